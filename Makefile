@@ -40,7 +40,7 @@ update-docs: $(ready) ## rewrite the printed outputs and committed figures of th
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
-	$(python) -m pyright
+	$(python) -m pyright --pythonpath $(python)
 
 clean: ## remove everything that was made here
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache

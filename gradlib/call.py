@@ -1,0 +1,237 @@
+"""One recorded call of a module, and what each backward pass gave it."""
+
+from typing import Any
+
+from gradlib.errors import AmbiguousCallError
+from gradlib.notes import note
+from gradlib.render import Printable, Table
+from gradlib.stats import norm
+from gradlib.trace import CallTrace, PassTrace
+from gradlib.tree import Tree, tensors_in
+
+
+class Pass(Printable):
+    """What one backward pass gave one call.
+
+    A gradient has the shape and dtype of the tensor it belongs to. A bare name is this
+    call's own share; ``_total`` is the tensor's own gradient, all its uses together.
+    """
+
+    def __init__(self, call: CallTrace, trace: PassTrace) -> None:
+        """Give form to what the recorder wrote down."""
+        self._call = call
+        self._trace = trace
+
+    @property
+    def backward(self) -> int:
+        """Which backward pass of the block this was, from 0."""
+        return self._trace.backward
+
+    @property
+    def grad_input(self) -> tuple[Any, ...]:
+        """Gradients of ``args``, in their structure: this call's share.
+
+        ``None`` where there is none.
+        """
+        return self._call.inputs.filled(self._trace.input_shares)[0]
+
+    @property
+    def grad_kwargs(self) -> dict[str, Any]:
+        """Gradients of ``kwargs``, in their structure: this call's share."""
+        return self._call.inputs.filled(self._trace.input_shares)[1]
+
+    @property
+    def grad_input_total(self) -> tuple[Any, ...]:
+        """Gradients of the tensors in ``args``, all their uses together.
+
+        What ``x.grad`` would say. It differs from ``grad_input`` where the tensor is
+        used outside this call too, as on a residual branch.
+        """
+        return self._call.inputs.filled(self._trace.input_totals)[0]
+
+    @property
+    def grad_output(self) -> Any:
+        """Gradients of the output, in its structure, as they arrived at this call.
+
+        A single tensor gives a 1-tuple, as a full backward hook gets it.
+        """
+        output = self._call.output
+        if output is None:
+            return ()
+        grads = output.filled(self._trace.outputs)
+        return (grads,) if output.is_leaf() else grads
+
+    @property
+    def param_grads(self) -> dict[str, Any]:
+        """Gradients of the module's own parameters, by name: this call's share."""
+        shares = self._trace.param_shares
+        return {
+            name: None if name in self._trace.mixed else shares.get(name)
+            for name in self._call.parameters
+        }
+
+    @property
+    def param_grads_total(self) -> dict[str, Any]:
+        """Gradients of the module's own parameters, all their uses together.
+
+        What this pass added to ``.grad``.
+        """
+        totals = self._trace.param_totals
+        return {name: totals.get(name) for name in self._call.parameters}
+
+    def __repr__(self) -> str:
+        """Name the pass and its call."""
+        return f"<backward pass {self.backward} of {_label(self._call)}>"
+
+    def _table(self) -> Table:
+        rows = [row for name in PASS_FIELDS for row in _rows(name, getattr(self, name))]
+        return Table(repr(self)[1:-1], COLUMNS, rows)
+
+
+class Call(Printable):
+    """One call of one module. Tensors in it are detached and keep their value."""
+
+    def __init__(self, trace: CallTrace) -> None:
+        """Give form to what the recorder wrote down."""
+        self._trace = trace
+
+    @property
+    def name(self) -> str:
+        """The module's name as ``named_modules()`` gives it; the root is ``""``."""
+        return self._trace.name
+
+    @property
+    def index(self) -> int:
+        """Which call of this module in the block, from 0."""
+        return self._trace.index
+
+    @property
+    def forward(self) -> int:
+        """Which outermost forward of the block, from 0."""
+        return self._trace.forward
+
+    @property
+    def module_type(self) -> str:
+        """The name of the module's class."""
+        return self._trace.module_type
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, as they were when the call began."""
+        return self._trace.inputs.build()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, as they were when the call began."""
+        return self._trace.inputs.build()[1]
+
+    @property
+    def output(self) -> Any:
+        """What the call returned, as it was then; ``None`` where it raised."""
+        return None if self._trace.output is None else self._trace.output.build()
+
+    @property
+    def note(self) -> str:
+        """Why something is missing, in words, or ``""``."""
+        return note(self._trace)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What each backward pass gave this call, in the order they ran."""
+        return tuple(Pass(self._trace, trace) for trace in self._trace.passes.values())
+
+    # Typed Any, not "or None": who knows that a pass ran need not say so each time.
+
+    @property
+    def grad_input(self) -> Any:
+        """`Pass.grad_input` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_input")
+
+    @property
+    def grad_kwargs(self) -> Any:
+        """`Pass.grad_kwargs` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_kwargs")
+
+    @property
+    def grad_input_total(self) -> Any:
+        """`Pass.grad_input_total` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_input_total")
+
+    @property
+    def grad_output(self) -> Any:
+        """`Pass.grad_output` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_output")
+
+    @property
+    def param_grads(self) -> Any:
+        """`Pass.param_grads` of the only pass; ``None`` without one."""
+        return self._of_only_pass("param_grads")
+
+    @property
+    def param_grads_total(self) -> Any:
+        """`Pass.param_grads_total` of the only pass; ``None`` without one."""
+        return self._of_only_pass("param_grads_total")
+
+    def __repr__(self) -> str:
+        """Name the call."""
+        return f"<{_label(self._trace)}>"
+
+    def _of_only_pass(self, field: str) -> Any:
+        passes = self.passes
+        if len(passes) > 1:
+            raise AmbiguousCallError(
+                f"{_label(self._trace)} took part in {len(passes)} backward passes. "
+                f"Ask one of them: call.passes[i].{field}, i from 0 to "
+                f"{len(passes) - 1}."
+            )
+        return getattr(passes[0], field) if passes else None
+
+    def _table(self) -> Table:
+        rows = [row for name in CALL_FIELDS for row in _rows(name, getattr(self, name))]
+        for i, pass_ in enumerate(self.passes):
+            prefix = f"passes[{i}]." if len(self.passes) > 1 else ""
+            for name in PASS_FIELDS:
+                rows += _rows(prefix + name, getattr(pass_, name))
+        title = f"{_label(self._trace)}: {self.module_type}"
+        return Table(title, COLUMNS, rows, (f"note: {self.note}",) if self.note else ())
+
+
+COLUMNS = ("field", "shape", "norm")
+CALL_FIELDS = ("args", "kwargs", "output")
+PASS_FIELDS = (
+    "grad_input",
+    "grad_kwargs",
+    "grad_input_total",
+    "grad_output",
+    "param_grads",
+    "param_grads_total",
+)
+
+
+def _rows(field: str, structure: object) -> list[tuple[str, ...]]:
+    """Return one row for each leaf of a field."""
+    tree = Tree.of(structure)
+    return [
+        (field + tree.path(place), shape_text(leaf), norm_text(leaf))
+        for place, leaf in enumerate(tree.leaves)
+    ]
+
+
+def _label(trace: CallTrace) -> str:
+    return f"{shown(trace.name)}, call {trace.index} in forward {trace.forward}"
+
+
+def shown(name: str) -> str:
+    """Return a module's name for people: the root has none of its own."""
+    return name or "(root)"
+
+
+def shape_text(structure: object) -> str:
+    """Return the shapes of the tensors in `structure`: ``[4, 20], [4]``."""
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors_in(structure)) or "-"
+
+
+def norm_text(structure: object) -> str:
+    """Return the norm over all tensors in `structure`, to three digits."""
+    tensors = tensors_in(structure)
+    return f"{norm(tensors):.3g}" if tensors else "-"

@@ -1,0 +1,34 @@
+"""The exceptions gradlib raises. Each class has a stable code."""
+
+
+class GradlibError(Exception):
+    """Base of every exception gradlib raises.
+
+    Attributes:
+        code: Stable name of the kind of error, such as ``"GL201"``. The message may be
+            reworded; the code is not.
+    """
+
+    code = "GL000"
+
+    def __str__(self) -> str:
+        """Return the message with its code in front."""
+        return f"[{self.code}] {super().__str__()}"
+
+
+class NotAModuleError(GradlibError, TypeError):
+    """The argument that must be a ``torch.nn.Module`` is something else."""
+
+    code = "GL200"
+
+
+class NoSuchCallError(GradlibError, LookupError):
+    """A recording holds no call under that key; the message says why."""
+
+    code = "GL201"
+
+
+class AmbiguousCallError(GradlibError, LookupError):
+    """The key or the shortcut fits several calls or passes; the message names them."""
+
+    code = "GL202"

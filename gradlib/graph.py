@@ -1,0 +1,57 @@
+"""The part of the autograd graph that one module call made."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.private import sequence_number
+
+Edge: TypeAlias = tuple[Node, int]
+"""Where a gradient goes: a node, and which of that node's outputs it belongs to."""
+
+Label = TypeVar("Label")
+
+
+def edges_into(
+    roots: Iterable[Node],
+    *,
+    parameters: Mapping[Tensor, Label],
+    edges: Mapping[Edge, Label],
+    stop: Iterable[Node],
+    since: int,
+) -> Iterator[tuple[Node, int, Label]]:
+    """Find where a call's graph hands gradients to what the call was given.
+
+    Args:
+        roots: The ``grad_fn`` of each output of the call.
+        parameters: The leaf tensors looked for, each with a label.
+        edges: The other edges looked for, each with a label.
+        stop: Nodes not to look at.
+        since: autograd's sequence number when the call began. Older nodes belong to
+            earlier calls. They are looked at but not walked through: autocast reuses
+            the cast of a weight, so an earlier call's node may feed a parameter.
+
+    Yields:
+        ``(node, i, label)``: entry `i` of the gradients `node` computes flows into what
+        `label` stands for.
+    """
+    seen = set(stop)
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        inside = sequence_number(node) >= since
+        for i, (target, number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            leaf: Tensor | None = getattr(target, "variable", None)
+            if leaf is not None and leaf in parameters:
+                yield node, i, parameters[leaf]
+            elif (target, number) in edges:
+                yield node, i, edges[target, number]
+            elif inside:
+                stack.append(target)

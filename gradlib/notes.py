@@ -1,0 +1,85 @@
+"""Why a call lacks something, in words."""
+
+from torch import Tensor
+
+from gradlib.trace import CallTrace, PassTrace
+
+
+def note(call: CallTrace) -> str:
+    """Return why something of `call` is missing, or ``""``."""
+    remarks = [*_why_no_pass(call), *_why_never(call)]
+    for trace in call.passes.values():
+        remarks += _missed(call, trace)
+    return "; ".join(remarks)
+
+
+def _why_no_pass(call: CallTrace) -> list[str]:
+    if call.passes:
+        return []
+    return [call.no_pass_because or "no backward pass reached it"]
+
+
+def _why_never(call: CallTrace) -> list[str]:
+    """Say what no pass can give."""
+    if call.no_pass_because:
+        return []
+    idle = [
+        *(
+            input_name(call, place)
+            for place, leaf in enumerate(call.inputs.leaves)
+            if isinstance(leaf, Tensor) and place not in call.inputs_asked
+        ),
+        *(name for name, trainable in call.parameters.items() if not trainable),
+    ]
+    remarks = [f"{name} does not require grad" for name in idle]
+    remarks += [
+        f"{input_name(call, place)} is a view that the call overwrote in place, and "
+        "autograd gives no gradient of its old value"
+        for place in call.overwritten_views
+    ]
+    return remarks
+
+
+def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
+    """Say what one pass could have given and did not."""
+    missed = [
+        *(
+            input_name(call, place)
+            for place in call.inputs_asked
+            if place not in trace.input_shares and place not in call.overwritten_views
+        ),
+        *(
+            output_name(call, place)
+            for place in call.outputs_asked
+            if place not in trace.outputs
+        ),
+        *(
+            name
+            for name, trainable in call.parameters.items()
+            if trainable and name not in trace.param_shares and name not in trace.mixed
+        ),
+    ]
+    remarks = [
+        f"backward pass {trace.backward} gave {name} no gradient" for name in missed
+    ]
+    if any(place not in trace.outputs for place in call.output_views):
+        remarks.append(
+            "the hook on an output that is a view is lost when the output is later "
+            "overwritten in place"
+        )
+    remarks += [
+        f"autocast cast {name} once for several calls, so only their total is known"
+        for name in sorted(trace.mixed)
+    ]
+    return remarks
+
+
+def input_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
+    path = call.inputs.path(place)
+    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
+
+
+def output_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an output: ``output`` or ``output[1]``."""
+    return "output" + (call.output.path(place) if call.output else "")

@@ -1,0 +1,89 @@
+"""Figures, drawn with matplotlib from plain numbers."""
+
+# matplotlib's own annotations leave the keywords of its methods open.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+# Blue, orange and green of the Okabe-Ito palette: told apart by colour-blind readers
+# too, and by their markers.
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
+
+# What flows from module to module is joined by a line.
+FLOWING = ("grad_output", "grad_input")
+
+
+def gradient_flow(
+    labels: Sequence[str],
+    norms: Mapping[str, Sequence[Sequence[float]]],
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw gradient norms on a logarithmic axis, one column a module.
+
+    Args:
+        labels: The modules, in forward order.
+        norms: For each kind of gradient, the norms found at each label: none, one, or
+            several. Several are drawn as their median with a band from the smallest
+            to the largest.
+        ax: Where to draw; a new figure without it.
+
+    Returns:
+        The figure drawn on.
+    """
+    if ax is None:
+        ax = _new_axes(width=max(5.0, 1.6 + 0.7 * len(labels)))
+    for (kind, columns), (colour, marker) in zip(norms.items(), STYLES, strict=False):
+        # A logarithmic axis has no place for zero: a gap shows it.
+        found = [[value for value in column if value > 0] for column in columns]
+        at = [i for i, column in enumerate(found) if column]
+        low, middle, high = (
+            [statistic(found[i]) for i in at] for statistic in (min, median, max)
+        )
+        flows = kind in FLOWING
+        line = "-" if flows else "none"
+        ax.plot(at, middle, label=kind, color=colour, marker=marker, linestyle=line)
+        if flows:
+            ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+        else:
+            ax.vlines(at, low, high, color=colour, alpha=0.4)
+    _scale(ax)
+    ax.set_ylabel("norm of the gradient")
+    ax.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0)
+    ax.set_xlabel("module, in forward order; gradients flow from right to left")
+    ax.grid(axis="y", alpha=0.3)
+    if any(column for columns in norms.values() for column in columns):
+        ax.legend(frameon=False)
+    else:
+        ax.set_title("no backward pass was recorded")
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def _scale(ax: Axes) -> None:
+    """Make the vertical axis logarithmic, with plain numbers on it."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
+    low, high = ax.get_ylim()
+    if high < 20 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+        ax.yaxis.set_minor_formatter("{x:g}")
+    else:
+        ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _new_axes(width: float) -> Axes:
+    """Return the axes of a new figure, `width` inches wide."""
+    if "inline" in mpl.get_backend():
+        # A notebook shows the returned figure. Were it pyplot's, it would show twice.
+        figure = Figure(figsize=(width, 3.6), layout="constrained")
+    else:
+        figure = plt.figure(figsize=(width, 3.6), layout="constrained")
+    return figure.subplots()

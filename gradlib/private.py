@@ -1,0 +1,32 @@
+"""What gradlib uses of torch that torch does not document, in one place.
+
+Each was there in every release from 2.4 to 2.13 that was tried.
+"""
+
+# Private names are what this file is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+# Copy-on-write: the clone shares the storage until somebody writes to either one.
+lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
+
+
+def backward_pass_id() -> int:
+    """Return a number that is one backward pass's own; -1 outside of any."""
+    return torch._C._current_graph_task_id()
+
+
+def next_sequence_number() -> int:
+    """Return the sequence number that autograd gives to the next node it makes."""
+    return cast(Any, torch._C)._autograd._get_sequence_nr()
+
+
+def sequence_number(node: Node) -> int:
+    """Return the sequence number of `node`: later nodes have higher ones."""
+    return node._sequence_nr()

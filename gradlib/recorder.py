@@ -1,0 +1,354 @@
+"""Recording what goes through modules, forward and backward.
+
+The only file that attaches recording hooks. It builds on hooks of tensors and of graph
+nodes, not on full backward hooks: those raise on in-place operations and see only
+tensors and tuples of tensors.
+
+Where each gradient is seen:
+
+- ``grad_output``: a hook on the output, set as the call returns.
+- ``grad_input``: the call is handed an alias of each input; what flows back through the
+  alias is this call's share. A module that overwrites its input takes the alias out of
+  the graph; then it is what the call's part of the graph hands on to the input.
+- ``grad_input_total``: a hook on the input itself.
+- ``param_grads``: what the call's part of the graph hands to each parameter.
+- ``param_grads_total``: a hook on the parameter.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gradlib.errors import NotAModuleError
+from gradlib.graph import Edge, edges_into
+from gradlib.private import backward_pass_id, next_sequence_number, sequence_number
+from gradlib.recording import Recording
+from gradlib.trace import CallTrace, Gradients, PassTrace, Place
+from gradlib.tree import Tree
+from gradlib.values import keep
+
+# The tensor that an alias of ours stands for. Shared by nested recordings, so that each
+# looks through the aliases of the others.
+_originals = cast(MutableMapping[Tensor, Tensor], WeakTensorKeyDictionary())
+
+
+@contextmanager
+def record(model: nn.Module) -> Generator[Recording]:
+    """Record every module call in the block, forward and backward.
+
+    Results and gradients are what they would be without the recording. After the block
+    no hook is left, and the recording keeps what it saw.
+
+    Args:
+        model: The module to record, with all modules inside it. On any device.
+
+    Yields:
+        The recording. It fills while the block runs.
+
+    Raises:
+        NotAModuleError: `model` is not a ``torch.nn.Module``.
+
+    Example:
+        ```python
+        import torch
+        from torch import nn
+
+        import gradlib
+
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        x = torch.ones(4, 3)
+        with gradlib.record(model) as recording:
+            model(x).sum().backward()
+
+        print(recording["2"].grad_output[0].shape)  # gradient of the output
+        #> torch.Size([4, 2])
+        print(recording["2"].grad_input[0].shape)  # gradient of the input
+        #> torch.Size([4, 5])
+        print(recording["0"].note)
+        #> args[0] does not require grad
+        ```
+    """
+    if not isinstance(cast(object, model), nn.Module):
+        raise NotAModuleError(
+            f"record(model): model must be a torch.nn.Module, not a "
+            f"{type(model).__name__}. Put a function in the forward() of a module."
+        )
+    recorder = _Recorder(model)
+    try:
+        yield recorder.recording
+    finally:
+        recorder.remove_hooks()
+
+
+@dataclass
+class _Alias:
+    """An input handed to a call under another name."""
+
+    tensor: Tensor
+    version: int  # of the tensor when the call began
+    node: Node  # of the alias when the call began
+    goes_to: Edge | None  # where the original's gradient goes, unless it is a view
+    places: list[int] = field(default_factory=list[int])  # among the flat inputs
+
+    def overwritten(self) -> bool:
+        return self.tensor._version != self.version
+
+
+@dataclass
+class _Frame:
+    """A call that has begun and not yet returned."""
+
+    call: CallTrace
+    handled: BaseException | None  # what an `except` around the call was handling
+    aliases: list[_Alias] = field(default_factory=list[_Alias])
+    since: int = 0
+
+
+class _Recorder:
+    """The hooks of one block and what they share."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._calls: list[CallTrace] = []
+        self._counts: Counter[str] = Counter()
+        self._stack: list[_Frame] = []
+        self._forwards = 0
+        self._backwards: dict[int, int] = {}  # torch's number of a pass -> ours
+        self._passes_of: dict[tuple[str, int], list[PassTrace]] = {}
+        # What each hooked node feeds, by its sequence number and entry.
+        self._fed: dict[tuple[int, int], list[tuple[CallTrace, Place]]] = {}
+        self._handles: list[RemovableHandle] = []
+        self.recording = Recording(_names(model), self._calls)
+        for name, module in _modules(model).items():
+            self._attach(name, module)
+
+    def remove_hooks(self) -> None:
+        """Remove every hook, those on tensors and graph nodes still alive included."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _attach(self, name: str, module: nn.Module) -> None:
+        before = partial(self._before, name)
+        self._handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(
+                self._after, with_kwargs=True, always_call=True
+            ),
+        ]
+        for own, parameter in _trainable(module).items():
+            self._hook(parameter, partial(self._on_parameter, name, own))
+
+    def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+        self._handles.append(cast(Any, tensor).register_hook(hook))
+
+    # Forward
+
+    def _before(
+        self,
+        name: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        inputs = Tree.of((args, kwargs))
+        frame = _Frame(self._begin(name, module, inputs), sys.exception())
+        self._stack.append(frame)
+        if not torch.is_grad_enabled():
+            frame.call.no_pass_because = "gradients were disabled when it was called"
+            return None
+        frame.aliases = self._aliases(frame.call, inputs)
+        frame.since = next_sequence_number()
+        if not frame.aliases:
+            return None
+        handed = {p: a.tensor for a in frame.aliases for p in a.places}
+        return inputs.filled(dict(enumerate(inputs.leaves)) | handed)
+
+    def _begin(self, name: str, module: nn.Module, inputs: Tree) -> CallTrace:
+        if self._stack:
+            self._stack[-1].call.calls_others = True
+        else:
+            self._forwards += 1
+        call = CallTrace(
+            name,
+            self._counts[name],
+            self._forwards - 1,
+            type(module).__name__,
+            _kept(inputs),
+            {own: p.requires_grad for own, p in _parameters(module).items()},
+        )
+        self._counts[name] += 1
+        self._calls.append(call)
+        return call
+
+    def _aliases(self, call: CallTrace, inputs: Tree) -> list[_Alias]:
+        """Make an alias of each input that requires grad, hooked."""
+        made: dict[int, _Alias] = {}  # one for a tensor passed in two places
+        for place, leaf in enumerate(inputs.leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                if id(leaf) not in made:
+                    made[id(leaf)] = self._alias(call, leaf)
+                made[id(leaf)].places.append(place)
+                call.inputs_asked.append(place)
+        return list(made.values())
+
+    def _alias(self, call: CallTrace, tensor: Tensor) -> _Alias:
+        original = _originals.get(tensor, tensor)
+        alias = tensor.view_as(tensor)
+        _originals[alias] = original
+        made = _Alias(
+            alias, alias._version, cast(Node, alias.grad_fn), _destination(original)
+        )
+        share = partial(self._on_gradient, call, ("input_shares", made.places))
+        self._hook(alias, share)
+        self._hook(original, partial(self._on_total, call, made.places))
+        return made
+
+    def _after(
+        self, module: nn.Module, _args: object, _kwargs: object, output: object
+    ) -> None:
+        frame = self._stack.pop()
+        raised = sys.exception()
+        if output is None and raised is not None and raised is not frame.handled:
+            frame.call.no_pass_because = f"its forward raised {type(raised).__name__}"
+            return
+        outputs = Tree.of(output)
+        frame.call.output = _kept(outputs)
+        if torch.is_grad_enabled():
+            self._hook_outputs(frame.call, outputs)
+            self._hook_graph(frame, module, outputs)
+
+    def _hook_outputs(self, call: CallTrace, outputs: Tree) -> None:
+        for place, leaf in enumerate(outputs.leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                self._hook(leaf, partial(self._on_gradient, call, ("outputs", [place])))
+                call.outputs_asked.append(place)
+                if leaf._is_view():
+                    call.output_views.append(place)
+        if not call.outputs_asked:
+            call.no_pass_because = "its output does not require grad"
+
+    def _hook_graph(self, frame: _Frame, module: nn.Module, outputs: Tree) -> None:
+        """Hook the nodes that feed parameters and overwritten inputs."""
+        parameters: dict[Tensor, Place] = {
+            parameter: ("param_shares", [own])
+            for own, parameter in _trainable(module).items()
+        }
+        edges: dict[Edge, Place] = {}
+        for alias in frame.aliases:
+            if alias.overwritten() and alias.goes_to is not None:
+                edges[alias.goes_to] = ("input_shares", alias.places)
+            elif alias.overwritten():
+                frame.call.overwritten_views += alias.places
+        if not (parameters or edges):
+            return
+        for node, entry, place in edges_into(
+            [
+                leaf.grad_fn
+                for leaf in outputs.leaves
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+            ],
+            parameters=parameters,
+            edges=edges,
+            stop=[alias.node for alias in frame.aliases],
+            since=frame.since,
+        ):
+            self._hook_node(node, entry, frame.call, place)
+
+    def _hook_node(self, node: Node, entry: int, call: CallTrace, place: Place) -> None:
+        fed = self._fed.setdefault((sequence_number(node), entry), [])
+        if not fed:
+            hook = partial(self._on_node, entry, fed)
+            self._handles.append(node.register_hook(hook))
+        fed.append((call, place))
+
+    # Backward: called inside autograd, so these only put tensors where they belong
+
+    def _pass(self, call: CallTrace) -> PassTrace:
+        """Return what the running backward pass gave `call`, begun if need be."""
+        number = self._backwards.setdefault(backward_pass_id(), len(self._backwards))
+        if number not in call.passes:
+            call.passes[number] = PassTrace(number)
+            self._passes_of.setdefault((call.name, number), []).append(
+                call.passes[number]
+            )
+        return call.passes[number]
+
+    def _on_gradient(self, call: CallTrace, place: Place, grad: Tensor) -> None:
+        """Add a gradient to what the call has in that place."""
+        field_name, keys = place
+        gradients: Gradients = getattr(self._pass(call), field_name)
+        for key in keys:
+            known = gradients.get(key)
+            gradients[key] = keep(grad) if known is None else known + grad.detach()
+
+    def _on_node(
+        self,
+        entry: int,
+        fed: list[tuple[CallTrace, Place]],
+        grads_in: tuple[Tensor | None, ...],
+        _grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Take one entry of what a graph node computed."""
+        grad = grads_in[entry]
+        if grad is None:
+            return
+        if len(fed) == 1:
+            self._on_gradient(*fed[0], grad)
+            return
+        for call, (_, keys) in fed:
+            self._pass(call).mixed.update(map(str, keys))
+
+    def _on_total(self, call: CallTrace, places: list[int], grad: Tensor) -> None:
+        """Take the whole gradient of an input, if the pass came through the call."""
+        running = self._backwards.get(backward_pass_id())
+        if running in call.passes:
+            total = keep(grad)
+            call.passes[running].input_totals.update(dict.fromkeys(places, total))
+
+    def _on_parameter(self, name: str, own: str, grad: Tensor) -> None:
+        """Take the whole gradient of a parameter, for each call the pass reached."""
+        running = self._backwards.get(backward_pass_id(), -1)
+        total = keep(grad)
+        for trace in self._passes_of.get((name, running), ()):
+            trace.param_totals[own] = total
+
+
+def _names(model: nn.Module) -> dict[str, str]:
+    """Return every name of every module, with the name it is recorded under."""
+    first = {module: name for name, module in _modules(model).items()}
+    every = _modules(model, remove_duplicate=False)
+    return {name: first[module] for name, module in every.items()}
+
+
+def _modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
+    return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {own: p for own, p in _parameters(module).items() if p.requires_grad}
+
+
+def _kept(tree: Tree) -> Tree:
+    """Return the tree with its tensors kept at the values they have now."""
+    return tree.map(lambda leaf: keep(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def _destination(tensor: Tensor) -> Edge | None:
+    """Return where the gradient of `tensor` goes, unless it is a leaf or a view."""
+    if tensor.grad_fn is None or tensor._is_view():
+        return None
+    return tensor.grad_fn, tensor.output_nr

@@ -1,0 +1,56 @@
+"""Tables as terminal text and as notebook HTML, from plain rows of strings."""
+
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column names, with a line above and lines below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    footer: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the table for a terminal, columns aligned, no trailing spaces."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        body = [
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+            )
+            for line in lines
+        ]
+        return "\n".join(
+            line.rstrip() for line in [self.title, *body, *self.footer] if line
+        )
+
+    def html(self) -> str:
+        """Return the table as HTML that takes its colours from the notebook."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        footer = "".join(f"<p>{escape(line)}</p>" for line in self.footer)
+        return (
+            f'<div class="gradlib"><p>{escape(self.title)}</p>'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"{footer}</div>"
+        )
+
+
+class Printable:
+    """What prints as a table: give it `_table`."""
+
+    def _table(self) -> Table:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()

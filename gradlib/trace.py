@@ -1,0 +1,57 @@
+"""What the recorder writes down, flat; `recording` gives it its form."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gradlib.tree import Tree
+
+Gradients = dict[int | str, Tensor]
+"""Gradients by position among the flat inputs or outputs, or by parameter name."""
+
+Place = tuple[str, list[int] | list[str]]
+"""Where gradients go: a field of `PassTrace`, and the keys in it."""
+
+
+@dataclass
+class PassTrace:
+    """The gradients that one backward pass gave one call."""
+
+    backward: int
+    input_shares: dict[int | str, Tensor] = field(
+        default_factory=dict[int | str, Tensor]
+    )
+    input_totals: dict[int | str, Tensor] = field(
+        default_factory=dict[int | str, Tensor]
+    )
+    outputs: dict[int | str, Tensor] = field(default_factory=dict[int | str, Tensor])
+    param_shares: dict[int | str, Tensor] = field(
+        default_factory=dict[int | str, Tensor]
+    )
+    param_totals: dict[int | str, Tensor] = field(
+        default_factory=dict[int | str, Tensor]
+    )
+    # Parameters whose share cannot be told from that of another call.
+    mixed: set[str] = field(default_factory=set[str])
+
+
+@dataclass
+class CallTrace:
+    """One call of one module."""
+
+    name: str
+    index: int
+    forward: int
+    module_type: str
+    inputs: Tree  # of (args, kwargs)
+    parameters: dict[str, bool]  # own parameters -> whether they require grad
+    output: Tree | None = None
+    inputs_asked: list[int] = field(
+        default_factory=list[int]
+    )  # those that require grad
+    outputs_asked: list[int] = field(default_factory=list[int])
+    output_views: list[int] = field(default_factory=list[int])
+    overwritten_views: list[int] = field(default_factory=list[int])
+    calls_others: bool = False
+    no_pass_because: str = ""
+    passes: dict[int, PassTrace] = field(default_factory=dict[int, PassTrace])

@@ -1,0 +1,499 @@
+"""What `record` sees, held against gradients that autograd gives without it."""
+
+import copy
+import gc
+import weakref
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlib
+
+
+class Net(nn.Module):
+    """fc1, fc2 and fc3 of the first thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(3, 20)
+        self.relu1 = nn.ReLU()
+        self.fc2 = nn.Linear(20, 30)
+        self.relu2 = nn.ReLU()
+        self.fc3 = nn.Linear(30, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu1(self.fc1(x))
+        return self.fc3(self.relu2(self.fc2(h)))
+
+
+class Residual(nn.Module):
+    """``x + f(x)``: the input of `f` has a second use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+class Thrice(nn.Module):
+    """One module, three calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.f(x))
+        return x
+
+
+def loss_of(output: Tensor) -> Tensor:
+    """Weigh the entries differently, so that no two gradients agree by chance."""
+    return (output * torch.arange(1.0, output.numel() + 1).view_as(output)).sum()
+
+
+def grad_of(tensor: Tensor) -> Tensor:
+    """Return ``tensor.grad``, which must be there."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def hooks_of(model: nn.Module) -> list[object]:
+    """Return every hook left on a model and its parameters."""
+    left: list[object] = []
+    for module in model.modules():
+        left += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        left += [*module._backward_hooks.values()]
+    for parameter in model.parameters():
+        left += (parameter._backward_hooks or {}).values()
+    return left
+
+
+def test_every_quantity_of_a_chain() -> None:
+    net = Net()
+    x = torch.randn(4, 3)
+    # The same network by hand, every tensor keeping its gradient.
+    names = ["fc1", "relu1", "fc2", "relu2", "fc3"]
+    tensors = [x]
+    for name in names:
+        tensors.append(copy.deepcopy(net.get_submodule(name))(tensors[-1]))
+    for tensor in tensors[1:]:
+        tensor.retain_grad()
+    loss_of(tensors[-1]).backward()
+
+    with gradlib.record(net) as recording:
+        loss_of(net(x)).backward()
+
+    assert [call.name for call in recording] == ["", *names]
+    for name, before, after in zip(names, tensors, tensors[1:], strict=False):
+        call = recording[name]
+        assert_close(call.args, (before.detach(),))
+        assert_close(call.output, after.detach())
+        assert_close(call.grad_output, (after.grad,))
+        assert_close(call.grad_input, (before.grad,))
+        assert_close(call.grad_input_total, (before.grad,))
+        own = dict(net.get_submodule(name).named_parameters())
+        assert list(call.param_grads) == list(own)
+        for parameter_name, parameter in own.items():
+            assert_close(call.param_grads[parameter_name], parameter.grad)
+            assert_close(call.param_grads_total[parameter_name], parameter.grad)
+    assert recording["fc1"].note == "args[0] does not require grad"
+    assert recording["fc2"].note == ""
+
+
+def test_results_are_the_same_bits_with_and_without() -> None:
+    net, plain = (copy.deepcopy(model) for model in [Net()] * 2)
+    x = torch.randn(4, 3, requires_grad=True)
+    expected = torch.autograd.grad(loss_of(plain(x)), [x, *plain.parameters()])
+    with gradlib.record(net):
+        found = torch.autograd.grad(loss_of(net(x)), [x, *net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_share_and_total_of_a_residual_branch() -> None:
+    model = Residual()
+    x = torch.randn(2, 4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        loss_of(output).backward()
+    (skip,) = torch.autograd.grad(loss_of(output), output)
+    call = recording["f"]
+    assert_close(call.grad_input_total[0], x.grad)
+    assert_close(call.grad_input[0], grad_of(x) - skip)
+    assert_close(recording[""].grad_input[0], x.grad)
+
+
+def test_the_total_counts_uses_outside_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.randn(2, 4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (model(x).sum() + (x**2).sum()).backward()
+    for name in ("", "0"):
+        assert_close(recording[name].grad_input_total[0], x.grad)
+        assert_close(recording[name].grad_input[0], grad_of(x) - 2 * x.detach())
+
+
+def test_one_module_called_three_times() -> None:
+    model = Thrice()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4))).backward()
+    calls = recording.calls("f")
+    assert [call.index for call in calls] == [0, 1, 2]
+    for name, parameter in model.f.named_parameters():
+        shares = [call.param_grads[name] for call in calls]
+        assert_close(sum(shares), parameter.grad)
+        assert not torch.equal(shares[0], shares[1])
+        for call in calls:
+            assert_close(call.param_grads_total[name], parameter.grad)
+    # Each call's gradients are those of its own tensors.
+    for call in calls:
+        (grad,) = call.grad_output
+        assert_close(call.param_grads["weight"], grad.T @ call.args[0])
+        assert_close(call.param_grads["bias"], grad.sum(0))
+
+
+def test_a_parameter_used_outside_its_module() -> None:
+    model = Net()
+    with gradlib.record(model) as recording:
+        output = model(torch.randn(4, 3))
+        decay = (model.fc2.weight**2).sum()
+        (output.sum() + decay).backward()
+    call = recording["fc2"]
+    weight = model.fc2.weight
+    assert_close(call.param_grads_total["weight"], weight.grad)
+    assert_close(call.param_grads["weight"], grad_of(weight) - 2 * weight.detach())
+
+
+def test_a_parameter_of_a_module_that_calls_others() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.inner(self.scale * x)
+
+    model = Scaled()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4))).backward()
+    assert_close(recording[""].param_grads, {"scale": model.scale.grad})
+
+
+@pytest.mark.parametrize(
+    "in_place", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)]
+)
+def test_a_module_that_overwrites_its_input(in_place: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), in_place, nn.Linear(4, 2))
+    plain = copy.deepcopy(model)
+    x = torch.randn(8, 4)
+    torch.manual_seed(1)
+    before = plain[0](x)
+    before.retain_grad()
+    after = plain[1](before.clone())
+    after.retain_grad()
+    loss_of(plain[2](after)).backward()
+
+    torch.manual_seed(1)
+    with gradlib.record(model) as recording:
+        loss_of(model(x)).backward()
+
+    assert_close(recording["0"].output, before.detach())
+    assert_close(recording["0"].grad_output, (before.grad,))
+    assert_close(recording["1"].args, (before.detach(),))
+    assert_close(recording["1"].grad_input, (before.grad,))
+    assert_close(recording["1"].grad_input_total, (before.grad,))
+    assert_close(recording["1"].grad_output, (after.grad,))
+    assert recording["1"].note == ""
+
+
+def test_an_overwritten_input_that_has_another_use() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 2 * x
+            other = 3 * h
+            return self.relu(h) + other
+
+    x = torch.randn(2, 4)
+    with gradlib.record(model := Model()) as recording:
+        model(x.requires_grad_()).sum().backward()
+    share = (x.detach() > 0).float()
+    assert_close(recording["relu"].grad_input, (share,))
+    assert_close(recording["relu"].grad_input_total, (share + 3,))
+
+
+def test_a_function_that_overwrites_an_output() -> None:
+    linear = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    before = linear(x)
+    (expected,) = torch.autograd.grad(loss_of(F.relu(before)), before)
+    with gradlib.record(linear) as recording:
+        loss_of(F.relu_(linear(x))).backward()
+    assert_close(recording[""].output, before.detach())
+    assert_close(recording[""].grad_output, (expected,))
+
+
+def test_an_output_that_is_a_view_and_overwritten_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3, 4)).sum().backward()
+    assert recording["0"].grad_output == (None,)
+    assert "the hook on an output that is a view is lost" in recording["0"].note
+    assert "args[0] is a view that the call overwrote" in recording["1"].note
+    assert_close(recording["0"].param_grads["bias"], model[0].bias.grad)
+
+
+def test_keyword_tensors_and_nested_outputs() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, *, scale: Tensor, flag: bool) -> dict[str, object]:
+            assert flag
+            return OrderedDict(both=(x * scale, [x + scale]), name="kept")
+
+    x = torch.randn(3, requires_grad=True)
+    scale = torch.randn(3, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        output = model(x, scale=scale, flag=True)
+        output["both"][0].sum().backward()
+    call = recording[""]
+    assert_close(call.kwargs["scale"], scale.detach())
+    assert call.kwargs["flag"] is True
+    assert isinstance(call.output, OrderedDict)
+    assert call.output["name"] == "kept"
+    assert_close(call.grad_input, (scale.detach(),))
+    assert_close(call.grad_kwargs["scale"], x.detach())
+    assert call.grad_kwargs["flag"] is None
+    assert_close(call.grad_output["both"][0], torch.ones(3))
+    assert call.grad_output["both"][1] == [None]
+    assert call.note == "backward pass 0 gave output['both'][1][0] no gradient"
+
+
+def test_one_tensor_in_two_places() -> None:
+    class Product(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            assert a is b
+            return a * b
+
+    x = torch.randn(3, requires_grad=True)
+    with gradlib.record(model := Product()) as recording:
+        model(x, x).sum().backward()
+    assert_close(recording[""].grad_input, (x.grad, x.grad))
+
+
+def test_a_module_that_returns_its_input() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
+    x = torch.randn(2, 4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert_close(recording["0"].grad_output, (x.grad,))
+    assert_close(recording["0"].grad_input, (x.grad,))
+    assert_close(recording["1"].grad_input_total, (x.grad,))
+
+
+def test_two_backward_passes_over_one_forward() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        output = net(torch.randn(4, 3))
+        output.sum().backward(retain_graph=True)
+        (3 * output.sum()).backward()
+    call = recording["fc2"]
+    first, second = call.passes
+    assert (first.backward, second.backward) == (0, 1)
+    assert_close(second.grad_output[0], 3 * first.grad_output[0])
+    assert_close(second.grad_input_total[0], 3 * first.grad_input[0])
+    added = first.param_grads_total["weight"] + second.param_grads_total["weight"]
+    assert_close(added, net.fc2.weight.grad)
+    with pytest.raises(
+        gradlib.AmbiguousCallError, match=r"call.passes\[i\].grad_input"
+    ):
+        _ = call.grad_input
+
+
+def test_two_forwards_then_their_backwards_in_the_other_order() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        first, second = (net(torch.randn(4, 3)).sum() for _ in range(2))
+        (2 * second).backward()
+        first.backward()
+    assert len(recording.forwards) == 2
+    for forward, factor, backward in ((0, 1.0, 1), (1, 2.0, 0)):
+        call = recording.forwards[forward]["fc3"]
+        assert (call.index, call.forward) == (forward, forward)
+        assert call.passes[0].backward == backward
+        assert_close(call.grad_output[0], torch.full((4, 2), factor))
+
+
+def test_autograd_grad_for_one_weight() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        loss = loss_of(net(torch.randn(4, 3)))
+        (grad,) = torch.autograd.grad(loss, net.fc3.weight)
+    assert net.fc3.weight.grad is None
+    call = recording["fc3"]
+    assert_close(call.param_grads["weight"], grad)
+    assert_close(call.param_grads_total["weight"], grad)
+    assert call.param_grads["bias"] is None
+    assert call.grad_input == (None,)
+    assert "backward pass 0 gave args[0] no gradient" in call.note
+    assert "backward pass 0 gave bias no gradient" in call.note
+    assert recording["fc2"].note == "no backward pass reached it"
+
+
+def test_kept_values_survive_in_place_changes() -> None:
+    net = Net()
+    x = torch.randn(4, 3)
+    expected = x.clone()
+    with gradlib.record(net) as recording:
+        net(x).sum().backward()
+        before = [grad_of(p).clone() for p in net.fc2.parameters()]
+        for parameter in net.parameters():
+            grad_of(parameter).mul_(0)
+            parameter.data.zero_()
+        x.zero_()
+    assert_close(recording["fc1"].args[0], expected)
+    assert_close(list(recording["fc2"].param_grads.values()), before)
+    assert_close(list(recording["fc2"].param_grads_total.values()), before)
+
+
+def test_a_frozen_parameter() -> None:
+    net = Net()
+    net.fc2.weight.requires_grad_(False)
+    with gradlib.record(net) as recording:
+        net(torch.randn(4, 3)).sum().backward()
+    call = recording["fc2"]
+    assert call.param_grads["weight"] is None
+    assert_close(call.param_grads["bias"], net.fc2.bias.grad)
+    assert call.note == "weight does not require grad"
+
+
+def test_why_there_is_no_backward_pass() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        with torch.no_grad():
+            net(torch.randn(4, 3))
+        net(torch.randn(4, 3))
+    quiet, unused = recording.calls("fc2")
+    assert quiet.note == "gradients were disabled when it was called"
+    assert unused.note == "no backward pass reached it"
+    assert quiet.grad_output is None
+    assert quiet.passes == ()
+    with gradlib.record(model := nn.ReLU()) as recording:
+        model(torch.randn(3))
+    assert recording[""].note == "its output does not require grad"
+
+
+def test_a_forward_that_raises() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        with pytest.raises(RuntimeError):
+            net(torch.randn(4, 5))
+        net(torch.randn(4, 3)).sum().backward()
+    broken, fine = recording.calls("fc1")
+    assert broken.note == "its forward raised RuntimeError"
+    assert broken.output is None
+    assert (broken.forward, fine.forward) == (0, 1)
+    assert recording.calls("")[0].note == "its forward raised RuntimeError"
+    assert fine.grad_output is not None
+
+
+def test_a_module_that_returns_none_while_an_exception_is_handled() -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            pass
+
+    with gradlib.record(model := Nothing()) as recording:
+        try:
+            raise ValueError
+        except ValueError:
+            model(torch.ones(1))
+    assert recording[""].note == "its output does not require grad"
+
+
+def test_nothing_is_left_when_the_block_raises() -> None:
+    net = Net()
+    x = torch.randn(4, 3)
+    recorded = gradlib.record(net)
+    recording = recorded.__enter__()
+    assert hooks_of(net)
+    output = net(x)
+    with pytest.raises(KeyError):
+        recorded.__exit__(KeyError, KeyError(), None)
+    assert hooks_of(net) == []
+    output.sum().backward()  # outside the block: nobody listens
+    assert recording["fc3"].passes == ()
+
+
+def test_no_tensor_is_kept_alive_by_the_model() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        output = net(torch.randn(4, 3))
+        output.sum().backward()
+        kept = weakref.ref(recording["fc2"].grad_output[0])
+    dead = weakref.ref(output)
+    del output
+    gc.collect()
+    assert dead() is None
+    assert kept() is not None
+    del recording
+    gc.collect()
+    assert kept() is None
+
+
+def test_nested_recordings_agree() -> None:
+    model = Residual()
+    x = torch.randn(2, 4, requires_grad=True)
+    with gradlib.record(model) as outer, gradlib.record(model) as inner:
+        loss_of(model(x)).backward()
+    for field in ("grad_input", "grad_input_total", "grad_output", "param_grads"):
+        assert_close(getattr(inner["f"], field), getattr(outer["f"], field))
+
+
+def test_autocast() -> None:
+    net = Net()
+    with gradlib.record(net) as recording, torch.autocast("cpu", torch.bfloat16):
+        net(torch.randn(4, 3)).sum().backward()
+    for name in ("fc1", "fc2", "fc3"):
+        call = recording[name]
+        for own, parameter in net.get_submodule(name).named_parameters():
+            assert_close(call.param_grads[own], parameter.grad)
+    assert recording["fc3"].grad_output[0].dtype == torch.bfloat16
+
+
+def test_autocast_reuses_the_cast_of_a_weight() -> None:
+    model = Thrice()
+    with gradlib.record(model) as recording, torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(2, 4)).sum().backward()
+    for call in recording.calls("f"):
+        assert call.param_grads["weight"] is None
+        assert_close(call.param_grads_total["weight"], model.f.weight.grad)
+        assert "autocast cast weight once for several calls" in call.note
+
+
+def test_a_module_that_stands_in_two_places() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 4)).sum().backward()
+    assert len(recording.calls("0")) == 2
+    assert recording["2", 1].name == "0"
+    assert "2" in recording
+
+
+def test_only_a_module_can_be_recorded() -> None:
+    with (
+        pytest.raises(gradlib.NotAModuleError, match="not a function") as caught,
+        gradlib.record(lambda x: x),  # pyright: ignore[reportArgumentType]
+    ):
+        pass
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.code == "GL200"
