@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 # Copy-on-write: the clone shares the storage until somebody writes to either one.
@@ -25,6 +25,15 @@ def backward_pass_id() -> int:
 def next_sequence_number() -> int:
     """Return the sequence number that autograd gives to the next node it makes."""
     return cast(Any, torch._C)._autograd._get_sequence_nr()
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of `module` itself, by name.
+
+    ``named_parameters(recurse=False)`` says the same, but is slow enough to show in a hook
+    that runs at every call.
+    """
+    return {name: p for name, p in module._parameters.items() if p is not None}
 
 
 def sequence_number(node: Node) -> int:

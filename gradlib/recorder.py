@@ -31,7 +31,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlib.errors import NotAModuleError
 from gradlib.graph import Edge, edges_into
-from gradlib.private import backward_pass_id, next_sequence_number, sequence_number
+from gradlib.private import (
+    backward_pass_id,
+    next_sequence_number,
+    own_parameters,
+    sequence_number,
+)
 from gradlib.recording import Recording
 from gradlib.trace import CallTrace, Gradients, PassTrace, Place
 from gradlib.tree import Tree
@@ -145,8 +150,9 @@ class _Recorder:
                 self._after, with_kwargs=True, always_call=True
             ),
         ]
-        for own, parameter in _trainable(module).items():
-            self._hook(parameter, partial(self._on_parameter, name, own))
+        for own, parameter in own_parameters(module).items():
+            if parameter.requires_grad:
+                self._hook(parameter, partial(self._on_parameter, name, own))
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         self._handles.append(cast(Any, tensor).register_hook(hook))
@@ -184,7 +190,7 @@ class _Recorder:
             self._forwards - 1,
             type(module).__name__,
             _kept(inputs),
-            {own: p.requires_grad for own, p in _parameters(module).items()},
+            {own: p.requires_grad for own, p in own_parameters(module).items()},
         )
         self._counts[name] += 1
         self._calls.append(call)
@@ -241,7 +247,8 @@ class _Recorder:
         """Hook the nodes that feed parameters and overwritten inputs."""
         parameters: dict[Tensor, Place] = {
             parameter: ("param_shares", [own])
-            for own, parameter in _trainable(module).items()
+            for own, parameter in own_parameters(module).items()
+            if parameter.requires_grad
         }
         edges: dict[Edge, Place] = {}
         for alias in frame.aliases:
@@ -332,14 +339,6 @@ def _names(model: nn.Module) -> dict[str, str]:
 
 def _modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
     return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
-
-
-def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {own: p for own, p in _parameters(module).items() if p.requires_grad}
 
 
 def _kept(tree: Tree) -> Tree:
