@@ -1,11 +1,11 @@
 # make serve and make test set everything up from nothing. Overrides:
 #   PYTHON=python3.12   the interpreter that makes the environment
 #   VENV=               empty: use what is installed for PYTHON, install nothing
-#   TORCH=torch==2.13.0 the requirement torch is installed by (README: CUDA)
+#   TORCH=torch==2.13.0 the build of torch to install, as pip spells it (README: CUDA)
 
 PYTHON ?= python3
 VENV ?= .venv
-TORCH ?= torch==2.13.0
+TORCH ?=
 
 ifeq ($(VENV),)
 bin :=
@@ -35,7 +35,7 @@ site: $(ready) ## build the site into site/; any warning is an error
 	$(python) -m mkdocs build --strict
 
 update-docs: $(ready) ## rewrite the printed outputs and committed figures of the docs
-	$(python) -m pytest tests/docs --update-examples
+	$(python) -m pytest tests/docs/test_snippets.py --update-examples
 
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .
@@ -45,11 +45,16 @@ lint: $(ready) ## formatting, lint and types
 clean: ## remove everything that was made here
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
 
-# The environment is made once, and again when pyproject.toml changes.
-# torch first, and alone: with it installed no later requirement asks for another build.
+# The environment is made once, and again when pyproject.toml changes. torch comes first:
+# the CPU build where pip offers one, and once it is there nothing asks for another.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(python) -m pip install --quiet --upgrade pip
-	$(python) -m pip install --quiet "$(TORCH)"
+ifeq ($(TORCH),)
+	$(python) -m pip install --quiet torch==2.13.0+cpu 2>/dev/null \
+	|| $(python) -m pip install --quiet torch==2.13.0
+else
+	$(python) -m pip install --quiet $(TORCH)
+endif
 	$(python) -m pip install --quiet --editable . --group dev
 	touch $@

@@ -56,7 +56,7 @@ def gradient_flow(
     _scale(ax)
     ax.set_ylabel("norm of the gradient")
     ax.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0)
-    ax.set_xlabel("module, in forward order; gradients flow from right to left")
+    ax.set_xlabel("modules, first to last (gradients flow to the left)")
     ax.grid(axis="y", alpha=0.3)
     if any(column for columns in norms.values() for column in columns):
         ax.legend(frameon=False)
@@ -72,7 +72,7 @@ def _scale(ax: Axes) -> None:
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:g}")
     low, high = ax.get_ylim()
-    if high < 20 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
+    if high < 100 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
         ax.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         ax.yaxis.set_minor_formatter("{x:g}")
     else:

@@ -30,8 +30,8 @@ def next_sequence_number() -> int:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of `module` itself, by name.
 
-    ``named_parameters(recurse=False)`` says the same, but is slow enough to show in a hook
-    that runs at every call.
+    ``named_parameters(recurse=False)`` says the same, but is slow enough to show in a
+    hook that runs at every call.
     """
     return {name: p for name, p in module._parameters.items() if p is not None}
 
