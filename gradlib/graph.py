@@ -11,6 +11,8 @@ from gradlib.private import sequence_number
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
+CAST = "ToCopyBackward0"  # the node of Tensor.to() and of autocast's casts
+
 Label = TypeVar("Label")
 
 
@@ -19,7 +21,6 @@ def edges_into(
     *,
     parameters: Mapping[Tensor, Label],
     edges: Mapping[Edge, Label],
-    stop: Iterable[Node],
     since: int,
 ) -> Iterator[tuple[Node, int, Label]]:
     """Find where a call's graph hands gradients to what the call was given.
@@ -28,23 +29,23 @@ def edges_into(
         roots: The ``grad_fn`` of each output of the call.
         parameters: The leaf tensors looked for, each with a label.
         edges: The other edges looked for, each with a label.
-        stop: Nodes not to look at.
-        since: autograd's sequence number when the call began. Older nodes belong to
-            earlier calls. They are looked at but not walked through: autocast reuses
-            the cast of a weight, so an earlier call's node may feed a parameter.
+        since: autograd's sequence number when the call began, to tell its own nodes
+            from older ones. Of those only casts count, as autocast reuses the cast that
+            an earlier call made of a weight.
 
     Yields:
         ``(node, i, label)``: entry `i` of the gradients `node` computes flows into what
         `label` stands for.
     """
-    seen = set(stop)
+    seen: set[Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
-        inside = sequence_number(node) >= since
+        if sequence_number(node) < since and node.name() != CAST:
+            continue
         for i, (target, number) in enumerate(node.next_functions):
             if target is None:
                 continue
@@ -53,5 +54,5 @@ def edges_into(
                 yield node, i, parameters[leaf]
             elif (target, number) in edges:
                 yield node, i, edges[target, number]
-            elif inside:
+            else:
                 stack.append(target)

@@ -101,7 +101,6 @@ class _Alias:
 
     tensor: Tensor
     version: int  # of the tensor when the call began
-    node: Node  # of the alias when the call began
     goes_to: Edge | None  # where the original's gradient goes, unless it is a view
     places: list[int] = field(default_factory=list[int])  # among the flat inputs
 
@@ -211,9 +210,7 @@ class _Recorder:
         original = _originals.get(tensor, tensor)
         alias = tensor.view_as(tensor)
         _originals[alias] = original
-        made = _Alias(
-            alias, alias._version, cast(Node, alias.grad_fn), _destination(original)
-        )
+        made = _Alias(alias, alias._version, _destination(original))
         share = partial(self._on_gradient, call, ("input_shares", made.places))
         self._hook(alias, share)
         self._hook(original, partial(self._on_total, call, made.places))
@@ -266,7 +263,6 @@ class _Recorder:
             ],
             parameters=parameters,
             edges=edges,
-            stop=[alias.node for alias in frame.aliases],
             since=frame.since,
         ):
             self._hook_node(node, entry, frame.call, place)

@@ -457,6 +457,45 @@ def test_nested_recordings_agree() -> None:
         assert_close(getattr(inner["f"], field), getattr(outer["f"], field))
 
 
+def test_a_module_that_remembers_its_last_output() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.memory = torch.tensor(1.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.memory = self.memory * self.scale + x
+            return self.memory
+
+    cell = Cell()
+    with gradlib.record(cell) as recording:
+        cell(torch.tensor(2.0))  # 1 * 3 + 2
+        cell(torch.tensor(0.0)).backward()  # (1 * 3 + 2) * 3
+    first, second = recording.calls("")
+    assert second.param_grads["scale"].item() == 5
+    assert first.param_grads["scale"].item() == 3
+    assert_close(first.param_grads_total["scale"], cell.scale.grad)
+
+
+def test_a_parameter_passed_as_an_argument() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 5 * x + 7 * self.weight
+
+    with gradlib.record(model := Square()) as recording:
+        model(model.weight).backward()
+    call = recording[""]
+    assert call.grad_input[0].item() == 5
+    assert call.param_grads["weight"].item() == 7
+    assert call.grad_input_total[0].item() == 12
+    assert call.param_grads_total["weight"].item() == 12
+
+
 def test_autocast() -> None:
     net = Net()
     with gradlib.record(net) as recording, torch.autocast("cpu", torch.bfloat16):
