@@ -35,7 +35,8 @@ site: $(ready) ## build the site into site/; any warning is an error
 	$(python) -m mkdocs build --strict
 
 update-docs: $(ready) ## rewrite the printed outputs and committed figures of the docs
-	$(python) -m pytest tests/docs/test_snippets.py --update-examples
+	$(python) -m pytest tests/docs/test_snippets.py \
+		tests/docs/test_readme_figure.py --update-examples
 
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .

@@ -31,14 +31,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlib.errors import NotAModuleError
 from gradlib.graph import Edge, edges_into
+from gradlib.passes import Passes, Receiver
 from gradlib.private import (
-    backward_pass_id,
     next_sequence_number,
     own_parameters,
     sequence_number,
 )
 from gradlib.recording import Recording
-from gradlib.trace import CallTrace, Gradients, PassTrace, Place
+from gradlib.trace import CallTrace, Place
 from gradlib.tree import Tree
 from gradlib.values import keep
 
@@ -126,10 +126,9 @@ class _Recorder:
         self._counts: Counter[str] = Counter()
         self._stack: list[_Frame] = []
         self._forwards = 0
-        self._backwards: dict[int, int] = {}  # torch's number of a pass -> ours
-        self._passes_of: dict[tuple[str, int], list[PassTrace]] = {}
+        self._passes = Passes()
         # What each hooked node feeds, by its sequence number and entry.
-        self._fed: dict[tuple[int, int], list[tuple[CallTrace, Place]]] = {}
+        self._fed: dict[tuple[int, int], list[Receiver]] = {}
         self._handles: list[RemovableHandle] = []
         self.recording = Recording(_names(model), self._calls)
         for name, module in _modules(model).items():
@@ -151,12 +150,10 @@ class _Recorder:
         ]
         for own, parameter in own_parameters(module).items():
             if parameter.requires_grad:
-                self._hook(parameter, partial(self._on_parameter, name, own))
+                self._hook(parameter, partial(self._passes.on_parameter, name, own))
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         self._handles.append(cast(Any, tensor).register_hook(hook))
-
-    # Forward
 
     def _before(
         self,
@@ -211,9 +208,9 @@ class _Recorder:
         alias = tensor.view_as(tensor)
         _originals[alias] = original
         made = _Alias(alias, alias._version, _destination(original))
-        share = partial(self._on_gradient, call, ("input_shares", made.places))
+        share = partial(self._passes.on_gradient, call, ("input_shares", made.places))
         self._hook(alias, share)
-        self._hook(original, partial(self._on_total, call, made.places))
+        self._hook(original, partial(self._passes.on_total, call, made.places))
         return made
 
     def _after(
@@ -233,7 +230,9 @@ class _Recorder:
     def _hook_outputs(self, call: CallTrace, outputs: Tree) -> None:
         for place, leaf in enumerate(outputs.leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                self._hook(leaf, partial(self._on_gradient, call, ("outputs", [place])))
+                self._hook(
+                    leaf, partial(self._passes.on_gradient, call, ("outputs", [place]))
+                )
                 call.outputs_asked.append(place)
                 if leaf._is_view():
                     call.output_views.append(place)
@@ -270,60 +269,9 @@ class _Recorder:
     def _hook_node(self, node: Node, entry: int, call: CallTrace, place: Place) -> None:
         fed = self._fed.setdefault((sequence_number(node), entry), [])
         if not fed:
-            hook = partial(self._on_node, entry, fed)
+            hook = partial(self._passes.on_node, entry, fed)
             self._handles.append(node.register_hook(hook))
         fed.append((call, place))
-
-    # Backward: called inside autograd, so these only put tensors where they belong
-
-    def _pass(self, call: CallTrace) -> PassTrace:
-        """Return what the running backward pass gave `call`, begun if need be."""
-        number = self._backwards.setdefault(backward_pass_id(), len(self._backwards))
-        if number not in call.passes:
-            call.passes[number] = PassTrace(number)
-            self._passes_of.setdefault((call.name, number), []).append(
-                call.passes[number]
-            )
-        return call.passes[number]
-
-    def _on_gradient(self, call: CallTrace, place: Place, grad: Tensor) -> None:
-        """Add a gradient to what the call has in that place."""
-        field_name, keys = place
-        gradients: Gradients = getattr(self._pass(call), field_name)
-        for key in keys:
-            known = gradients.get(key)
-            gradients[key] = keep(grad) if known is None else known + grad.detach()
-
-    def _on_node(
-        self,
-        entry: int,
-        fed: list[tuple[CallTrace, Place]],
-        grads_in: tuple[Tensor | None, ...],
-        _grads_out: tuple[Tensor | None, ...],
-    ) -> None:
-        """Take one entry of what a graph node computed."""
-        grad = grads_in[entry]
-        if grad is None:
-            return
-        if len(fed) == 1:
-            self._on_gradient(*fed[0], grad)
-            return
-        for call, (_, keys) in fed:
-            self._pass(call).mixed.update(map(str, keys))
-
-    def _on_total(self, call: CallTrace, places: list[int], grad: Tensor) -> None:
-        """Take the whole gradient of an input, if the pass came through the call."""
-        running = self._backwards.get(backward_pass_id())
-        if running in call.passes:
-            total = keep(grad)
-            call.passes[running].input_totals.update(dict.fromkeys(places, total))
-
-    def _on_parameter(self, name: str, own: str, grad: Tensor) -> None:
-        """Take the whole gradient of a parameter, for each call the pass reached."""
-        running = self._backwards.get(backward_pass_id(), -1)
-        total = keep(grad)
-        for trace in self._passes_of.get((name, running), ()):
-            trace.param_totals[own] = total
 
 
 def _names(model: nn.Module) -> dict[str, str]:
