@@ -1,0 +1,117 @@
+"""Draw the figures of pages: Python blocks with a `figure` attribute.
+
+    ```python {figure="What is seen, for those who cannot see it."}
+
+Such a block is run while building, and the last matplotlib figure it made is shown
+below it.
+"""
+
+import hashlib
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+from mkdocs_hooks import cache
+
+PROGRAM = Path(__file__).with_name("draw_figure.py")
+STYLE = {
+    "MATPLOTLIBRC": str(Path(__file__).with_name("matplotlibrc")),
+    "SOURCE_DATE_EPOCH": "0",  # no date in the SVG: the same drawing, the same file
+}
+FENCE = re.compile(
+    r'^(?P<indent> *)```python \{figure="(?P<alt>[^"]*)"\}\n'
+    r"(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+PIXELS_PER_POINT = 4 / 3
+
+
+def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
+    """Run a block of code and return the last figure it made, as SVG.
+
+    Args:
+        code: The block.
+        path: The file the block stands in, for messages.
+        line: The line of that file on which the code begins.
+        background: The colour behind the figure; on the site there is none.
+    """
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), path, str(line), background],
+        cwd=cache.ROOT,
+        env=os.environ | STYLE | {"PYTHONPATH": str(cache.ROOT)},
+        input=code,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    if done.returncode:
+        raise PluginError(f"{path}:{line}: no figure from this block\n{done.stderr}")
+    return done.stdout
+
+
+def cached_draw(code: str, path: str, line: int) -> str:
+    """Do what `draw` does, once for each block and state of gradlib."""
+    key = hashlib.sha256(code.encode()).hexdigest()[:16]
+    kept = cache.folder("figures") / f"{key}.svg"
+    if not kept.exists():
+        kept.write_text(draw(code, path, line), encoding="utf-8")
+    return kept.read_text(encoding="utf-8")
+
+
+def image(
+    svg: str, alt: str, uri: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Put a figure into the site at `uri` and return the <img> that shows it.
+
+    It has the drawing's own size, so that the text below does not jump on loading.
+    """
+    file = File.generated(config, uri, content=svg)
+    files.append(file)
+    points = re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]
+    width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
+    return (
+        f'<img class="figure" src="{get_relative_url(file.url, page.url)}"'
+        f' alt="{html.escape(alt)}" width="{width}" height="{height}">'
+    )
+
+
+def on_page_markdown(
+    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Show below each block with a `figure` attribute the figure it draws."""
+    if not page.file.src_uri.endswith(".md"):
+        return markdown
+    source = page.file.content_string
+    path = os.path.relpath(page.file.abs_src_path or page.file.src_uri, cache.ROOT)
+    count = 0
+
+    def with_figure(block: re.Match[str]) -> str:
+        nonlocal count
+        count += 1
+        # page.markdown has lost the front matter: count lines in the file.
+        line = source.count("\n", 0, source.find(block[0])) + 2
+        if not block["alt"].strip():
+            raise PluginError(f'{path}:{line - 1}: figure="" must say what is seen')
+        svg = cached_draw(dedent(block["code"]), path, line)
+        uri = f"{page.file.src_uri.removesuffix('.md')}-{count}.svg"
+        shown = image(svg, block["alt"], uri, page, config, files)
+        fence = f"{block['indent']}```python\n{block['code']}{block['indent']}```"
+        return f"{fence}\n\n{block['indent']}{shown}\n"
+
+    markdown = FENCE.sub(with_figure, markdown)
+    for number, text in enumerate(markdown.splitlines(), 1):
+        if re.search(r"```.*\{.*\bfigure\b", text):
+            raise PluginError(
+                f"{path}:{number}: write the block of a figure as "
+                '```python {figure="what is seen"}'
+            )
+    return markdown

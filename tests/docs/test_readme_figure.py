@@ -1,0 +1,43 @@
+"""The README's figure is a committed file: it must be what the README's block draws."""
+
+import re
+
+import pytest
+
+from mkdocs_hooks import figures
+
+FIGURE = figures.cache.ROOT / "docs" / "assets" / "readme-figure.svg"
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def drawn() -> str:
+    """Draw what the README's block with a `figure` attribute draws, on white."""
+    readme = (figures.cache.ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = figures.FENCE.finditer(readme)
+    assert f"![{block['alt']}](docs/assets/{FIGURE.name})" in readme
+    return figures.draw(block["code"], "README.md", background="white")
+
+
+def differences(a: str, b: str) -> list[str]:
+    """Say where two drawings differ, other than by a fraction of a point.
+
+    Another processor rounds otherwise, and the last digits of a coordinate follow.
+    """
+    if NUMBER.sub("#", a) != NUMBER.sub("#", b):
+        return ["they do not have the same parts"]
+    pairs = zip(NUMBER.findall(a), NUMBER.findall(b), strict=True)
+    return [f"{x} is {y}" for x, y in pairs if abs(float(x) - float(y)) > 0.2]
+
+
+def test_the_committed_figure_is_the_one_drawn(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("update_examples"):
+        FIGURE.write_text(drawn(), encoding="utf-8")
+    found = differences(FIGURE.read_text(encoding="utf-8"), drawn())
+    assert not found, f"run `make update-docs`: {FIGURE.name}: {found[:3]}"
+
+
+def test_a_changed_figure_is_noticed() -> None:
+    svg = '<path d="M 10.0 20.0"/>'
+    assert differences(svg, '<path d="M 10.1 20.0"/>') == []
+    assert differences(svg, '<path d="M 10.0 21.5"/>') == ["20.0 is 21.5"]
+    assert differences(svg, '<path d="M 10.0 20.0"/><g/>')

@@ -1,0 +1,186 @@
+"""The pages of examples, built as a reader builds them, and what is refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jupytext
+import nbformat
+import pytest
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from nbformat.v4 import new_code_cell, new_output
+
+from mkdocs_hooks import cache, example_pages
+
+CONFIG = """
+site_name: test
+theme: {name: material, font: false}
+plugins: [{mkdocs-jupyter: {include: ["examples/*.py"], ignore_h1_titles: true,
+                            include_source: true, execute: true}}]
+hooks: [mkdocs_hooks/example_pages.py, mkdocs_hooks/maths.py]
+markdown_extensions: [admonition, attr_list, pymdownx.arithmatex: {generic: true},
+                      pymdownx.highlight: {pygments_lang_class: true},
+                      pymdownx.superfences, toc]
+validation: {anchors: warn}
+"""
+
+EXAMPLE = '''\
+# %% [markdown]
+# # An example
+# See [the start](../index.md#start) and $v^2$.
+#
+# !!! note
+#     Noted.
+
+# %%
+def fenced():
+    """Print ```ticks```."""
+    print("<b>```ticks```</b>")
+
+
+fenced()
+
+# %% [markdown]
+# ## A figure
+
+# %% alt="Two points, and a \\"line\\"."
+import matplotlib.pyplot as plt
+
+_ = plt.plot([0, 1])
+'''
+
+
+def build(root: Path, example: str) -> subprocess.CompletedProcess[str]:
+    """Build a site of one page and one example, with a copy of the hooks."""
+    shutil.copytree(cache.ROOT / "mkdocs_hooks", root / "mkdocs_hooks")
+    for path, text in {
+        "mkdocs.yml": CONFIG,
+        "docs/index.md": "# Start\n[Title](examples/some.py#a-figure)\n",
+        "examples/some.py": example,
+    }.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=root,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "MPLBACKEND": "Agg"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_an_example_becomes_a_page(tmp_path: Path) -> None:
+    done = build(tmp_path, EXAMPLE)
+    assert done.returncode == 0, done.stdout
+    folder = tmp_path / "site/examples/some"
+    page = (folder / "index.html").read_text()
+    assert "<title>An example - test</title>" in page
+    assert '<a href="some.py" download>' in page
+    assert (folder / "some.py").read_text() == EXAMPLE
+    assert '<a href="../../#start">' in page
+    assert '<div class="admonition note">' in page
+    assert "<math" in page
+    assert '<h2 id="a-figure">' in page
+    assert '<a href="#a-figure" class="md-nav__link">' in page
+    assert '<div class="language-python highlight">' in page
+    printed = page[page.index('<div class="language-text output') :]
+    assert "<code>&lt;b&gt;```ticks```&lt;/b&gt;\n</code>" in printed
+    assert 'alt="Two points, and a &quot;line&quot;."' in page
+    assert "<svg" in next((tmp_path / "site/examples").glob("some-*.svg")).read_text()
+    assert "jp-" not in page  # nothing of nbconvert's own page
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (
+            "# %% [markdown]\n# # Title\n\n# %%\nx = 1\nx / 0\n",
+            "examples/some.py:4: this cell failed",
+        ),
+        (
+            "# %% [markdown]\n# # Title\n# [No](nosuch.md)\n",
+            "contains a link 'nosuch.md'",
+        ),
+    ],
+    ids=["raises", "link"],
+)
+def test_a_bad_example_fails_the_build(
+    tmp_path: Path, example: str, message: str
+) -> None:
+    done = build(tmp_path, example)
+    assert done.returncode != 0
+    assert message in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ("# %%\nx = 1\n", "begin with a Markdown cell that has a # title"),
+        ("x = 1\n", "begin the file, and each cell, with `# %%`"),
+        ("# %%\nx = 1\n#%%\ny = 1\n", "begin the file, and each cell, with `# %%`"),
+    ],
+)
+def test_a_bad_shape_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, message: str
+) -> None:
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    path = tmp_path / "some.py"
+    path.write_text(example)
+    page: Any = SimpleNamespace(file=File("some.py", str(tmp_path), "", True))
+    config: Any = None
+    with pytest.raises(PluginError, match=f"^some.py:1: {message}"):
+        example_pages.to_markdown(jupytext.read(path), page, config, Files([]))
+
+
+FIGURE = new_output("display_data", {"image/svg+xml": "<svg/>", "text/plain": "F"})
+
+
+def check(*outputs: nbformat.NotebookNode, **metadata: str) -> None:
+    cell = new_code_cell(outputs=list(outputs), metadata=metadata)
+    example_pages.check(cell, "examples/some.py:12")
+
+
+def test_what_passes() -> None:
+    check()
+    check(new_output("stream", name="stdout", text="printed\n"))
+    check(FIGURE, alt="A line.")
+
+
+@pytest.mark.parametrize("alt", [{}, {"alt": ""}, {"alt": " "}])
+def test_a_figure_needs_alt_text(alt: dict[str, str]) -> None:
+    with pytest.raises(PluginError, match=r"some.py:12: say what the figure shows"):
+        check(FIGURE, **alt)
+
+
+@pytest.mark.parametrize("outputs", [(), (FIGURE, FIGURE)], ids=["none", "two"])
+def test_alt_text_needs_one_figure(
+    outputs: tuple[nbformat.NotebookNode, ...],
+) -> None:
+    message = rf"some.py:12: a cell with alt shows 1 figure, this one {len(outputs)}"
+    with pytest.raises(PluginError, match=message):
+        check(*outputs, alt="A line.")
+
+
+def test_a_warning_is_refused() -> None:
+    output = new_output("stream", name="stderr", text="UserWarning: careful\n")
+    with pytest.raises(PluginError, match=r"some.py:12: .* stderr:\nUserWarning"):
+        check(output)
+
+
+def test_an_address_is_refused() -> None:
+    data = {"text/plain": "<matplotlib.lines.Line2D at 0x7f5a>"}
+    with pytest.raises(PluginError, match=r"some.py:12: .* address in memory"):
+        check(new_output("execute_result", data))
+
+
+def test_html_is_preferred_to_text() -> None:
+    output = new_output("display_data", {"text/plain": "t", "text/html": "<p>h</p>"})
+    assert example_pages.printed(output) == (
+        '<div class="output" markdown="0"><p>h</p></div>'
+    )

@@ -1,0 +1,349 @@
+"""Every page of the built site in a real browser: wide and narrow, light and dark.
+
+A page is loaded once, then resized and switched on the spot.
+"""
+
+import html
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
+from threading import Thread
+from typing import Literal, NoReturn
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+WIDTHS = (1280, 390)
+Scheme = Literal["light", "dark"]
+SCHEMES: dict[Scheme, str] = {
+    "light": "default",
+    "dark": "slate",
+}  # in Material's words
+LOUD = ("error", "warning")
+AXE = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+    "resultTypes": ["violations"],
+}
+# Text a reader sees that is not code.
+PROSE = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+  const texts = []
+  while (walker.nextNode())
+    if (!walker.currentNode.parentElement.closest("code, pre, script, style"))
+      texts.push(walker.currentNode.data)
+  return texts.join("\\n")
+}"""
+# After these the page has answered to its new size and scheme.
+TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
+TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
+
+
+def page_urls() -> list[str]:
+    """Return the address of every page, as the source files name them."""
+    docs = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    examples = [path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.py")]
+    names = [f"{path.with_suffix('').as_posix()}/" for path in docs + examples]
+    pages = [re.sub(r"(^|/)index/$", r"\1", name) for name in names]
+    return [*sorted(pages), "404.html"]
+
+
+# The machinery: a server, a browser, and what a page does while it is looked at.
+
+
+class Server:
+    """A folder served on the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        handler = partial(QuietHandler, directory=str(folder))
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}/"
+        Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A handler that leaves the terminal to pytest."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
+        pass
+
+
+def no_browser() -> NoReturn:
+    """Skip, saying what to install; in CI, where it should be, fail."""
+    reason = "no chromium on the PATH (Debian, Ubuntu: apt-get install chromium)"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = next(filter(None, map(shutil.which, names)), None)
+    if executable is None:
+        no_browser()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=executable,
+            args=[
+                "--no-sandbox",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh page: the theme remembers a chosen scheme between pages."""
+    page = browser.new_page(reduced_motion="reduce")
+    page.set_default_timeout(5000)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def site(built_site: Path) -> Iterator[Server]:
+    server = Server(built_site)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def small_site(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.close()
+
+
+def listen(page: Page, server: Server) -> list[str]:
+    """Return a list that fills with whatever goes wrong while `page` is used."""
+    heard: list[str] = []
+
+    def on_request(url: str) -> None:
+        if not url.startswith((server.url, "data:", "blob:")):
+            heard.append(f"request to another host: {url}")
+
+    page.on("request", lambda request: on_request(request.url))
+    page.on("requestfailed", lambda r: heard.append(f"request failed: {r.url}"))
+    page.on(
+        "response",
+        lambda r: heard.append(f"{r.status} for {r.url}") if r.status >= 400 else None,
+    )
+    page.on("pageerror", lambda error: heard.append(f"exception: {error}"))
+    page.on(
+        "console",
+        lambda m: heard.append(f"console: {m.text}") if m.type in LOUD else None,
+    )
+    return heard
+
+
+# The checks: each returns what is wrong.
+
+
+def wrong_images(page: Page) -> list[str]:
+    images = page.locator("img").evaluate_all(
+        "all => all.map(i => [i.outerHTML, i.complete && i.naturalWidth > 0, i.alt])"
+    )
+    return [
+        f"image {'has no alt text' if loaded else 'does not load'}: {tag}"
+        for tag, loaded, alt in images
+        if not (loaded and alt.strip())
+    ]
+
+
+@cache
+def anchors(file: Path) -> set[str]:
+    found = re.findall(r'\b(?:id|name)="([^"]*)"', file.read_text(encoding="utf-8"))
+    return set(map(html.unescape, found))
+
+
+def wrong_links(page: Page, server: Server) -> list[str]:
+    links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
+    return [f"broken link: {link}" for link in links if not link_holds(link, server)]
+
+
+def link_holds(link: str, server: Server) -> bool:
+    """Say whether a link leads to a file and anchor of the site, or is https."""
+    if not link.startswith(server.url):
+        return re.match(r"https://\w", link) is not None
+    address, anchor = urldefrag(link.removeprefix(server.url))
+    file = server.folder / unquote(address)
+    if address.endswith("/") or not address:
+        file /= "index.html"
+    return file.is_file() and (not anchor or unquote(anchor) in anchors(file))
+
+
+def wrong_text(page: Page) -> list[str]:
+    return [f"raw TeX: {found}" for found in TEX.findall(page.evaluate(PROSE))]
+
+
+def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
+    wrong: list[str] = []
+    wide, has = page.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    if wide > has:
+        wrong.append(f"scrolls sideways: {wide} px of content")
+    worn = page.evaluate("document.body.dataset.mdColorScheme")
+    if worn != SCHEMES[scheme]:
+        wrong.append(f"the scheme is {worn}")
+    return wrong
+
+
+def wrong_for_some_readers(page: Page) -> list[str]:
+    violations = page.evaluate("options => axe.run(options)", AXE)["violations"]
+    return [
+        f"axe {violation['id']}: {node['html']}\n    {node['failureSummary']}"
+        for violation in violations
+        for node in violation["nodes"]
+    ]
+
+
+def problems(page: Page, server: Server, url: str) -> list[str]:
+    """Open a page, look at it from all sides, and return what is wrong with it."""
+    heard = listen(page, server)
+    found: dict[str, list[str]] = {}  # each problem, and the views that have it
+    page.goto(server.url + url, wait_until="load")
+    # No view is looked at half way between two colours.
+    page.add_style_tag(content="* { transition: none !important }")
+    page.evaluate(Axe().axe_script)
+    for scheme, width in product(SCHEMES, WIDTHS):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        page.evaluate(TWO_FRAMES)
+        for problem in (
+            *wrong_images(page),
+            *wrong_links(page, server),
+            *wrong_text(page),
+            *wrong_layout(page, scheme),
+            *wrong_for_some_readers(page),
+        ):
+            found.setdefault(problem, []).append(f"{width} px {scheme}")
+    for problem in heard:
+        found[problem] = ["while it was open"]
+    return [f"/{url} ({', '.join(at)}): {problem}" for problem, at in found.items()]
+
+
+# The site
+
+
+@pytest.mark.parametrize("url", page_urls(), ids=lambda url: f"/{url}")
+def test_page(page: Page, site: Server, url: str) -> None:
+    wrong = problems(page, site, url)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_page_is_looked_at(built_site: Path) -> None:
+    built = [
+        path.relative_to(built_site).as_posix().removesuffix("index.html")
+        for path in built_site.rglob("*.html")
+    ]
+    assert sorted(built) == sorted(page_urls())
+
+
+def test_search_finds_grad_input(page: Page, site: Server) -> None:
+    heard = listen(page, site)
+    page.goto(site.url)
+    page.keyboard.press("/")
+    page.keyboard.type("grad_input")
+    result = page.locator(".md-search-result__item", has_text="grad_input").first
+    expect(result).to_be_visible(timeout=5000)
+    assert heard == []
+
+
+def test_the_button_in_the_header_switches_the_scheme(page: Page, site: Server) -> None:
+    page.goto(site.url)
+    for name, scheme in [("Switch to light", "default"), ("Switch to dark", "slate")]:
+        page.locator(f"label[title*='{name}']").click()
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
+
+
+# The checks bite: each break is put into an otherwise sound page.
+
+SOUND = """<!doctype html>
+<html lang="en"><head><title>A page</title>
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,"></head>
+<body><main><h1>A page</h1>BREAK</main><script>
+const dark = matchMedia("(prefers-color-scheme: dark)")
+const name = () => dark.matches ? "slate" : "default"
+dark.onchange = () => document.body.dataset.mdColorScheme = name()
+dark.onchange()
+</script></body></html>"""
+PICTURE = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>"
+ALL = "1280 px light, 390 px light, 1280 px dark, 390 px dark"
+BREAKS = {
+    "console": ("<script>console.error('oh')</script>", "console: oh"),
+    "exception": ("<script>nosuch()</script>", "exception: nosuch is not defined"),
+    "another host": (
+        '<img alt="a" src="http://gradlib.invalid/a.png">',
+        "request to another host: http://gradlib.invalid/a.png",
+    ),
+    "404": ('<script src="missing.js"></script>', "404 for http"),
+    "missing image": ('<img alt="a" src="no.png">', f"({ALL}): image does not load"),
+    "no alt": (f'<img src="{PICTURE}">', f"({ALL}): image has no alt text"),
+    "empty alt": (f'<img alt="" src="{PICTURE}">', "image has no alt text"),
+    "missing page": ('<a href="missing/">there</a>', f"({ALL}): broken link: http"),
+    "missing anchor": ('<a href="#missing">there</a>', "broken link: http"),
+    "http link": (
+        '<a href="http://gradlib.invalid/">there</a>',
+        "broken link: http://gradlib.invalid/",
+    ),
+    "wide": (
+        '<p style="width: 600px">wide</p>',
+        "(390 px light, 390 px dark): scrolls sideways: 6",
+    ),
+    "command": (r"<p>\frac{1}{2}</p>", r"raw TeX: \f"),
+    "dollars": ("<p>is $x^2$ here</p>", "raw TeX: $x^2$"),
+    "contrast": ('<p style="color: #aaa">faint</p>', f"({ALL}): axe color-contrast"),
+    "contrast in the dark": (
+        "<style>[data-md-color-scheme=slate] p { color: #aaa }</style><p>faint",
+        "(1280 px dark, 390 px dark): axe color-contrast",
+    ),
+    "label": ("<input>", "axe label"),
+    "scheme": (
+        "<script>setTimeout(() => dark.onchange = null)</script>",
+        "(1280 px dark, 390 px dark): the scheme is default",
+    ),
+}
+
+
+def test_a_sound_page_passes(page: Page, small_site: Server) -> None:
+    (small_site.folder / "index.html").write_text(SOUND.replace("BREAK", ""))
+    assert problems(page, small_site, "") == []
+
+
+@pytest.mark.parametrize(("broken", "message"), BREAKS.values(), ids=BREAKS.keys())
+def test_a_check_bites(
+    page: Page, small_site: Server, broken: str, message: str
+) -> None:
+    (small_site.folder / "index.html").write_text(SOUND.replace("BREAK", broken))
+    found = problems(page, small_site, "")
+    assert any(message in problem for problem in found), found
+
+
+def test_without_a_browser_ci_fails_and_others_skip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        no_browser()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        no_browser()
