@@ -41,7 +41,7 @@ update-docs: $(ready) ## rewrite the printed outputs and committed figures of th
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
-	$(python) -m pyright --pythonpath $(python)
+	$(python) -m pyright --pythonpath $$(command -v $(python))
 
 clean: ## remove everything that was made here
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache

@@ -18,7 +18,7 @@ Where each gradient is seen:
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -47,8 +47,7 @@ from gradlib.values import keep
 _originals = cast(MutableMapping[Tensor, Tensor], WeakTensorKeyDictionary())
 
 
-@contextmanager
-def record(model: nn.Module) -> Generator[Recording]:
+def record(model: nn.Module) -> AbstractContextManager[Recording]:
     """Record every module call in the block, forward and backward.
 
     Results and gradients are what they would be without the recording. After the block
@@ -57,8 +56,8 @@ def record(model: nn.Module) -> Generator[Recording]:
     Args:
         model: The module to record, with all modules inside it. On any device.
 
-    Yields:
-        The recording. It fills while the block runs.
+    Returns:
+        A context manager that gives the recording, which fills while the block runs.
 
     Raises:
         NotAModuleError: `model` is not a ``torch.nn.Module``.
@@ -88,6 +87,11 @@ def record(model: nn.Module) -> Generator[Recording]:
             f"record(model): model must be a torch.nn.Module, not a "
             f"{type(model).__name__}. Put a function in the forward() of a module."
         )
+    return _recording(model)
+
+
+@contextmanager
+def _recording(model: nn.Module) -> Generator[Recording]:
     recorder = _Recorder(model)
     try:
         yield recorder.recording
