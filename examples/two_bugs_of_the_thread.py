@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Two bugs in a hook that collects gradients
 #
-# The program in the thread *Exact meaning of grad_input and grad_output* has two bugs
-# that have nothing to do with its question, and everything to do with why its numbers
-# were hard to read: it loses its first record, and one of its lines cannot run. Here
-# both are rebuilt small, shown, and mended.
+# The program in the forum thread
+# [Exact meaning of grad_input and grad_output](../questions/what-are-grad-input-and-grad-output.md)
+# has two bugs that have nothing to do with its question: it loses its first record, and
+# one of its lines cannot run. Here both are rebuilt small, shown, and mended, with full
+# backward hooks. The thread's older hook has the same two bugs.
 
 # %%
 import torch
@@ -47,7 +48,7 @@ train(forgetful_hook)
 print(f"{STEPS} steps, {len(store['fc2']['grad_output'])} records")
 
 # %% [markdown]
-# Make room first, record always. `setdefault` does both in one line.
+# Make room first, then record always. `setdefault` makes the room when there is none.
 
 # %%
 store = {}
@@ -79,8 +80,8 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% [markdown]
-# Entry 0 of both is what there is to look at, and comparing the two is no use: one is
-# the gradient of the layer's input, the other of its output. Even their shapes differ.
+# Entry 0 is what there is to look at. Comparing the two is no use: one is the gradient
+# of the layer's input, the other of its output. Even their shapes differ.
 
 # %%
 print("grad_input: ", [list(grad.shape) for grad in store["fc2"]["grad_input"][step]])
@@ -89,8 +90,8 @@ print("grad_output:", [list(grad.shape) for grad in store["fc2"]["grad_output"][
 # %% [markdown]
 # ## The same with a recording
 #
-# No dictionary to fill and no index to guess: each step is a forward of the recording,
-# and each gradient has a name.
+# With [`gradlib.record`](../reference/recording.md) there is no dictionary to fill:
+# each step is a forward of the recording, and each gradient has a name.
 
 # %%
 model = nn.Sequential(nn.Linear(3, 20), nn.Linear(20, 30))

@@ -1,12 +1,15 @@
 # %% [markdown]
 # # Watch the gradients of a training run
 #
-# The task of the thread *Exact meaning of grad_input and grad_output*: 9000 rows of
-# three numbers in [0, 1), and the question whether a weighted sum of a row is above the
-# average. The network is the thread's, 3 → 20 → 30 → 2, trained on four rows at a time.
+# The task of the forum thread
+# [Exact meaning of grad_input and grad_output](../questions/what-are-grad-input-and-grad-output.md):
+# 9000 rows of three numbers in [0, 1), and the question whether a weighted sum of a row
+# is above the average. The network is the thread's, 3 → 20 → 30 → 2, trained on four rows
+# at a time.
 #
 # The gradients are collected twice: by backward hooks into a dictionary, as the thread
-# does it, and by `gradlib.record`. The program runs on a GPU where there is one.
+# does it, and by [`gradlib.record`](../reference/recording.md). The program runs on
+# a GPU where there is one.
 
 # %%
 from statistics import median
@@ -53,9 +56,8 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.8)
 # %% [markdown]
 # ## Hooks that collect into a dictionary
 #
-# Each layer gets a full backward hook. It is called once in every backward pass, with
-# one gradient for each positional argument and one for each output. The dictionary has
-# its lists before the first call, so the first step is kept too.
+# Each layer gets a full backward hook, which a backward pass calls once for each call of
+# the layer. The dictionary has its lists before that, so the first step is kept too.
 
 # %%
 LAYERS = ("fc1", "fc2", "fc3")
@@ -91,7 +93,7 @@ differences: list[float] = []
 
 for step in range(STEPS):
     rows = torch.randint(TRAIN, (BATCH,), device=device)
-    # The hooks on fc1 get no input gradient: X is data. Recent releases warn of it.
+    # X is data. A full hook warns where no input needs a gradient, so let this one.
     inputs = X[rows].requires_grad_()
     optimizer.zero_grad()
     with gradlib.record(net) as recording:
@@ -118,8 +120,10 @@ print("records per layer:", {name: len(grads) for name, grads in collected.items
 print("largest difference between hook and recording:", max(differences))
 
 # %% [markdown]
-# The hooks and the recording saw the same gradients, in every step. The recording holds
-# more of them. This is the last step: all modules, then everything about `fc2`.
+# The hooks and the recording saw the same `grad_output` in every step. The recording
+# holds more. This is the last step: all modules, then everything about `fc2`. A `_total`
+# counts all uses of a tensor, the bare name this call's share; here they agree, since
+# every tensor is used once.
 
 # %%
 print(steps["last step"])
@@ -131,10 +135,11 @@ print(steps["last step"]["fc2"])
 # ## Gradient flow over training
 #
 # A batch of four is noisy, so each point is the median of 60 steps. At the start the
-# gradient is largest at `fc3`, where it enters; as the layers learn, their weights grow
-# and it becomes largest at `fc1`.
+# gradient is largest at `fc3`, where it enters, and shrinks on its way to `fc1`. Early in
+# the training the order turns round: now it grows on its way. At `fc1` it rises before it
+# falls; at `fc3` it falls from the start, with the loss.
 
-# %% alt="Three stacked charts over the steps of training. The loss falls from 0.7 to below 0.1. The gradients at the outputs of fc1, fc2 and fc3 start with fc3 as the largest; their order turns round early, and from then on fc1 has the largest and fc3 the smallest. The gradients of the weights do the same. All fall with the loss."
+# %% alt="Three stacked charts over the steps of training. The loss falls from 0.7 to below 0.1. The gradient at the output of fc3 is the largest of the three at first and falls throughout; at fc2 it rises a little and falls; at fc1 it starts smallest, rises until about a third of the way and then falls slowly. After the first 200 steps fc1 is on top, then fc2, then fc3. The gradients of the weights do much the same, a little later."
 WINDOW = 60
 starts = range(0, STEPS, WINDOW)
 middles = [start + WINDOW / 2 for start in starts]
@@ -159,16 +164,18 @@ for ax, field in ((middle, "grad_output"), (bottom, "weight")):
 middle.set_ylabel("norm of grad_output")
 bottom.set_ylabel("norm of weight's gradient")
 bottom.set_xlabel("step")
-_ = middle.legend(frameon=False, ncols=3)
+middle.legend(frameon=False, ncols=3)
+plt.show()
 
 # %% [markdown]
 # ## The first step and the last, module by module
 #
-# The same turn, seen across the network: follow `grad_output` from right to left, the
-# way the gradient goes.
+# The same turn, seen across the network on one batch each: follow `grad_output` from right
+# to left, the way the gradient goes.
 
-# %% alt="Two charts of gradient norms from fc1 to fc3. In the first step all three kinds of gradient are smaller at fc1 than at fc3. In the last step it is the other way round: they are larger at fc1 than at fc3."
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+# %% alt="Two charts of gradient norms from fc1 to fc3, one above the other. In the first step grad_output and grad_input grow from fc1 to fc3. In the last step they fall from fc1 to fc3. The gradients of the parameters of fc1, fc2 and fc3 are drawn as triangles."
+figure, axes = plt.subplots(2, 1, figsize=(6, 7), layout="constrained")
 for ax, (title, shown) in zip(axes, steps.items(), strict=True):
     shown.plot(ax)
     ax.set_title(title)
+plt.show()

@@ -14,7 +14,36 @@ class Pass(Printable):
     """What one backward pass gave one call.
 
     A gradient has the shape and dtype of the tensor it belongs to. A bare name is this
-    call's own share; ``_total`` is the tensor's own gradient, all its uses together.
+    call's share: what flowed through this call alone. ``_total`` is the gradient of the
+    tensor itself, all its uses together. They differ where a tensor has two uses.
+
+    Example:
+        ```python
+        import torch
+        from torch import nn
+
+        import gradlib
+
+
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.branch = nn.Linear(1, 1, bias=False)
+                nn.init.constant_(self.branch.weight, 2)
+
+            def forward(self, x):
+                return x + self.branch(x)
+
+
+        model = Residual()
+        x = torch.ones(1, 1, requires_grad=True)
+        with gradlib.record(model) as recording:
+            model(x).backward()
+
+        call = recording["branch"]
+        print("share:", call.grad_input, "total:", call.grad_input_total)
+        #> share: (tensor([[2.]]),) total: (tensor([[3.]]),)
+        ```
     """
 
     def __init__(self, call: CallTrace, trace: PassTrace) -> None:

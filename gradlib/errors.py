@@ -17,18 +17,18 @@ class GradlibError(Exception):
 
 
 class NotAModuleError(GradlibError, TypeError):
-    """The argument that must be a ``torch.nn.Module`` is something else."""
+    """GL200: the argument that must be a ``torch.nn.Module`` is something else."""
 
     code = "GL200"
 
 
 class NoSuchCallError(GradlibError, LookupError):
-    """A recording holds no call under that key; the message says why."""
+    """GL201: a recording holds no call under that key; the message says why."""
 
     code = "GL201"
 
 
 class AmbiguousCallError(GradlibError, LookupError):
-    """The key or the shortcut fits several calls or passes; the message names them."""
+    """GL202: the key fits several calls, or the shortcut several passes."""
 
     code = "GL202"

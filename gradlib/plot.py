@@ -3,8 +3,10 @@
 # matplotlib's own annotations leave the keywords of its methods open.
 # pyright: reportUnknownMemberType=false
 
+import importlib
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
@@ -79,11 +81,19 @@ def _scale(ax: Axes) -> None:
         ax.yaxis.set_minor_formatter(NullFormatter())
 
 
+class _ShownOnce(Figure):
+    """A figure that a notebook shows once, also where the cell ends with it."""
+
+    def _ipython_display_(self) -> None:
+        if "inline" in mpl.get_backend():
+            plt.close(self)  # or pyplot would show it again at the end of the cell
+        cast(Any, self).__class__ = Figure  # the notebook knows how to show that
+        importlib.import_module("IPython.display").display(self)
+
+
 def _new_axes(width: float) -> Axes:
     """Return the axes of a new figure, `width` inches wide."""
-    if "inline" in mpl.get_backend():
-        # A notebook shows the returned figure. Were it pyplot's, it would show twice.
-        figure = Figure(figsize=(width, 3.6), layout="constrained")
-    else:
-        figure = plt.figure(figsize=(width, 3.6), layout="constrained")
+    figure = plt.figure(
+        FigureClass=_ShownOnce, figsize=(width, 3.6), layout="constrained"
+    )
     return figure.subplots()

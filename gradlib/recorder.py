@@ -50,8 +50,8 @@ _originals = cast(MutableMapping[Tensor, Tensor], WeakTensorKeyDictionary())
 def record(model: nn.Module) -> AbstractContextManager[Recording]:
     """Record every module call in the block, forward and backward.
 
-    Results and gradients are what they would be without the recording. After the block
-    no hook is left, and the recording keeps what it saw.
+    Call ``backward()`` inside the block: after it no hook is left, and the recording
+    keeps what it saw. Results and gradients are what they would be without it.
 
     Args:
         model: The module to record, with all modules inside it. On any device.
@@ -69,23 +69,33 @@ def record(model: nn.Module) -> AbstractContextManager[Recording]:
 
         import gradlib
 
+        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
         x = torch.ones(4, 3)
         with gradlib.record(model) as recording:
             model(x).sum().backward()
 
-        print(recording["2"].grad_output[0].shape)  # gradient of the output
-        #> torch.Size([4, 2])
-        print(recording["2"].grad_input[0].shape)  # gradient of the input
-        #> torch.Size([4, 5])
+        print(recording)
+        #> Recording: 4 calls, 1 forward, 1 backward pass
+        #> module  type        output  grad_output  grad_input  param_grads
+        #> (root)  Sequential  [4, 2]  2.83         -           -
+        #> 0       Linear      [4, 5]  1.01         -           4.06
+        #> 1       ReLU        [4, 5]  1.94         1.01        -
+        #> 2       Linear      [4, 2]  2.83         1.94        7.04
+        #> output: shape; gradients: norm over all entries, - where there is none
+        print(recording["2"].grad_output[0])
+        #> tensor([[1., 1.],
+        #>         [1., 1.],
+        #>         [1., 1.],
+        #>         [1., 1.]])
         print(recording["0"].note)
         #> args[0] does not require grad
         ```
     """
     if not isinstance(cast(object, model), nn.Module):
         raise NotAModuleError(
-            f"record(model): model must be a torch.nn.Module, not a "
-            f"{type(model).__name__}. Put a function in the forward() of a module."
+            "record(model): model must be a torch.nn.Module, but it is of type "
+            f"{type(model).__name__}. Put a function into the forward() of a module."
         )
     return _recording(model)
 

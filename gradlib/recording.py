@@ -106,9 +106,10 @@ class Recording(Printable):
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draw how large the gradients are, module by module.
 
-        Modules that call other modules are left out: their gradients are those of the
-        modules inside. Where a module has several passes the line is their median and
-        the band runs from the smallest to the largest.
+        Modules that call other modules are left out, and with them the parameters they
+        have of their own. ``param_grads`` is the norm over all parameters of a module.
+        Where a module has several passes the line is their median and the band runs
+        from the smallest to the largest.
 
         Args:
             ax: Where to draw; a new figure without it.
@@ -161,7 +162,9 @@ class Recording(Printable):
 
     def _table(self) -> Table:
         rows = [row for call in self for row in _rows(call)]
-        footer = ["output: shape; gradients: norm, - where there is none"]
+        footer = [
+            "output: shape; gradients: norm over all entries, - where there is none"
+        ]
         if len(rows) > ROWS:
             gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(COLUMNS) - 1))
             rows[ROWS // 2 : -ROWS // 2] = [gap]

@@ -528,7 +528,7 @@ def test_a_module_that_stands_in_two_places() -> None:
 
 
 def test_only_a_module_can_be_recorded() -> None:
-    with pytest.raises(gradlib.NotAModuleError, match="not a function") as caught:
+    with pytest.raises(gradlib.NotAModuleError, match="of type function") as caught:
         gradlib.record(lambda x: x)  # pyright: ignore[reportArgumentType] (on purpose)
     assert isinstance(caught.value, TypeError)
     assert caught.value.code == "GL200"

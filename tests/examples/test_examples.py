@@ -14,10 +14,14 @@ EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 
 
+# A reader has a screen, so an example ends with plt.show(); here is none.
+NO_SCREEN = "ignore:FigureCanvasAgg is non-interactive:UserWarning"
+
+
 def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder, without a screen; a warning is an error."""
     return subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
+        [sys.executable, "-W", "error", "-W", NO_SCREEN, str(program)],
         cwd=folder,
         env=os.environ | {"MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"},
         capture_output=True,

@@ -1,0 +1,20 @@
+"""Every exception has a code of its own, and says it where readers look."""
+
+import gradlib
+
+
+def kinds() -> list[type[gradlib.GradlibError]]:
+    public = [getattr(gradlib, name) for name in gradlib.__all__]
+    errors = [kind for kind in public if isinstance(kind, type)]
+    return [kind for kind in errors if issubclass(kind, gradlib.GradlibError)]
+
+
+def test_codes_are_unique_and_documented() -> None:
+    codes = [kind.code for kind in kinds()]
+    assert len(codes) == len(set(codes)) > 3
+    for kind in set(kinds()) - {gradlib.GradlibError}:
+        assert (kind.__doc__ or "").startswith(f"{kind.code}: ")
+
+
+def test_the_message_carries_the_code() -> None:
+    assert str(gradlib.NoSuchCallError("gone")) == "[GL201] gone"
