@@ -31,13 +31,7 @@ def _why_never(call: CallTrace) -> list[str]:
         ),
         *(name for name, trainable in call.parameters.items() if not trainable),
     ]
-    remarks = [f"{name} does not require grad" for name in idle]
-    remarks += [
-        f"{input_name(call, place)} is a view that the call overwrote in place, and "
-        "autograd gives no gradient of its old value"
-        for place in call.overwritten_views
-    ]
-    return remarks
+    return [f"{name} does not require grad" for name in idle]
 
 
 def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
@@ -46,7 +40,7 @@ def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
         *(
             input_name(call, place)
             for place in call.inputs_asked
-            if place not in trace.input_shares and place not in call.overwritten_views
+            if place not in trace.input_shares
         ),
         *(
             output_name(call, place)
@@ -62,11 +56,6 @@ def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
     remarks = [
         f"backward pass {trace.backward} gave {name} no gradient" for name in missed
     ]
-    if any(place not in trace.outputs for place in call.output_views):
-        remarks.append(
-            "the hook on an output that is a view is lost when the output is later "
-            "overwritten in place"
-        )
     remarks += [
         f"autocast cast {name} once for several calls, so only their total is known"
         for name in sorted(trace.mixed)

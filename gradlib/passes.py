@@ -33,13 +33,16 @@ class Passes:
             )
         return call.passes[number]
 
-    def on_gradient(self, call: CallTrace, place: Place, grad: Tensor) -> None:
-        """Add a gradient to what the call has in that place."""
-        field_name, keys = place
-        gradients: Gradients = getattr(self._running(call), field_name)
-        for key in keys:
-            known = gradients.get(key)
-            gradients[key] = keep(grad) if known is None else known + grad.detach()
+    def on_share(self, call: CallTrace, place: Place, grad: Tensor) -> None:
+        """Add a gradient to what the call has in that place: shares come in parts."""
+        gradients: Gradients = getattr(self._running(call), place.field)
+        part = keep(grad if place.region is None else place.region.of(grad))
+        for key in place.keys:
+            gradients[key] = gradients[key] + part if key in gradients else part
+
+    def on_output(self, call: CallTrace, key: int, grad: Tensor) -> None:
+        """Take the gradient of an output."""
+        self._running(call).outputs[key] = keep(grad)
 
     def on_node(
         self,
@@ -53,10 +56,10 @@ class Passes:
         if grad is None:
             return
         if len(fed) == 1:
-            self.on_gradient(*fed[0], grad)
+            self.on_share(*fed[0], grad)
             return
-        for call, (_, keys) in fed:
-            self._running(call).mixed.update(map(str, keys))
+        for call, place in fed:
+            self._running(call).mixed.update(map(str, place.keys))
 
     def on_total(self, call: CallTrace, places: list[int], grad: Tensor) -> None:
         """Take the whole gradient of an input, if the pass came through the call."""

@@ -41,6 +41,7 @@ from gradlib.recording import Recording
 from gradlib.trace import CallTrace, Place
 from gradlib.tree import Tree
 from gradlib.values import keep
+from gradlib.views import Region, base_of, watch
 
 # The tensor that an alias of ours stands for. Shared by nested recordings, so that each
 # looks through the aliases of the others.
@@ -114,12 +115,12 @@ class _Alias:
     """An input handed to a call under another name."""
 
     tensor: Tensor
-    version: int  # of the tensor when the call began
-    goes_to: Edge | None  # where the original's gradient goes, unless it is a view
+    original: Tensor
+    overwritten: Callable[[], bool]
+    # Where the gradient of the original goes: the edge, and for a view which part of
+    # the gradient on that edge is its own. None for a leaf, which nobody can overwrite.
+    goes_to: tuple[Edge, Region | None] | None
     places: list[int] = field(default_factory=list[int])  # among the flat inputs
-
-    def overwritten(self) -> bool:
-        return self.tensor._version != self.version
 
 
 @dataclass
@@ -142,7 +143,7 @@ class _Recorder:
         self._forwards = 0
         self._passes = Passes()
         # What each hooked node feeds, by its sequence number and entry.
-        self._fed: dict[tuple[int, int], list[Receiver]] = {}
+        self._fed: dict[tuple[int, int, Region | None], list[Receiver]] = {}
         self._handles: list[RemovableHandle] = []
         self.recording = Recording(_names(model), self._calls)
         for name, module in _modules(model).items():
@@ -168,6 +169,13 @@ class _Recorder:
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         self._handles.append(cast(Any, tensor).register_hook(hook))
+
+    def _hook_value(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """Hook the value a tensor has now, whatever overwrites it later."""
+        self._hook(tensor, hook)
+        if found := base_of(tensor):
+            base, region = found
+            self._hook(base, partial(_if_overwritten, watch(tensor), region, hook))
 
     def _before(
         self,
@@ -221,10 +229,10 @@ class _Recorder:
         original = _originals.get(tensor, tensor)
         alias = tensor.view_as(tensor)
         _originals[alias] = original
-        made = _Alias(alias, alias._version, _destination(original))
-        share = partial(self._passes.on_gradient, call, ("input_shares", made.places))
-        self._hook(alias, share)
-        self._hook(original, partial(self._passes.on_total, call, made.places))
+        made = _Alias(alias, original, watch(alias), _destination(original))
+        share = Place("input_shares", made.places)
+        self._hook(alias, partial(self._passes.on_share, call, share))
+        self._hook_value(original, partial(self._passes.on_total, call, made.places))
         return made
 
     def _after(
@@ -238,37 +246,42 @@ class _Recorder:
         outputs = Tree.of(output)
         frame.call.output = _kept(outputs)
         if torch.is_grad_enabled():
-            self._hook_outputs(frame.call, outputs)
+            self._hook_outputs(frame, outputs)
             self._hook_graph(frame, module, outputs)
 
-    def _hook_outputs(self, call: CallTrace, outputs: Tree) -> None:
+    def _hook_outputs(self, frame: _Frame, outputs: Tree) -> None:
+        call = frame.call
+        overwritten = {id(a.original) for a in frame.aliases if a.overwritten()}
         for place, leaf in enumerate(outputs.leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                self._hook(
-                    leaf, partial(self._passes.on_gradient, call, ("outputs", [place]))
-                )
                 call.outputs_asked.append(place)
-                if leaf._is_view():
-                    call.output_views.append(place)
+                hook = partial(self._passes.on_output, call, place)
+                found = base_of(leaf)
+                if found and id(_originals.get(leaf)) in overwritten:
+                    # The caller may go on under the name it had: hook what they share.
+                    base, region = found
+                    self._hook(base, partial(_of_region, region, hook))
+                else:
+                    self._hook_value(leaf, hook)
         if not call.outputs_asked:
             call.no_pass_because = "its output does not require grad"
 
     def _hook_graph(self, frame: _Frame, module: nn.Module, outputs: Tree) -> None:
         """Hook the nodes that feed parameters and overwritten inputs."""
-        parameters: dict[Tensor, Place] = {
-            parameter: ("param_shares", [own])
+        parameters: dict[Tensor, list[Place]] = {
+            parameter: [Place("param_shares", [own])]
             for own, parameter in own_parameters(module).items()
             if parameter.requires_grad
         }
-        edges: dict[Edge, Place] = {}
+        edges: dict[Edge, list[Place]] = {}
         for alias in frame.aliases:
-            if alias.overwritten() and alias.goes_to is not None:
-                edges[alias.goes_to] = ("input_shares", alias.places)
-            elif alias.overwritten():
-                frame.call.overwritten_views += alias.places
+            if alias.goes_to is not None and alias.overwritten():
+                edge, region = alias.goes_to
+                place = Place("input_shares", alias.places, region)
+                edges.setdefault(edge, []).append(place)
         if not (parameters or edges):
             return
-        for node, entry, place in edges_into(
+        for node, entry, places in edges_into(
             [
                 leaf.grad_fn
                 for leaf in outputs.leaves
@@ -278,14 +291,32 @@ class _Recorder:
             edges=edges,
             since=frame.since,
         ):
-            self._hook_node(node, entry, frame.call, place)
+            for place in places:
+                self._hook_node(node, entry, frame.call, place)
 
     def _hook_node(self, node: Node, entry: int, call: CallTrace, place: Place) -> None:
-        fed = self._fed.setdefault((sequence_number(node), entry), [])
+        key = (sequence_number(node), entry, place.region)
+        fed = self._fed.setdefault(key, [])
         if not fed:
             hook = partial(self._passes.on_node, entry, fed)
             self._handles.append(node.register_hook(hook))
         fed.append((call, place))
+
+
+def _of_region(region: Region, hook: Callable[[Tensor], None], grad: Tensor) -> None:
+    """Call a view's hook with the view's part of the gradient of its base."""
+    hook(region.of(grad))
+
+
+def _if_overwritten(
+    overwritten: Callable[[], bool],
+    region: Region,
+    hook: Callable[[Tensor], None],
+    grad: Tensor,
+) -> None:
+    """Do the same, if the view was overwritten: its own hook is lost then."""
+    if overwritten():
+        _of_region(region, hook, grad)
 
 
 def _names(model: nn.Module) -> dict[str, str]:
@@ -304,8 +335,9 @@ def _kept(tree: Tree) -> Tree:
     return tree.map(lambda leaf: keep(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
-def _destination(tensor: Tensor) -> Edge | None:
-    """Return where the gradient of `tensor` goes, unless it is a leaf or a view."""
-    if tensor.grad_fn is None or tensor._is_view():
+def _destination(tensor: Tensor) -> tuple[Edge, Region | None] | None:
+    """Return where the gradient of `tensor` goes once it is overwritten."""
+    source, region = base_of(tensor) or (tensor, None)
+    if source.grad_fn is None:
         return None
-    return tensor.grad_fn, tensor.output_nr
+    return (source.grad_fn, source.output_nr), region

@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gradlib.tree import Tree
+from gradlib.views import Region
 
 Gradients = dict[int | str, Tensor]
 """Gradients by position among the flat inputs or outputs, or by parameter name."""
 
-Place = tuple[str, list[int] | list[str]]
-"""Where gradients go: a field of `PassTrace`, and the keys in it."""
+
+@dataclass(frozen=True)
+class Place:
+    """Where a gradient goes: a field of `PassTrace`, and the keys in it."""
+
+    field: str
+    keys: list[int] | list[str]
+    region: Region | None = None  # the part of the gradient that is meant
 
 
 @dataclass
@@ -50,8 +57,6 @@ class CallTrace:
         default_factory=list[int]
     )  # those that require grad
     outputs_asked: list[int] = field(default_factory=list[int])
-    output_views: list[int] = field(default_factory=list[int])
-    overwritten_views: list[int] = field(default_factory=list[int])
     calls_others: bool = False
     no_pass_because: str = ""
     passes: dict[int, PassTrace] = field(default_factory=dict[int, PassTrace])
