@@ -94,10 +94,7 @@ class Pass(Printable):
     def param_grads(self) -> dict[str, Any]:
         """Gradients of the module's own parameters, by name: this call's share."""
         shares = self._trace.param_shares
-        return {
-            name: None if name in self._trace.mixed else shares.get(name)
-            for name in self._call.parameters
-        }
+        return {name: shares.get(name) for name in self._call.parameters}
 
     @property
     def param_grads_total(self) -> dict[str, Any]:

@@ -1,58 +1,91 @@
 """The part of the autograd graph that one module call made."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import sequence_number
+from gradlib.private import leaf_of, sequence_number
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
 CAST = "ToCopyBackward0"  # the node of Tensor.to() and of autocast's casts
 
-Label = TypeVar("Label")
+
+class Leaving(NamedTuple):
+    """An edge out of a call's part of the graph.
+
+    Entry `entry` of the gradients `node` computes flows into `edge`, or into `leaf`.
+    """
+
+    node: Node
+    entry: int
+    edge: Edge
+    leaf: Tensor | None
 
 
-def edges_into(
-    roots: Iterable[Node],
-    *,
-    parameters: Mapping[Tensor, Label],
-    edges: Mapping[Edge, Label],
-    since: int,
-) -> Iterator[tuple[Node, int, Label]]:
-    """Find where a call's graph hands gradients to what the call was given.
+def edges_leaving(
+    roots: Iterable[Node], *, since: int, seen: set[Node]
+) -> list[Leaving]:
+    """Walk the nodes made since a call began, and return the edges that leave them.
 
     Args:
-        roots: The ``grad_fn`` of each output of the call.
-        parameters: The leaf tensors looked for, each with a label.
-        edges: The other edges looked for, each with a label.
-        since: autograd's sequence number when the call began, to tell its own nodes
-            from older ones. Of those only casts count, as autocast reuses the cast that
-            an earlier call made of a weight.
+        roots: Where to begin: the nodes of whatever the call made.
+        since: autograd's sequence number when the call began. Older nodes were made
+            by others.
+        seen: The nodes walked already; this walk's are added.
+
+    Returns:
+        The edges into older nodes and into leaves. The cast of a leaf counts as the
+        leaf: autocast shares it between calls, so it belongs to none of them.
+    """
+    leaving: list[Leaving] = []
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in seen or sequence_number(node) < since:
+            continue
+        seen.add(node)
+        for entry, (target, number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            leaf = _leaf_behind(target)
+            if leaf is not None or sequence_number(target) < since:
+                leaving.append(Leaving(node, entry, (target, number), leaf))
+            else:
+                stack.append(target)
+    return leaving
+
+
+def edges_inside(
+    roots: Iterable[Node], *, since: int
+) -> Iterator[tuple[Node, int, Edge]]:
+    """Yield every edge between the nodes made since a call began.
+
+    Args:
+        roots: Where to begin.
+        since: autograd's sequence number when the call began.
 
     Yields:
-        ``(node, i, label)``: entry `i` of the gradients `node` computes flows into what
-        `label` stands for.
+        A node, the entry of its gradients, and the edge that entry flows into.
     """
     seen: set[Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if node in seen:
+        if node in seen or sequence_number(node) < since:
             continue
         seen.add(node)
-        if sequence_number(node) < since and node.name() != CAST:
-            continue
-        for i, (target, number) in enumerate(node.next_functions):
-            if target is None:
-                continue
-            leaf: Tensor | None = getattr(target, "variable", None)
-            if leaf is not None and leaf in parameters:
-                yield node, i, parameters[leaf]
-            elif (target, number) in edges:
-                yield node, i, edges[target, number]
-            else:
+        for entry, (target, number) in enumerate(node.next_functions):
+            if target is not None and leaf_of(target) is None:
+                yield node, entry, (target, number)
                 stack.append(target)
+
+
+def _leaf_behind(node: Node) -> Tensor | None:
+    """Return the leaf whose gradient `node` accumulates, or casts on its way there."""
+    if type(node).__name__ == CAST:
+        node = node.next_functions[0][0] or node
+    return leaf_of(node)

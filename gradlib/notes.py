@@ -31,7 +31,13 @@ def _why_never(call: CallTrace) -> list[str]:
         ),
         *(name for name, trainable in call.parameters.items() if not trainable),
     ]
-    return [f"{name} does not require grad" for name in idle]
+    remarks = [f"{name} does not require grad" for name in idle]
+    remarks += [
+        f"it returned {input_name(call, place)} as it was: the two are one tensor, and "
+        "their gradient is that of all its uses"
+        for place in call.returned_inputs
+    ]
+    return remarks
 
 
 def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
@@ -50,17 +56,12 @@ def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
         *(
             name
             for name, trainable in call.parameters.items()
-            if trainable and name not in trace.param_shares and name not in trace.mixed
+            if trainable and name not in trace.param_shares
         ),
     ]
-    remarks = [
+    return [
         f"backward pass {trace.backward} gave {name} no gradient" for name in missed
     ]
-    remarks += [
-        f"autocast cast {name} once for several calls, so only their total is known"
-        for name in sorted(trace.mixed)
-    ]
-    return remarks
 
 
 def input_name(call: CallTrace, place: int) -> str:

@@ -16,6 +16,13 @@ from torch.autograd.graph import Node
 # Copy-on-write: the clone shares the storage until somebody writes to either one.
 lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
 
+AccumulateGrad: Any = cast(Any, torch._C)._functions.AccumulateGrad
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
+    return cast(Any, node).variable if isinstance(node, AccumulateGrad) else None
+
 
 def backward_pass_id() -> int:
     """Return a number that is one backward pass's own; -1 outside of any."""

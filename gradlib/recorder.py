@@ -4,48 +4,41 @@ The only file that attaches recording hooks. It builds on hooks of tensors and o
 nodes, not on full backward hooks: those raise on in-place operations and see only
 tensors and tuples of tensors.
 
-Where each gradient is seen:
+A call's arguments and result are left as they are, so the model computes what it would
+compute alone. Where each gradient is seen:
 
-- ``grad_output``: a hook on the output, set as the call returns.
-- ``grad_input``: the call is handed an alias of each input; what flows back through the
-  alias is this call's share. A module that overwrites its input takes the alias out of
-  the graph; then it is what the call's part of the graph hands on to the input.
-- ``grad_input_total``: a hook on the input itself.
-- ``param_grads``: what the call's part of the graph hands to each parameter.
-- ``param_grads_total``: a hook on the parameter.
+- ``grad_output``: a hook on the output, set as the call returns, less what the call's
+  own computation gives to that output.
+- ``grad_input`` and ``param_grads``: the autograd nodes the call made are walked as it
+  returns; what they hand to an input or a parameter is this call's share.
+- the totals: a hook on the input or the parameter itself.
 """
 
+import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlib.errors import NotAModuleError
-from gradlib.graph import Edge, edges_into
-from gradlib.passes import Passes, Receiver
-from gradlib.private import (
-    next_sequence_number,
-    own_parameters,
-    sequence_number,
-)
+from gradlib.graph import Edge, Leaving, edges_inside, edges_leaving
+from gradlib.passes import Passes
+from gradlib.private import next_sequence_number, own_parameters, sequence_number
 from gradlib.recording import Recording
 from gradlib.trace import CallTrace, Place
 from gradlib.tree import Tree
-from gradlib.values import keep
+from gradlib.values import KeptValues
 from gradlib.views import Region, base_of, watch
-
-# The tensor that an alias of ours stands for. Shared by nested recordings, so that each
-# looks through the aliases of the others.
-_originals = cast(MutableMapping[Tensor, Tensor], WeakTensorKeyDictionary())
 
 
 def record(model: nn.Module) -> AbstractContextManager[Recording]:
@@ -105,22 +98,27 @@ def record(model: nn.Module) -> AbstractContextManager[Recording]:
 def _recording(model: nn.Module) -> Generator[Recording]:
     recorder = _Recorder(model)
     try:
+        recorder.attach_hooks()
         yield recorder.recording
     finally:
         recorder.remove_hooks()
 
 
 @dataclass
-class _Alias:
-    """An input handed to a call under another name."""
+class _Input:
+    """A tensor a call was given, as it was then."""
 
     tensor: Tensor
-    original: Tensor
-    overwritten: Callable[[], bool]
-    # Where the gradient of the original goes: the edge, and for a view which part of
-    # the gradient on that edge is its own. None for a leaf, which nobody can overwrite.
-    goes_to: tuple[Edge, Region | None] | None
-    places: list[int] = field(default_factory=list[int])  # among the flat inputs
+    places: list[int]  # among the flat inputs
+    edge: Edge | None  # where its gradient goes; None for a leaf
+    version: int
+    # The same for what it is a view of: if it is overwritten, its gradient goes there.
+    base_edge: Edge | None = None
+    region: Region | None = None
+
+    def overwritten(self) -> bool:
+        """Tell whether the tensor was overwritten since."""
+        return self.tensor._version != self.version
 
 
 @dataclass
@@ -128,9 +126,12 @@ class _Frame:
     """A call that has begun and not yet returned."""
 
     call: CallTrace
+    module: nn.Module
+    python: FrameType | None  # in which torch runs the call
     handled: BaseException | None  # what an `except` around the call was handling
-    aliases: list[_Alias] = field(default_factory=list[_Alias])
+    inputs: list[_Input] = field(default_factory=list[_Input])
     since: int = 0
+    leaving: list[Leaving] = field(default_factory=list[Leaving])  # of the calls inside
 
 
 class _Recorder:
@@ -142,12 +143,23 @@ class _Recorder:
         self._stack: list[_Frame] = []
         self._forwards = 0
         self._passes = Passes()
-        # What each hooked node feeds, by its sequence number and entry.
-        self._fed: dict[tuple[int, int, Region | None], list[Receiver]] = {}
         self._handles: list[RemovableHandle] = []
+        # Of the forward that runs: the nodes walked, and the values kept by tensor.
+        self._seen: set[Node] = set()
+        self._kept = KeptValues()
+        self._watched: dict[tuple[str, str, int], nn.Parameter] = {}
+        self._modules = _modules(model)
         self.recording = Recording(_names(model), self._calls)
-        for name, module in _modules(model).items():
-            self._attach(name, module)
+
+    def attach_hooks(self) -> None:
+        """Hook every module."""
+        for name, module in self._modules.items():
+            before = _ModuleHook(partial(self._before, name))
+            after = _ModuleHook(self._after)
+            self._handles += [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            ]
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
@@ -155,17 +167,86 @@ class _Recorder:
             handle.remove()
         self._handles.clear()
 
-    def _attach(self, name: str, module: nn.Module) -> None:
-        before = partial(self._before, name)
-        self._handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(
-                self._after, with_kwargs=True, always_call=True
-            ),
-        ]
-        for own, parameter in own_parameters(module).items():
-            if parameter.requires_grad:
-                self._hook(parameter, partial(self._passes.on_parameter, name, own))
+    def _before(
+        self,
+        name: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        python = inspect.currentframe()
+        for _ in ("_before", "_ModuleHook.__call__"):  # out to torch's own frame
+            python = python and python.f_back
+        self._drop_broken_off(module, python)
+        inputs = Tree.of((args, kwargs))
+        call = self._begin(name, module, inputs)
+        frame = _Frame(call, module, python, sys.exception())
+        self._stack.append(frame)
+        if not torch.is_grad_enabled():
+            call.no_pass_because = "gradients were disabled when it was called"
+            return
+        frame.inputs = self._hook_inputs(call, inputs)
+        frame.since = next_sequence_number()
+
+    def _drop_broken_off(self, module: nn.Module, caller: FrameType | None) -> None:
+        """Forget calls that ended without a word, as on KeyboardInterrupt.
+
+        They show when their module is called again: is its call still running?
+        """
+        if all(frame.module is not module for frame in self._stack):
+            return
+        running: set[FrameType | None] = set()
+        while caller is not None:
+            running.add(caller)
+            caller = caller.f_back
+        while self._stack and self._stack[-1].python not in running:
+            self._stack.pop().call.no_pass_because = "its forward was broken off"
+        if not self._stack:
+            self._end_forward()
+
+    def _begin(self, name: str, module: nn.Module, inputs: Tree) -> CallTrace:
+        own = own_parameters(module)
+        self._watch_parameters(name, own)
+        outermost = not self._stack
+        if outermost:
+            self._forwards += 1
+        else:
+            self._stack[-1].call.calls_others = True
+        call = CallTrace(
+            name,
+            self._counts[name],
+            self._forwards - 1,
+            type(module).__name__,
+            inputs.map(partial(self._kept.of, foreign=outermost)),
+            {key: parameter.requires_grad for key, parameter in own.items()},
+        )
+        self._counts[name] += 1
+        self._calls.append(call)
+        return call
+
+    def _watch_parameters(self, name: str, own: dict[str, nn.Parameter]) -> None:
+        """Hook the parameters a module has now: they may be new since the last call."""
+        for key, parameter in own.items():
+            if (name, key, id(parameter)) not in self._watched and _wants_grad(
+                parameter
+            ):
+                self._watched[name, key, id(parameter)] = parameter
+                self._hook(parameter, partial(self._passes.on_parameter, name, key))
+
+    def _hook_inputs(self, call: CallTrace, inputs: Tree) -> list[_Input]:
+        """Hook each input that requires grad, and return where its gradient goes."""
+        found: dict[int, _Input] = {}  # one for a tensor passed in two places
+        for place, leaf in enumerate(inputs.leaves):
+            if not (isinstance(leaf, Tensor) and leaf.requires_grad):
+                continue
+            call.inputs_asked.append(place)
+            if id(leaf) in found:
+                found[id(leaf)].places.append(place)
+                continue
+            given = found[id(leaf)] = _input(leaf, place)
+            total = partial(self._passes.on_total, call, given.places)
+            self._hook_value(leaf, total)
+        return list(found.values())
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         self._handles.append(cast(Any, tensor).register_hook(hook))
@@ -177,135 +258,149 @@ class _Recorder:
             base, region = found
             self._hook(base, partial(_if_overwritten, watch(tensor), region, hook))
 
-    def _before(
-        self,
-        name: str,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        inputs = Tree.of((args, kwargs))
-        frame = _Frame(self._begin(name, module, inputs), sys.exception())
-        self._stack.append(frame)
-        if not torch.is_grad_enabled():
-            frame.call.no_pass_because = "gradients were disabled when it was called"
-            return None
-        frame.aliases = self._aliases(frame.call, inputs)
-        frame.since = next_sequence_number()
-        if not frame.aliases:
-            return None
-        handed = {p: a.tensor for a in frame.aliases for p in a.places}
-        return inputs.filled(dict(enumerate(inputs.leaves)) | handed)
-
-    def _begin(self, name: str, module: nn.Module, inputs: Tree) -> CallTrace:
-        if self._stack:
-            self._stack[-1].call.calls_others = True
-        else:
-            self._forwards += 1
-        call = CallTrace(
-            name,
-            self._counts[name],
-            self._forwards - 1,
-            type(module).__name__,
-            _kept(inputs),
-            {own: p.requires_grad for own, p in own_parameters(module).items()},
-        )
-        self._counts[name] += 1
-        self._calls.append(call)
-        return call
-
-    def _aliases(self, call: CallTrace, inputs: Tree) -> list[_Alias]:
-        """Make an alias of each input that requires grad, hooked."""
-        made: dict[int, _Alias] = {}  # one for a tensor passed in two places
-        for place, leaf in enumerate(inputs.leaves):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                if id(leaf) not in made:
-                    made[id(leaf)] = self._alias(call, leaf)
-                made[id(leaf)].places.append(place)
-                call.inputs_asked.append(place)
-        return list(made.values())
-
-    def _alias(self, call: CallTrace, tensor: Tensor) -> _Alias:
-        original = _originals.get(tensor, tensor)
-        alias = tensor.view_as(tensor)
-        _originals[alias] = original
-        made = _Alias(alias, original, watch(alias), _destination(original))
-        share = Place("input_shares", made.places)
-        self._hook(alias, partial(self._passes.on_share, call, share))
-        self._hook_value(original, partial(self._passes.on_total, call, made.places))
-        return made
-
     def _after(
         self, module: nn.Module, _args: object, _kwargs: object, output: object
     ) -> None:
-        frame = self._stack.pop()
+        if all(frame.module is not module for frame in self._stack):
+            return  # its call was not seen to begin: an earlier hook raised
+        while (frame := self._stack.pop()).module is not module:
+            frame.call.no_pass_because = "its forward was broken off"
         raised = sys.exception()
         if output is None and raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = f"its forward raised {type(raised).__name__}"
-            return
-        outputs = Tree.of(output)
-        frame.call.output = _kept(outputs)
-        if torch.is_grad_enabled():
-            self._hook_outputs(frame, outputs)
-            self._hook_graph(frame, module, outputs)
+        else:
+            outputs = Tree.of(output)
+            frame.call.output = outputs.map(self._kept.of)
+            if torch.is_grad_enabled():
+                self._hook_graph(frame, outputs)
+                self._hook_outputs(frame, outputs)
+        if not self._stack:
+            self._end_forward()
+
+    def _end_forward(self) -> None:
+        self._seen.clear()
+        self._kept.clear()
 
     def _hook_outputs(self, frame: _Frame, outputs: Tree) -> None:
         call = frame.call
-        overwritten = {id(a.original) for a in frame.aliases if a.overwritten()}
-        for place, leaf in enumerate(outputs.leaves):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                call.outputs_asked.append(place)
-                hook = partial(self._passes.on_output, call, place)
-                found = base_of(leaf)
-                if found and id(_originals.get(leaf)) in overwritten:
-                    # The caller may go on under the name it had: hook what they share.
-                    base, region = found
-                    self._hook(base, partial(_of_region, region, hook))
-                else:
-                    self._hook_value(leaf, hook)
-        if not call.outputs_asked:
-            call.no_pass_because = "its output does not require grad"
+        inputs = {id(given.tensor): given for given in frame.inputs}
+        asked = [
+            (place, leaf)
+            for place, leaf in enumerate(outputs.leaves)
+            if isinstance(leaf, Tensor) and _wants_grad(leaf)
+        ]
+        call.outputs_asked = [place for place, _ in asked]
+        if not asked:
+            call.no_pass_because = "it returned no tensor that requires grad"
+        for place, leaf in asked:
+            self._hook_value(leaf, partial(self._passes.on_output, call, place))
+            given = inputs.get(id(leaf))
+            if given is not None and not given.overwritten():
+                call.returned_inputs += given.places
+                share = partial(self._passes.on_returned_input, call, given.places)
+                self._hook_value(leaf, share)
+        if len(asked) > 1:
+            self._hook_inner(frame, asked)
 
-    def _hook_graph(self, frame: _Frame, module: nn.Module, outputs: Tree) -> None:
-        """Hook the nodes that feed parameters and overwritten inputs."""
-        parameters: dict[Tensor, list[Place]] = {
-            parameter: [Place("param_shares", [own])]
-            for own, parameter in own_parameters(module).items()
-            if parameter.requires_grad
-        }
-        edges: dict[Edge, list[Place]] = {}
-        for alias in frame.aliases:
-            if alias.goes_to is not None and alias.overwritten():
-                edge, region = alias.goes_to
-                place = Place("input_shares", alias.places, region)
-                edges.setdefault(edge, []).append(place)
-        if not (parameters or edges):
-            return
-        for node, entry, places in edges_into(
-            [
-                leaf.grad_fn
-                for leaf in outputs.leaves
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None
-            ],
-            parameters=parameters,
-            edges=edges,
-            since=frame.since,
-        ):
-            for place in places:
-                self._hook_node(node, entry, frame.call, place)
+    def _hook_inner(self, frame: _Frame, outputs: list[tuple[int, Tensor]]) -> None:
+        """Hook the nodes of a call that use one of its outputs to make another."""
+        places: dict[Edge, list[int]] = {}
+        for place, leaf in outputs:
+            if (edge := _edge_of(leaf)) and sequence_number(edge[0]) >= frame.since:
+                places.setdefault(edge, []).append(place)
+        roots = [leaf.grad_fn for _, leaf in outputs if leaf.grad_fn is not None]
+        for node, entry, edge in edges_inside(roots, since=frame.since):
+            if edge in places:
+                receiver = entry, Place("inner", places[edge])
+                self._hook_node(node, frame.call, [receiver])
 
-    def _hook_node(self, node: Node, entry: int, call: CallTrace, place: Place) -> None:
-        key = (sequence_number(node), entry, place.region)
-        fed = self._fed.setdefault(key, [])
-        if not fed:
-            hook = partial(self._passes.on_node, entry, fed)
-            self._handles.append(node.register_hook(hook))
-        fed.append((call, place))
+    def _hook_graph(self, frame: _Frame, outputs: Tree) -> None:
+        """Hook the nodes that hand gradients to the call's inputs and parameters."""
+        for node, leavings in self._leave(frame, outputs).items():
+            receivers = [
+                (leaving.entry, place)
+                for leaving in leavings
+                for place in _places(frame, leaving)
+            ]
+            if receivers:
+                self._hook_node(node, frame.call, receivers)
+
+    def _hook_node(
+        self, node: Node, call: CallTrace, receivers: list[tuple[int, Place]]
+    ) -> None:
+        hook = partial(self._passes.on_node, call, receivers)
+        self._handles.append(node.register_hook(hook))
+
+    def _leave(self, frame: _Frame, outputs: Tree) -> dict[Node, list[Leaving]]:
+        """Walk what the call made, and return the edges that leave it, by node.
+
+        The calls inside have walked their part. What leaves theirs and does not leave
+        this one's leads to nodes of this call.
+        """
+        inner = [leaving.edge[0] for leaving in frame.leaving]
+        roots = [
+            leaf.grad_fn
+            for leaf in (*outputs.leaves, *vars(frame.module).values())
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+        ]
+        leaving = edges_leaving([*roots, *inner], since=frame.since, seen=self._seen)
+        leaving += [
+            one
+            for one in frame.leaving
+            if one.leaf is not None or sequence_number(one.edge[0]) < frame.since
+        ]
+        if self._stack:
+            self._stack[-1].leaving += leaving
+        by_node: dict[Node, list[Leaving]] = {}
+        for one in leaving:
+            by_node.setdefault(one.node, []).append(one)
+        return by_node
 
 
-def _of_region(region: Region, hook: Callable[[Tensor], None], grad: Tensor) -> None:
-    """Call a view's hook with the view's part of the gradient of its base."""
-    hook(region.of(grad))
+class _ModuleHook:
+    """A hook of ours on a module. A copy of the module does not record."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call: Callable[..., None] | None = call
+
+    def __call__(self, *args: Any) -> None:
+        if self._call is not None:
+            self._call(*args)
+
+    def __getstate__(self) -> dict[str, None]:
+        return {"_call": None}
+
+
+def _places(frame: _Frame, leaving: Leaving) -> Iterator[Place]:
+    """Tell what the gradient on an edge out of a call belongs to."""
+    if leaving.leaf is not None:
+        for own, parameter in own_parameters(frame.module).items():
+            if parameter is leaving.leaf:
+                yield Place("param_shares", [own], dtype=parameter.dtype)
+    for given in frame.inputs:
+        if given.tensor is leaving.leaf:
+            yield Place("input_shares", given.places, dtype=given.tensor.dtype)
+        elif leaving.edge == given.edge:
+            yield Place("input_shares", given.places)
+        elif leaving.edge == given.base_edge and given.overwritten():
+            yield Place("input_shares", given.places, given.region)
+
+
+def _input(tensor: Tensor, place: int) -> _Input:
+    given = _Input(tensor, [place], _edge_of(tensor), tensor._version)
+    if found := base_of(tensor):
+        base, given.region = found
+        given.base_edge = _edge_of(base)
+    return given
+
+
+def _edge_of(tensor: Tensor) -> Edge | None:
+    return (tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else None
+
+
+def _wants_grad(tensor: Tensor) -> bool:
+    """Tell whether a tensor can be hooked: it requires grad, and has a value."""
+    return tensor.requires_grad and not is_lazy(tensor)
 
 
 def _if_overwritten(
@@ -314,9 +409,9 @@ def _if_overwritten(
     hook: Callable[[Tensor], None],
     grad: Tensor,
 ) -> None:
-    """Do the same, if the view was overwritten: its own hook is lost then."""
+    """Call a view's hook with its part of its base's gradient, if its own is lost."""
     if overwritten():
-        _of_region(region, hook, grad)
+        hook(region.of(grad))
 
 
 def _names(model: nn.Module) -> dict[str, str]:
@@ -328,16 +423,3 @@ def _names(model: nn.Module) -> dict[str, str]:
 
 def _modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
     return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
-
-
-def _kept(tree: Tree) -> Tree:
-    """Return the tree with its tensors kept at the values they have now."""
-    return tree.map(lambda leaf: keep(leaf) if isinstance(leaf, Tensor) else leaf)
-
-
-def _destination(tensor: Tensor) -> tuple[Edge, Region | None] | None:
-    """Return where the gradient of `tensor` goes once it is overwritten."""
-    source, region = base_of(tensor) or (tensor, None)
-    if source.grad_fn is None:
-        return None
-    return (source.grad_fn, source.output_nr), region

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from gradlib.tree import Tree
@@ -18,6 +19,12 @@ class Place:
     field: str
     keys: list[int] | list[str]
     region: Region | None = None  # the part of the gradient that is meant
+    dtype: torch.dtype | None = None  # of what the gradient belongs to
+
+    def of(self, grad: Tensor) -> Tensor:
+        """Return what `grad` holds for this place."""
+        part = grad if self.region is None else self.region.of(grad)
+        return part if self.dtype is None else part.to(self.dtype)
 
 
 @dataclass
@@ -38,8 +45,8 @@ class PassTrace:
     param_totals: dict[int | str, Tensor] = field(
         default_factory=dict[int | str, Tensor]
     )
-    # Parameters whose share cannot be told from that of another call.
-    mixed: set[str] = field(default_factory=set[str])
+    # What the call's own computation gave to one of its outputs.
+    inner: Gradients = field(default_factory=Gradients)
 
 
 @dataclass
@@ -57,6 +64,7 @@ class CallTrace:
         default_factory=list[int]
     )  # those that require grad
     outputs_asked: list[int] = field(default_factory=list[int])
+    returned_inputs: list[int] = field(default_factory=list[int])
     calls_others: bool = False
     no_pass_because: str = ""
     passes: dict[int, PassTrace] = field(default_factory=dict[int, PassTrace])
