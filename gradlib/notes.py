@@ -16,7 +16,7 @@ def note(call: CallTrace) -> str:
 def _why_no_pass(call: CallTrace) -> list[str]:
     if call.passes:
         return []
-    return [call.no_pass_because or "no backward pass reached it"]
+    return [call.no_pass_because or "no backward pass reached it inside the block"]
 
 
 def _why_never(call: CallTrace) -> list[str]:

@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, cast
@@ -43,7 +44,7 @@ def gradient_flow(
         ax = _new_axes(width=max(5.0, 1.6 + 0.7 * len(labels)))
     for (kind, columns), (colour, marker) in zip(norms.items(), STYLES, strict=False):
         # A logarithmic axis has no place for zero: a gap shows it.
-        found = [[value for value in column if value > 0] for column in columns]
+        found = [[v for v in column if 0 < v < math.inf] for column in columns]
         at = [i for i, column in enumerate(found) if column]
         low, middle, high = (
             [statistic(found[i]) for i in at] for statistic in (min, median, max)
@@ -55,18 +56,40 @@ def gradient_flow(
             ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
         else:
             ax.vlines(at, low, high, color=colour, alpha=0.4)
-    _scale(ax)
+    values = [v for columns in norms.values() for column in columns for v in column]
+    if any(0 < v < math.inf for v in values):
+        _scale(ax)
+    _mark_nonfinite(norms, ax)
     ax.set_ylabel("norm of the gradient")
     ax.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0)
     ax.set_xlabel("modules, first to last (gradients flow to the left)")
     ax.grid(axis="y", alpha=0.3)
-    if any(column for columns in norms.values() for column in columns):
+    if values:
         ax.legend(frameon=False)
     else:
         ax.set_title("no backward pass was recorded")
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure
+
+
+def _mark_nonfinite(norms: Mapping[str, Sequence[Sequence[float]]], ax: Axes) -> None:
+    """Put a cross above every module whose gradients hold NaN or infinity."""
+    at = {
+        i
+        for columns in norms.values()
+        for i, column in enumerate(columns)
+        if not all(map(math.isfinite, column))
+    }
+    if at:
+        ax.scatter(
+            sorted(at),
+            [0.96] * len(at),
+            marker="x",
+            color="#CC0000",
+            transform=ax.get_xaxis_transform(),  # across: modules; up: share of the axis
+            label="nan or inf",
+        )
 
 
 def _scale(ax: Axes) -> None:

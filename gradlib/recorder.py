@@ -294,7 +294,7 @@ class _Recorder:
             call.no_pass_because = "it returned no tensor that requires grad"
         for place, leaf in asked:
             self._hook_value(leaf, partial(self._passes.on_output, call, place))
-            given = inputs.get(id(leaf))
+            given = inputs.pop(id(leaf), None)
             if given is not None and not given.overwritten():
                 call.returned_inputs += given.places
                 share = partial(self._passes.on_returned_input, call, given.places)

@@ -70,7 +70,7 @@ class Recording(Printable):
             AmbiguousCallError: The module was called several times; the message says
                 how to name one call.
         """
-        name, index = key if isinstance(key, tuple) else (key, None)
+        name, index = _name_and_index(key)
         calls = {call.index: call for call in self.calls(name)}
         if index is None and len(calls) == 1:
             return next(iter(calls.values()))
@@ -173,6 +173,19 @@ class Recording(Printable):
 
 
 COLUMNS = ("module", "type", "output", "grad_output", "grad_input", "param_grads")
+
+
+def _name_and_index(key: object) -> tuple[str, int | None]:
+    match key:
+        case str():
+            return key, None
+        case (str() as name, int() as index):
+            return name, index
+        case _:
+            raise NoSuchCallError(
+                f"recording[{key!r}]: name a call by its module, as recording['fc2'], "
+                "or by module and index, as recording['fc2', 1]."
+            )
 
 
 def _rows(call: Call) -> list[tuple[str, ...]]:

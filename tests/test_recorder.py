@@ -318,6 +318,18 @@ def test_one_tensor_in_two_places() -> None:
     assert_close(recording[""].grad_input, (x.grad, x.grad))
 
 
+def test_a_module_that_returns_its_input_twice() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model := Twice()) as recording:
+        first, second = model(x)
+        (2 * first + 3 * second).sum().backward()
+    assert_close(recording[""].grad_input, (torch.full((2,), 5.0),))
+
+
 def test_a_module_that_returns_its_input() -> None:
     model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
     x = torch.randn(2, 4, requires_grad=True)
@@ -374,7 +386,7 @@ def test_autograd_grad_for_one_weight() -> None:
     assert call.grad_input == (None,)
     assert "backward pass 0 gave args[0] no gradient" in call.note
     assert "backward pass 0 gave bias no gradient" in call.note
-    assert recording["fc2"].note == "no backward pass reached it"
+    assert recording["fc2"].note == "no backward pass reached it inside the block"
 
 
 def test_kept_values_survive_in_place_changes() -> None:
@@ -412,7 +424,7 @@ def test_why_there_is_no_backward_pass() -> None:
         net(torch.randn(4, 3))
     quiet, unused = recording.calls("fc2")
     assert quiet.note == "gradients were disabled when it was called"
-    assert unused.note == "no backward pass reached it"
+    assert unused.note == "no backward pass reached it inside the block"
     assert quiet.grad_output is None
     assert quiet.passes == ()
     with gradlib.record(model := nn.ReLU()) as recording:

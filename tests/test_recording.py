@@ -1,6 +1,7 @@
 """Asking a recording: look-ups, texts and pictures."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,11 +76,13 @@ def test_several_calls_are_ambiguous(recording: gradlib.Recording) -> None:
         ("frist", 'The model has no module "frist". Nearest: "first"'),
         ("xyz", 'The model has no module "xyz". Its modules: "", "first", "last"'),
         ("never", '"never" was not called in the block. Only module(x) is a call'),
+        (0, "recording[0]: name a call by its module"),
+        (("last", 0, 1), "recording[('last', 0, 1)]: name a call by its module"),
         (("last", 2), '"last" has no call 2 here; its calls are 0, 1.'),
     ],
 )
 def test_a_failed_look_up_says_why(
-    recording: gradlib.Recording, key: str | tuple[str, int], message: str
+    recording: gradlib.Recording, key: Any, message: str
 ) -> None:
     with pytest.raises(gradlib.NoSuchCallError) as caught:
         recording[key]
@@ -170,5 +173,26 @@ def test_the_plot_goes_where_it_is_told(recording: gradlib.Recording) -> None:
 def test_the_plot_without_a_backward_pass_says_so() -> None:
     with gradlib.record(model := nn.ReLU()) as recording:
         model(torch.ones(1))
-    (axes,) = recording.plot().axes
+    figure = recording.plot()
+    figure.canvas.draw()
+    (axes,) = figure.axes
     assert axes.get_title() == "no backward pass was recorded"
+
+
+def test_calls_with_integers_print() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    with gradlib.record(model) as recording:
+        model(torch.tensor([1, 2])).sum().backward()
+    assert "args[0]" in str(recording[""])
+    assert "param_grads['weight']" in str(recording[""])
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
+def test_the_plot_of_gradients_without_a_size(factor: float) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with gradlib.record(model) as recording:
+        (factor * model(torch.ones(1, 2))).sum().backward()
+    figure = recording.plot()
+    figure.canvas.draw()
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert ("nan or inf" in labels) == (factor != 0)

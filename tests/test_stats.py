@@ -1,0 +1,40 @@
+"""Norms of every kind of tensor."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradlib.stats import norm
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([3.0, 4.0]),
+        torch.tensor([3, 4]),
+        torch.tensor([3.0, 4.0], dtype=torch.bfloat16),
+        torch.tensor([3j, 4]),
+        torch.tensor([[3.0, 0.0], [0.0, 4.0]]).to_sparse(),
+    ],
+    ids=["float", "int", "half", "complex", "sparse"],
+)
+def test_norm_of_one_tensor(tensor: Tensor) -> None:
+    assert norm([tensor]) == pytest.approx(5)
+
+
+def test_norm_of_several_and_of_none() -> None:
+    assert norm([torch.tensor(3.0), torch.tensor([[4.0]])]) == pytest.approx(5)
+    assert norm([]) == 0
+    assert norm([torch.ones(3, dtype=torch.bool)]) == pytest.approx(math.sqrt(3))
+
+
+def test_values_that_would_overflow_a_half() -> None:
+    assert norm([torch.full((4,), 6e4, dtype=torch.half)]) == pytest.approx(
+        1.2e5, rel=1e-3
+    )
+
+
+def test_a_tensor_without_values() -> None:
+    assert math.isnan(norm([torch.ones(3, device="meta")]))
