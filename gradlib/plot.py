@@ -62,6 +62,7 @@ def gradient_flow(
     _mark_nonfinite(norms, ax)
     ax.set_ylabel("norm of the gradient")
     ax.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0)
+    ax.set_xlim(-0.4, max(len(labels), 1) - 0.6)
     ax.set_xlabel("modules, first to last (gradients flow to the left)")
     ax.grid(axis="y", alpha=0.3)
     if values:
@@ -84,10 +85,11 @@ def _mark_nonfinite(norms: Mapping[str, Sequence[Sequence[float]]], ax: Axes) ->
     if at:
         ax.scatter(
             sorted(at),
-            [0.96] * len(at),
+            [1.03] * len(at),
             marker="x",
             color="#CC0000",
-            transform=ax.get_xaxis_transform(),  # across: modules; up: share of the axis
+            clip_on=False,
+            transform=ax.get_xaxis_transform(),  # 1 is the upper edge
             label="nan or inf",
         )
 
