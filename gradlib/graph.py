@@ -14,22 +14,23 @@ Edge: TypeAlias = tuple[Node, int]
 CAST = "ToCopyBackward0"  # the node of Tensor.to() and of autocast's casts
 
 
-class Leaving(NamedTuple):
-    """An edge out of a call's part of the graph.
-
-    Entry `entry` of the gradients `node` computes flows into `edge`, or into `leaf`.
-    """
+class GraphEdge(NamedTuple):
+    """Entry `entry` of the gradients that `node` computes flows into `edge`."""
 
     node: Node
     entry: int
     edge: Edge
-    leaf: Tensor | None
+    leaf: Tensor | None  # the tensor it ends in, where it does
+
+    def leads_out(self, since: int) -> bool:
+        """Tell whether it leads out of what was made since: to a leaf, or back."""
+        return self.leaf is not None or sequence_number(self.edge[0]) < since
 
 
-def edges_leaving(
+def edges_of_call(
     roots: Iterable[Node], *, since: int, seen: set[Node]
-) -> list[Leaving]:
-    """Walk the nodes made since a call began, and return the edges that leave them.
+) -> Iterator[GraphEdge]:
+    """Walk the nodes made since a call began.
 
     Args:
         roots: Where to begin: the nodes of whatever the call made.
@@ -37,11 +38,11 @@ def edges_leaving(
             by others.
         seen: The nodes walked already; this walk's are added.
 
-    Returns:
-        The edges into older nodes and into leaves. The cast of a leaf counts as the
-        leaf: autocast shares it between calls, so it belongs to none of them.
+    Yields:
+        Every edge of those nodes. An edge into an older node or into a leaf leads out.
+        The cast of a leaf counts as the leaf: autocast shares it between calls, so it
+        belongs to none of them.
     """
-    leaving: list[Leaving] = []
     stack = list(roots)
     while stack:
         node = stack.pop()
@@ -51,36 +52,9 @@ def edges_leaving(
         for entry, (target, number) in enumerate(node.next_functions):
             if target is None:
                 continue
-            leaf = _leaf_behind(target)
-            if leaf is not None or sequence_number(target) < since:
-                leaving.append(Leaving(node, entry, (target, number), leaf))
-            else:
-                stack.append(target)
-    return leaving
-
-
-def edges_inside(
-    roots: Iterable[Node], *, since: int
-) -> Iterator[tuple[Node, int, Edge]]:
-    """Yield every edge between the nodes made since a call began.
-
-    Args:
-        roots: Where to begin.
-        since: autograd's sequence number when the call began.
-
-    Yields:
-        A node, the entry of its gradients, and the edge that entry flows into.
-    """
-    seen: set[Node] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node in seen or sequence_number(node) < since:
-            continue
-        seen.add(node)
-        for entry, (target, number) in enumerate(node.next_functions):
-            if target is not None and leaf_of(target) is None:
-                yield node, entry, (target, number)
+            edge = GraphEdge(node, entry, (target, number), _leaf_behind(target))
+            yield edge
+            if not edge.leads_out(since):
                 stack.append(target)
 
 

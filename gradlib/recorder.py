@@ -17,9 +17,8 @@ compute alone. Where each gradient is seen:
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -31,7 +30,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError
-from gradlib.graph import Edge, Leaving, edges_inside, edges_leaving
+from gradlib.frame import Frame, Input, edge_of, input_of, places_of
+from gradlib.graph import Edge, GraphEdge, edges_of_call
 from gradlib.passes import Passes
 from gradlib.private import next_sequence_number, own_parameters, sequence_number
 from gradlib.recording import Recording
@@ -104,43 +104,13 @@ def _recording(model: nn.Module) -> Generator[Recording]:
         recorder.remove_hooks()
 
 
-@dataclass
-class _Input:
-    """A tensor a call was given, as it was then."""
-
-    tensor: Tensor
-    places: list[int]  # among the flat inputs
-    edge: Edge | None  # where its gradient goes; None for a leaf
-    version: int
-    # The same for what it is a view of: if it is overwritten, its gradient goes there.
-    base_edge: Edge | None = None
-    region: Region | None = None
-
-    def overwritten(self) -> bool:
-        """Tell whether the tensor was overwritten since."""
-        return self.tensor._version != self.version
-
-
-@dataclass
-class _Frame:
-    """A call that has begun and not yet returned."""
-
-    call: CallTrace
-    module: nn.Module
-    python: FrameType | None  # in which torch runs the call
-    handled: BaseException | None  # what an `except` around the call was handling
-    inputs: list[_Input] = field(default_factory=list[_Input])
-    since: int = 0
-    leaving: list[Leaving] = field(default_factory=list[Leaving])  # of the calls inside
-
-
 class _Recorder:
     """The hooks of one block and what they share."""
 
     def __init__(self, model: nn.Module) -> None:
         self._calls: list[CallTrace] = []
         self._counts: Counter[str] = Counter()
-        self._stack: list[_Frame] = []
+        self._stack: list[Frame] = []
         self._forwards = 0
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
@@ -180,7 +150,7 @@ class _Recorder:
         self._drop_broken_off(module, python)
         inputs = Tree.of((args, kwargs))
         call = self._begin(name, module, inputs)
-        frame = _Frame(call, module, python, sys.exception())
+        frame = Frame(call, module, python, sys.exception())
         self._stack.append(frame)
         if not torch.is_grad_enabled():
             call.no_pass_because = "gradients were disabled when it was called"
@@ -233,9 +203,9 @@ class _Recorder:
                 self._watched[name, key, id(parameter)] = parameter
                 self._hook(parameter, partial(self._passes.on_parameter, name, key))
 
-    def _hook_inputs(self, call: CallTrace, inputs: Tree) -> list[_Input]:
+    def _hook_inputs(self, call: CallTrace, inputs: Tree) -> list[Input]:
         """Hook each input that requires grad, and return where its gradient goes."""
-        found: dict[int, _Input] = {}  # one for a tensor passed in two places
+        found: dict[int, Input] = {}  # one for a tensor passed in two places
         for place, leaf in enumerate(inputs.leaves):
             if not (isinstance(leaf, Tensor) and leaf.requires_grad):
                 continue
@@ -243,7 +213,7 @@ class _Recorder:
             if id(leaf) in found:
                 found[id(leaf)].places.append(place)
                 continue
-            given = found[id(leaf)] = _input(leaf, place)
+            given = found[id(leaf)] = input_of(leaf, place)
             total = partial(self._passes.on_total, call, given.places)
             self._hook_value(leaf, total)
         return list(found.values())
@@ -281,7 +251,7 @@ class _Recorder:
         self._seen.clear()
         self._kept.clear()
 
-    def _hook_outputs(self, frame: _Frame, outputs: Tree) -> None:
+    def _hook_outputs(self, frame: Frame, outputs: Tree) -> None:
         call = frame.call
         inputs = {id(given.tensor): given for given in frame.inputs}
         asked = [
@@ -302,28 +272,26 @@ class _Recorder:
         if len(asked) > 1:
             self._hook_inner(frame, asked)
 
-    def _hook_inner(self, frame: _Frame, outputs: list[tuple[int, Tensor]]) -> None:
+    def _hook_inner(self, frame: Frame, outputs: list[tuple[int, Tensor]]) -> None:
         """Hook the nodes of a call that use one of its outputs to make another."""
         places: dict[Edge, list[int]] = {}
         for place, leaf in outputs:
-            if (edge := _edge_of(leaf)) and sequence_number(edge[0]) >= frame.since:
+            if (edge := edge_of(leaf)) and sequence_number(edge[0]) >= frame.since:
                 places.setdefault(edge, []).append(place)
         roots = [leaf.grad_fn for _, leaf in outputs if leaf.grad_fn is not None]
-        for node, entry, edge in edges_inside(roots, since=frame.since):
-            if edge in places:
-                receiver = entry, Place("inner", places[edge])
-                self._hook_node(node, frame.call, [receiver])
+        for one in edges_of_call(roots, since=frame.since, seen=set()):
+            if one.edge in places:
+                receiver = one.entry, Place("inner", places[one.edge])
+                self._hook_node(one.node, frame.call, [receiver])
 
-    def _hook_graph(self, frame: _Frame, outputs: Tree) -> None:
+    def _hook_graph(self, frame: Frame, outputs: Tree) -> None:
         """Hook the nodes that hand gradients to the call's inputs and parameters."""
-        for node, leavings in self._leave(frame, outputs).items():
-            receivers = [
-                (leaving.entry, place)
-                for leaving in leavings
-                for place in _places(frame, leaving)
-            ]
-            if receivers:
-                self._hook_node(node, frame.call, receivers)
+        receivers: dict[Node, list[tuple[int, Place]]] = {}
+        for edge in self._edges_leaving(frame, outputs):
+            for place in places_of(frame, edge):
+                receivers.setdefault(edge.node, []).append((edge.entry, place))
+        for node, places in receivers.items():
+            self._hook_node(node, frame.call, places)
 
     def _hook_node(
         self, node: Node, call: CallTrace, receivers: list[tuple[int, Place]]
@@ -331,30 +299,23 @@ class _Recorder:
         hook = partial(self._passes.on_node, call, receivers)
         self._handles.append(node.register_hook(hook))
 
-    def _leave(self, frame: _Frame, outputs: Tree) -> dict[Node, list[Leaving]]:
-        """Walk what the call made, and return the edges that leave it, by node.
+    def _edges_leaving(self, frame: Frame, outputs: Tree) -> list[GraphEdge]:
+        """Walk what the call made, and return the edges that lead out of it.
 
-        The calls inside have walked their part. What leaves theirs and does not leave
-        this one's leads to nodes of this call.
+        The calls inside have walked their part. What led out of theirs and does not
+        lead out of this one's ends in nodes of this call: more places to begin.
         """
-        inner = [leaving.edge[0] for leaving in frame.leaving]
-        roots = [
+        roots = [edge.edge[0] for edge in frame.inner] + [
             leaf.grad_fn
             for leaf in (*outputs.leaves, *vars(frame.module).values())
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None
         ]
-        leaving = edges_leaving([*roots, *inner], since=frame.since, seen=self._seen)
-        leaving += [
-            one
-            for one in frame.leaving
-            if one.leaf is not None or sequence_number(one.edge[0]) < frame.since
-        ]
+        walk = edges_of_call(roots, since=frame.since, seen=self._seen)
+        edges = [*walk, *frame.inner]
+        leaving = [edge for edge in edges if edge.leads_out(frame.since)]
         if self._stack:
-            self._stack[-1].leaving += leaving
-        by_node: dict[Node, list[Leaving]] = {}
-        for one in leaving:
-            by_node.setdefault(one.node, []).append(one)
-        return by_node
+            self._stack[-1].inner += leaving
+        return leaving
 
 
 class _ModuleHook:
@@ -369,33 +330,6 @@ class _ModuleHook:
 
     def __getstate__(self) -> dict[str, None]:
         return {"_call": None}
-
-
-def _places(frame: _Frame, leaving: Leaving) -> Iterator[Place]:
-    """Tell what the gradient on an edge out of a call belongs to."""
-    if leaving.leaf is not None:
-        for own, parameter in own_parameters(frame.module).items():
-            if parameter is leaving.leaf:
-                yield Place("param_shares", [own], dtype=parameter.dtype)
-    for given in frame.inputs:
-        if given.tensor is leaving.leaf:
-            yield Place("input_shares", given.places, dtype=given.tensor.dtype)
-        elif leaving.edge == given.edge:
-            yield Place("input_shares", given.places)
-        elif leaving.edge == given.base_edge and given.overwritten():
-            yield Place("input_shares", given.places, given.region)
-
-
-def _input(tensor: Tensor, place: int) -> _Input:
-    given = _Input(tensor, [place], _edge_of(tensor), tensor._version)
-    if found := base_of(tensor):
-        base, given.region = found
-        given.base_edge = _edge_of(base)
-    return given
-
-
-def _edge_of(tensor: Tensor) -> Edge | None:
-    return (tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else None
 
 
 def _wants_grad(tensor: Tensor) -> bool:
