@@ -26,7 +26,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError
@@ -197,9 +196,8 @@ class _Recorder:
     def _watch_parameters(self, name: str, own: dict[str, nn.Parameter]) -> None:
         """Hook the parameters a module has now: they may be new since the last call."""
         for key, parameter in own.items():
-            if (name, key, id(parameter)) not in self._watched and _wants_grad(
-                parameter
-            ):
+            watched = (name, key, id(parameter)) in self._watched
+            if parameter.requires_grad and not watched:
                 self._watched[name, key, id(parameter)] = parameter
                 self._hook(parameter, partial(self._passes.on_parameter, name, key))
 
@@ -257,7 +255,7 @@ class _Recorder:
         asked = [
             (place, leaf)
             for place, leaf in enumerate(outputs.leaves)
-            if isinstance(leaf, Tensor) and _wants_grad(leaf)
+            if isinstance(leaf, Tensor) and leaf.requires_grad
         ]
         call.outputs_asked = [place for place, _ in asked]
         if not asked:
@@ -330,11 +328,6 @@ class _ModuleHook:
 
     def __getstate__(self) -> dict[str, None]:
         return {"_call": None}
-
-
-def _wants_grad(tensor: Tensor) -> bool:
-    """Tell whether a tensor can be hooked: it requires grad, and has a value."""
-    return tensor.requires_grad and not is_lazy(tensor)
 
 
 def _if_overwritten(

@@ -211,6 +211,7 @@ def test_a_module_that_overwrites_its_input(in_place: nn.Module) -> None:
     assert_close(recording["1"].grad_input, (before.grad,))
     assert_close(recording["1"].grad_input_total, (before.grad,))
     assert_close(recording["1"].grad_output, (after.grad,))
+    assert_close(recording["2"].args, (after.detach(),))
     assert recording["1"].note == ""
 
 
@@ -518,6 +519,43 @@ def test_a_module_that_remembers_its_last_output() -> None:
     assert_close(first.param_grads_total["scale"], cell.scale.grad)
 
 
+def test_a_module_that_only_keeps_its_last_output() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.last, self.present = torch.tensor(0.0), torch.tensor(0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last, self.present = self.present, self.scale * x
+            return self.present
+
+    cell = Cell()
+    with gradlib.record(cell) as recording:
+        (cell(torch.tensor(2.0)) + cell(torch.tensor(5.0))).backward()
+    shares = [call.param_grads["scale"].item() for call in recording]
+    assert shares == [2, 5]
+
+
+def test_a_forward_that_is_over_is_let_go_inside_the_block() -> None:
+    made: list[weakref.ref[object]] = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            made.append(weakref.ref(ctx))
+            return 2 * x
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Double.apply(x)
+
+    with gradlib.record(model := Model()):
+        model(torch.ones(1, requires_grad=True))
+        gc.collect()
+        assert made[0]() is None
+
+
 def test_a_parameter_passed_as_an_argument() -> None:
     class Square(nn.Module):
         def __init__(self) -> None:
@@ -810,7 +848,7 @@ def test_a_copy_of_the_model_does_not_record() -> None:
         twin(torch.randn(4, 3)).sum().backward()
         assert net.state_dict().keys() == twin.state_dict().keys()
     assert len(recording) == 0
-    twin(torch.randn(4, 3)).sum().backward()
+    assert all(vars(hook) == {"_call": None} for hook in hooks_of(twin))
 
 
 def test_a_module_that_is_not_initialised_yet() -> None:
