@@ -7,12 +7,11 @@ from types import FrameType
 from torch import Tensor, nn
 
 from gradlib.graph import Edge, GraphEdge
-from gradlib.private import own_parameters
 from gradlib.trace import CallTrace, Place
 from gradlib.views import Region, base_of
 
 
-@dataclass
+@dataclass(slots=True)
 class Input:
     """A tensor a call was given, as it was then."""
 
@@ -29,12 +28,13 @@ class Input:
         return self.tensor._version != self.version
 
 
-@dataclass
+@dataclass(slots=True)
 class Frame:
     """A call that has begun and not yet returned."""
 
     call: CallTrace
     module: nn.Module
+    own: dict[str, nn.Parameter]  # the module's own parameters
     python: FrameType | None  # in which torch runs the call
     handled: BaseException | None  # what an `except` around the call was handling
     inputs: list[Input] = field(default_factory=list[Input])
@@ -60,7 +60,7 @@ def edge_of(tensor: Tensor) -> Edge | None:
 def places_of(frame: Frame, edge: GraphEdge) -> Iterator[Place]:
     """Tell which inputs and parameters of a call the gradient on an edge belongs to."""
     if edge.leaf is not None:
-        for own, parameter in own_parameters(frame.module).items():
+        for own, parameter in frame.own.items():
             if parameter is edge.leaf:
                 yield Place("param_shares", [own], dtype=parameter.dtype)
     for given in frame.inputs:

@@ -148,8 +148,10 @@ class _Recorder:
             python = python and python.f_back
         self._drop_broken_off(module, python)
         inputs = Tree.of((args, kwargs))
-        call = self._begin(name, module, inputs)
-        frame = Frame(call, module, python, sys.exception())
+        own = own_parameters(module)
+        self._watch_parameters(name, own)
+        call = self._begin(name, module, own, inputs)
+        frame = Frame(call, module, own, python, sys.exception())
         self._stack.append(frame)
         if not torch.is_grad_enabled():
             call.no_pass_because = "gradients were disabled when it was called"
@@ -173,9 +175,13 @@ class _Recorder:
         if not self._stack:
             self._end_forward()
 
-    def _begin(self, name: str, module: nn.Module, inputs: Tree) -> CallTrace:
-        own = own_parameters(module)
-        self._watch_parameters(name, own)
+    def _begin(
+        self,
+        name: str,
+        module: nn.Module,
+        own: dict[str, nn.Parameter],
+        inputs: Tree,
+    ) -> CallTrace:
         outermost = not self._stack
         if outermost:
             self._forwards += 1

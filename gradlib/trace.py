@@ -12,7 +12,7 @@ Gradients = dict[int | str, Tensor]
 """Gradients by position among the flat inputs or outputs, or by parameter name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a gradient goes: a field of `PassTrace`, and the keys in it."""
 
@@ -27,7 +27,7 @@ class Place:
         return part if self.dtype is None else part.to(self.dtype)
 
 
-@dataclass
+@dataclass(slots=True)
 class PassTrace:
     """The gradients that one backward pass gave one call."""
 
@@ -49,7 +49,7 @@ class PassTrace:
     inner: Gradients = field(default_factory=Gradients)
 
 
-@dataclass
+@dataclass(slots=True)
 class CallTrace:
     """One call of one module."""
 

@@ -9,7 +9,7 @@ from optree import PyTreeSpec
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Tree:
     """A nested structure as a list of leaves and the shape of the nesting.
 
