@@ -8,11 +8,10 @@ VENV ?= .venv
 TORCH ?=
 
 ifeq ($(VENV),)
-bin :=
 python := $(PYTHON)
 ready :=
+export PYTHONPATH := $(CURDIR)$(addprefix :,$(PYTHONPATH))
 else
-bin := $(VENV)/bin/
 python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 endif
@@ -46,8 +45,13 @@ lint: $(ready) ## formatting, lint and types
 clean: ## remove everything that was made here
 	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
 
-# The environment is made once, and again when pyproject.toml changes. torch comes first:
-# the CPU build where pip offers one, and once it is there nothing asks for another.
+# The environment is made once, and again when pyproject.toml changes, or TORCH, whose
+# value .ready holds. torch comes first: the CPU build where pip offers one, and once it
+# is there nothing asks for another. TORCH replaces what is there: to pip, 2.13.0+cpu
+# would do where torch==2.13.0 is asked for.
+ifneq ($(shell cat $(VENV)/.ready 2>/dev/null),$(TORCH))
+.PHONY: $(VENV)/.ready
+endif
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(python) -m pip install --quiet --upgrade pip
@@ -55,7 +59,7 @@ ifeq ($(TORCH),)
 	$(python) -m pip install --quiet torch==2.13.0+cpu 2>/dev/null \
 	|| $(python) -m pip install --quiet torch==2.13.0
 else
-	$(python) -m pip install --quiet $(TORCH)
+	$(python) -m pip install --quiet --force-reinstall $(TORCH)
 endif
 	$(python) -m pip install --quiet --editable . --group dev
-	touch $@
+	echo '$(TORCH)' >$@

@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import matplotlib as mpl
-import torch
 from matplotlib.figure import Figure
 
 
@@ -38,7 +37,6 @@ def last_figure(code: str, filename: str, line: int) -> Figure:
 if __name__ == "__main__":
     filename, line, background = sys.argv[1:]
     mpl.use("Agg")
-    torch.manual_seed(0)
     figure = last_figure(sys.stdin.read(), filename, int(line))
     svg = io.StringIO()
     figure.savefig(svg, format="svg", facecolor=background)

@@ -44,6 +44,12 @@ def mathml(tex: str, display: bool) -> str:
     for environment in re.findall(r"\\begin\{(.*?)\}", tex):
         if f"\\{environment}" not in commands.MATRICES:  # it would drop the name
             raise ValueError(f"unknown environment {environment} in the formula {tex}")
+    if re.search(
+        r"\\operatorname(?!\s*\{[A-Za-z ]+\})", tex
+    ):  # it would drop the command
+        raise ValueError(
+            rf"\operatorname takes {{letters}}, no star, in the formula {tex}"
+        )
     try:
         made = convert(tex, display="block" if display else "inline")
     except Exception as error:

@@ -1,10 +1,13 @@
 """What the tests of the documentation share."""
 
+import builtins
 import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import matplotlib
@@ -57,11 +60,29 @@ def like_fresh_interpreter(
     threads, warn_always = torch.get_num_threads(), torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # or only the first block would meet a warning
     _reset_state()
-    with matplotlib.rc_context(), mock.patch.dict(os.environ):
+    with (
+        matplotlib.rc_context(),
+        numpy.printoptions(),
+        mock.patch.dict(os.environ),
+        _same_names(builtins, torch, torch.nn, torch.nn.functional),
+    ):
         yield
     _reset_state()
     torch.set_warn_always(warn_always)
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def _same_names(*modules: ModuleType) -> Iterator[None]:
+    """Give modules back every name that a block changed, and take those it added."""
+    before = [vars(module).copy() for module in modules]
+    yield
+    for module, names in zip(modules, before, strict=True):
+        for name in vars(module).keys() - names.keys():
+            # A submodule stays: to import it again would not make it an attribute.
+            if not isinstance(vars(module)[name], ModuleType):
+                delattr(module, name)
+        vars(module).update(names)
 
 
 def _reset_state() -> None:

@@ -5,11 +5,14 @@ None uses the way pytest-examples finds blocks: that is what they watch over.
 """
 
 import ast
+import html
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
+
+import markdown
 
 # Quote marks and list markers may stand before a fence.
 _FENCE = re.compile(
@@ -17,31 +20,48 @@ _FENCE = re.compile(
 )
 _PYTHON = re.compile(r"[\s{.]*i?py", re.IGNORECASE)  # python, py, Python3, pycon, ...
 _PYTHON_FENCE = re.compile(r"[\s>*+.)\d-]*(`{3,}|~{3,})[\s{.]*i?py", re.IGNORECASE)
-_RIGHT_PYTHON_FENCE = re.compile(r" *```python( \{[^{}`]*\})?")
-_UNFENCED_PYTHON = re.compile(
-    r"""\s{4,}(import\ \w+(\ as\ \w+)?$|from\ [\w.]+\ import\ \w|print\(|def\ \w+\(.*:$)
-    |\s*>>>\ \w         # a doctest
-    |\s*(\#!|:::)python # other ways to have code highlighted
-    |.*<pre\b""",
-    re.VERBOSE,
-)
+_RIGHT_PYTHON_FENCE = re.compile(r' *```python( \{\w+="[^"{}`]*"( \w+="[^"{}`]*")*\})?')
 _SETTING = re.compile(r'(\w+)="([^"]*)"')
 _SETTINGS = {"test", "reason", "figure", "title", "hl_lines"}
-
-# Not meant: torch.tensor( is a call, x[0] an index, [1](page.md) a link.
-_PRINTED_TENSOR = re.compile(
-    r"(?<![\w.])tensor\(|torch\.Size\(\[|<\w+Backward\d*\b|grad_fn=<"
+_COMMAND = re.compile(
+    r"((apt-get|bash|cd|git|make|mkdocs|pip|pytest|python3?|source)\b[^#]*)?"
 )
-_PRINTED_NUMBERS = re.compile(
-    r"""\d\.\d{4}                              # 0.1234, as torch prints
-    |\d\.?e[+-]\d\d                            # 1e-05
+_HTML_OR_DOCTEST = re.compile(r"\s*>>>\ \w|.*<(pre|code|samp|kbd|tt|table)\b", re.I)
+# What else than code may be indented, as python-markdown calls it.
+_INDENTS = [
+    "admonition",
+    "def_list",
+    "footnotes",
+    "pymdownx.details",
+    "pymdownx.tabbed",
+]
+
+# Not meant: torch.tensor( is a call, x[0] an index, [1](page.md) a link, 2.13.0 a
+# version.
+_VALUE = re.compile(
+    r"""(?<![\w.])tensor\(|torch\.Size\(\[|<\w+Backward\d*\b|grad_fn=<
+    |(?<![\w.])-?\d+\.\d+(?![\w.]*\.\d|\w)                # 0.375
+    |(?<![\w.])\d+\ ?%                                    # 97 %
+    |\d\.?e[+-]\d\d                                       # 1e-05
     |(?<![\w\])"'.])\[-?\d[\d.]*(,\s*-?\d[\d.]*)*\](?!\() # [4, 30], [0.5]
     |(?<![\w\])"'.])\(\d+,(\s*\d+,?)*\)                   # (4, 30), (2,)
-    |^\s*\w*(Error|Warning):\ |Traceback\ \(most
-    |^\s*\#>""",
+    |Traceback\ \(most""",
     re.VERBOSE,
 )
-_TABLE_ROW = re.compile(r"\s*\||.*\S \| \S|\s*<t[dhr]\b")
+_MESSAGE = re.compile(r"\w(Error|Warning): ")
+_VALUE_AS_CODE = re.compile(r"(?<![\w.])tensor\(\[*-?\d|`-?\d+\.\d+`")
+_VERSION = re.compile(
+    r"\b(Python|(Py)?[Tt]orch|versions?|releases?( from)?|older than)\s"
+    r"\d[\d.]*((,|,? and|,? or| to) \d[\d.]*)*"
+)
+# In prose a term stands in backticks. None of these crosses an empty line.
+_CODE_LINK_OR_FORMULA = re.compile(
+    r"""(?P<ticks>`+)(.|\n(?!\s*\n))+?(?P=ticks)(?!`)
+    |https?://\S+
+    |(?P<dollars>\${1,2})([^$\n]|\n(?!\s*\n))+(?P=dollars)""",
+    re.VERBOSE,
+)
+_QUOTE = re.compile(r"(^[ \t]*>.*\n)+(?P<below>\s*(\S.*\n?)*)", re.MULTILINE)
 _ADDRESS = re.compile(r"\s*#>.*\b0x[0-9a-f]{6,}")
 
 
@@ -86,11 +106,37 @@ def docstrings(source: str) -> str:
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             continue
         if isinstance(node.value.value, str) and node.end_lineno:
-            lines[node.lineno - 1 : node.end_lineno] = [
-                re.sub(r"""^(\s*)[rRuU]?(\"{3}|'{3})""", r"\1   ", line)
-                for line in code[node.lineno - 1 : node.end_lineno]
-            ]
+            place = slice(node.lineno - 1, node.end_lineno)
+            text = re.sub(
+                r"""(?m)^(\s*)[rRuU]?(\"{3}|'{3})""", r"\1", "\n".join(code[place])
+            )
+            lines[place] = textwrap.dedent(text).split("\n")
     return "\n".join(lines)
+
+
+def markdown_cells(program: str) -> str:
+    """The Markdown of an example, each line where it was; other lines are empty."""
+    return "\n".join(
+        re.sub("^# ?", "", line) if kind == "markdown" else ""
+        for kind, line in _cell_lines(program)
+    )
+
+
+def code_cells(program: str) -> str:
+    """The code of an example, each line where it was; other lines are empty."""
+    return "\n".join(
+        line if kind == "code" else "" for kind, line in _cell_lines(program)
+    )
+
+
+def _cell_lines(program: str) -> Iterator[tuple[str, str]]:
+    kind = "code"
+    for line in program.split("\n"):
+        if line.startswith("# %%"):
+            kind = "markdown" if re.search(r"\[(markdown|md|raw)\]", line) else "code"
+            yield "header", line
+        else:
+            yield kind, line
 
 
 def blocks_not_run(name: str, text: str, run: Collection[int]) -> list[str]:
@@ -113,50 +159,116 @@ def blocks_not_run(name: str, text: str, run: Collection[int]) -> list[str]:
     return findings
 
 
+def blocks_of_other_kinds(name: str, text: str) -> list[str]:
+    """Blocks that nothing runs: all but Python, commands, and what is quoted."""
+    findings: list[str] = []
+    for fence in fences(text):
+        if fence.is_python() or ">" in fence.lead:
+            continue
+        if fence.info != "console":
+            findings.append(
+                f"{name}:{fence.line}: nobody computes what this block shows: print it "
+                "in a ```python block, quote it with >, or write commands in ```console"
+            )
+            continue
+        findings += [
+            f"{name}:{number}: ```console holds commands, without comment or output: "
+            "is this one? Then add it to _COMMAND in tests/docs/guards.py"
+            for number, line in fence.inside
+            if not _COMMAND.fullmatch(line.strip())
+        ]
+    return findings
+
+
 def code_without_fence(name: str, text: str) -> list[str]:
-    """Python code, and blocks of no stated language, that nothing would run."""
-    fenced = {number for fence in fences(text) for number, _ in fence.inside}
-    findings = [
-        f"{name}:{fence.line}: no language is named: write ```text, ```console, ..."
-        for fence in fences(text)
-        if not fence.info
+    """Code that is shown as a block, and is none that a test would find."""
+    lines = outside_fences(text)
+    page = markdown.markdown("\n".join(lines), extensions=_INDENTS)
+    starts = re.findall("<pre><code>(.*)", page)
+    indented = {html.unescape(start).strip() for start in starts}
+    return [
+        f"{name}:{number}: no test finds this block: write it in a ```python block"
+        for number, (line, prose) in enumerate(
+            zip(lines, _prose(text), strict=True), start=1
+        )
+        if (line.startswith("    ") and line.strip() in indented)
+        or _HTML_OR_DOCTEST.match(prose)
     ]
-    return findings + [
-        f"{name}:{number}: Python outside a block is not run: use a ```python block"
-        for number, line in enumerate(text.split("\n"), start=1)
-        if number not in fenced and _UNFENCED_PYTHON.match(line)
-    ]
+
+
+def outside_fences(text: str) -> list[str]:
+    """Every line of a text; those of its fenced blocks are empty."""
+    fenced = {
+        fence.line + i for fence in fences(text) for i in range(len(fence.inside) + 2)
+    }
+    lines = enumerate(text.split("\n"), start=1)
+    return ["" if number in fenced else line for number, line in lines]
+
+
+def _prose(text: str) -> list[str]:
+    """Every line of a text, without blocks, code, links, formulas and versions."""
+    prose = "\n".join(outside_fences(text))
+    for taken_out in (_CODE_LINK_OR_FORMULA, _VERSION):
+        prose = taken_out.sub(lambda match: "\n" * match[0].count("\n"), prose)
+    return prose.split("\n")
 
 
 def typed_output(name: str, text: str) -> list[str]:
-    """Output in a plain block or a table: it was typed by hand, and may be wrong.
+    """Output in prose, a table or a comment: it was typed by hand, and may be wrong.
 
     What is quoted (``>``) is somebody else's, and stays as it was said.
     """
+    numbers = [
+        number
+        for number, (line, prose) in enumerate(
+            zip(outside_fences(text), _prose(text), strict=True), start=1
+        )
+        if not line.lstrip().startswith(">")
+        and (
+            _VALUE.search(prose)
+            or _VALUE_AS_CODE.search(line)
+            or ("|" in prose and _shows_output(line))
+        )
+    ]
+    findings = [_typed(name, number) for number in numbers]
+    for fence in filter(Fence.is_python, fences(text)):
+        # The tests of the snippets check the #> lines.
+        code = [item for item in fence.inside if not item[1].lstrip().startswith("#>")]
+        findings += output_in_comments(name, code)
+    return findings
+
+
+def output_in_comments(name: str, code: Iterable[tuple[int, str]]) -> list[str]:
+    """Output in the comments of some numbered lines of code."""
+    comments = ((number, line.partition("#")[2]) for number, line in code)
     return [
-        f"{name}:{number}: this looks like output, which nobody computes here: print "
-        "it in a ```python block, have the site's build write it, or quote it with >"
-        for number, line, patterns in _lines_without_computed_output(text)
-        if any(pattern.search(line) for pattern in patterns)
+        _typed(name, number)
+        for number, comment in comments
+        if comment.startswith(">") or _shows_output(comment)
     ]
 
 
-def _lines_without_computed_output(
-    text: str,
-) -> Iterator[tuple[int, str, list[re.Pattern[str]]]]:
-    everything = [_PRINTED_TENSOR, _PRINTED_NUMBERS]
-    inside: set[int] = set()
-    for fence in fences(text):
-        inside |= {number for number, _ in fence.inside}
-        if not fence.is_python() and ">" not in fence.lead:
-            yield from ((number, line, everything) for number, line in fence.inside)
-    for number, line in enumerate(text.split("\n"), start=1):
-        if number in inside or line.lstrip().startswith(">"):
-            continue
-        if _TABLE_ROW.match(line):
-            yield number, line, everything
-        else:  # an indented block; in prose a term stands in backticks
-            yield number, re.sub("`[^`]*`", "", line), [_PRINTED_TENSOR]
+def _shows_output(line: str) -> bool:
+    line = _VERSION.sub("", line)
+    return bool(_VALUE.search(line) or _MESSAGE.search(line))
+
+
+def _typed(name: str, number: int) -> str:
+    return (
+        f"{name}:{number}: this looks like output, which nobody computes here: print "
+        "it in a block that runs, or quote it with > (a version: write torch 2.4)"
+    )
+
+
+def quotes_without_source(name: str, text: str) -> list[str]:
+    """Somebody else's output, with no word on whose it is."""
+    return [
+        f"{name}:{text.count(chr(10), 0, quote.start()) + 1}: output is quoted: say "
+        "below it whose it is, with a link that begins https://"
+        for quote in _QUOTE.finditer(text)
+        if "](https://" not in quote["below"]
+        and ("```" in quote[0] or _shows_output(quote[0]))
+    ]
 
 
 def settings_of_fences(name: str, text: str) -> list[str]:
@@ -192,7 +304,12 @@ def nothing_to_guard(texts: dict[str, str]) -> list[str]:
     found = {
         "Python block": any(f.is_python() for t in texts.values() for f in fences(t)),
         "Markdown": any(t.strip() for name, t in texts.items() if name.endswith("md")),
-        "docstring": any(t.strip() for name, t in texts.items() if name.endswith("py")),
+        "docstring": any(
+            t.strip() for name, t in texts.items() if name.startswith("gradlib/")
+        ),
+        "example": any(
+            t.strip() for name, t in texts.items() if name.startswith("examples/")
+        ),
     }
     return [f"no {kind} was found to guard" for kind, seen in found.items() if not seen]
 

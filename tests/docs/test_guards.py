@@ -16,12 +16,19 @@ TEXTS |= {
     file_name(path): guards.docstrings(path.read_text(encoding="utf-8"))
     for path in package_files()
 }
+EXAMPLES = {
+    file_name(path): path.read_text(encoding="utf-8")
+    for path in sorted(ROOT.glob("examples/*.py"))
+}
+TEXTS |= {name: guards.markdown_cells(text) for name, text in EXAMPLES.items()}
 RUN = blocks_in([*markdown_files(), *package_files()])
 
 Guard = Callable[[str, str], list[str]]
 GUARDS_OF_TEXT: list[Guard] = [
+    guards.blocks_of_other_kinds,
     guards.code_without_fence,
     guards.typed_output,
+    guards.quotes_without_source,
     guards.settings_of_fences,
     guards.addresses,
 ]
@@ -29,12 +36,24 @@ GUARDS_OF_TEXT: list[Guard] = [
 
 def test_there_is_something_to_guard():
     assert not guards.nothing_to_guard(TEXTS)
-    assert len(guards.nothing_to_guard({"a.md": "", "a.py": "\n"})) == 3
+    nothing = {"a.md": "", "gradlib/a.py": "\n", "examples/a.py": "\n"}
+    assert len(guards.nothing_to_guard(nothing)) == 4
 
 
 @pytest.mark.parametrize("guard", GUARDS_OF_TEXT, ids=lambda guard: guard.__name__)
 def test_the_documentation_passes(guard: Guard):
     findings = [finding for item in TEXTS.items() for finding in guard(*item)]
+    assert not findings, "\n".join(findings)
+
+
+def output_in_code(name: str, program: str) -> list[str]:
+    """Output typed into the code cells of an example."""
+    lines = guards.code_cells(program).split("\n")
+    return guards.output_in_comments(name, enumerate(lines, start=1))
+
+
+def test_the_code_of_examples_passes():
+    findings = [found for item in EXAMPLES.items() for found in output_in_code(*item)]
     assert not findings, "\n".join(findings)
 
 
@@ -73,7 +92,7 @@ def test_the_site_shows_the_blocks_that_are_run(built_site: Path):
     assert not nowhere, f"run, but on no page of the site: {nowhere}"
 
 
-@pytest.mark.parametrize("kind", ["", "examples/", "reference/"])
+@pytest.mark.parametrize("kind", ["index", "questions/", "examples/", "reference/"])
 def test_a_block_missing_from_a_page_is_found(kind: str, built_site: Path):
     site = pages(built_site)
     path = next(p for p in site if p.startswith(kind) and shown(site[p]))
@@ -103,6 +122,8 @@ def test_a_block_missing_from_a_page_is_found(kind: str, built_site: Path):
         "- ```python",
         "\t```python",
         '```python {figure="the `x`"}',
+        "```python {test='skip' reason='why'}",
+        '```python {test="skip",reason="why"}',
     ],
 )
 def test_a_fence_that_is_not_run_is_found(fence: str):
@@ -140,60 +161,147 @@ def test_a_fence_that_is_run_passes(indent: str, settings: str, tmp_path: Path):
     "text",
     [
         "```\nx = 1\n```",
-        "    import torch",
-        "    from torch import nn",
-        "    print(x)",
-        ">>> x",
-        "    :::python",
-        "<pre>x</pre>",
+        "```text\nno output\n```",
+        "```json\n{}\n```",
+        "```text {.output}\nx\n```",
+        "- ```text\n  x\n  ```",
     ],
 )
-def test_code_without_a_fence_is_found(text: str):
-    assert guards.code_without_fence("a.md", f"\n{text}\n")[0].startswith("a.md:2: ")
+def test_a_block_that_nobody_computes_is_found(text: str):
+    assert guards.blocks_of_other_kinds("a.md", text)[0].startswith("a.md:1: ")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "tensor([1., 2.])",
-        "torch.Size([4, 30])",
-        "grad_fn=<AddBackward0>",
-        "<AddmmBackward0 object>",
-        "0.1234",
-        "loss 1e-05",
-        "fc2 [4, 30]",
-        "[0.5]",
-        "(4, 30)",
-        "(2,)",
-        "RuntimeError: no",
-        "Traceback (most recent call last):",
-        "#> 3",
-    ],
-)
-def test_typed_output_is_found(line: str):
-    block = f"```text\n{line}\n```\n"
-    assert guards.typed_output("a.md", block)[0].startswith("a.md:2: ")
-    if "|" not in line and line[:1] not in "#RT":
-        assert guards.typed_output("a.md", f"| a | `{line}` |\n")
+@pytest.mark.parametrize("line", ["3 passed", "0.375", "# 0.375", "pytest  # 1 passed"])
+def test_what_is_no_command_is_found(line: str):
+    text = f"```console\nmake test\n\n{line}\n```\n"
+    assert guards.blocks_of_other_kinds("a.md", text)[0].startswith("a.md:4: ")
 
 
-def test_typed_output_in_an_indented_block_is_found():
-    assert guards.typed_output("a.md", "Text:\n\n    tensor([1.])\n")
+def test_commands_and_quoted_blocks_pass():
+    text = "```console\nmake test VENV=\npip install .\n```\n\n> ```text\n> x\n> ```\n"
+    assert not guards.blocks_of_other_kinds("a.md", text)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "```text\nx = torch.tensor(a); recording.forwards[3]; f(1, 2); 2.13.0\n```",
-        "```python\nprint(x)\n#> tensor([1.0000])\n```",
+        "    import torch",
+        "    a < b",
+        "    0.375",
+        "\n    #!python",
+        "- item\n\n        deep",
+        "!!! note\n\n        deep",
+        "Text:\n\n    x",
+        ">>> x",
+        "<pre>x</pre>",
+        "so <CODE>x</CODE>",
+        "<samp>x</samp>",
+        '<table class="a">',
+    ],
+)
+def test_code_without_a_fence_is_found(text: str):
+    last = text.count("\n") + 2
+    found = guards.code_without_fence("a.md", f"\n{text}\n")
+    assert found[-1].startswith(f"a.md:{last}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- item\n\n    its second paragraph\n\n    - deeper",
+        "!!! note\n\n    Text.\n\n    More.\n\n    ```python\n    x = 1\n    ```",
+        '=== "Tab"\n\n    Text.',
+        "::: gradlib.Call\n    options:\n      filters: []",
+        "Text, and `<table>` is a tag.",
+    ],
+)
+def test_what_is_indented_and_no_code_passes(text: str):
+    assert not guards.code_without_fence("a.md", text)
+
+
+def test_a_docstring_stands_where_it_was_and_is_not_indented():
+    text = 'def f():\n    """Do.\n\n    Args:\n        x: One.\n    """\n'
+    assert guards.docstrings(text) == "\nDo.\n\nArgs:\n    x: One.\n\n"
+
+
+VALUES = [
+    "tensor([1., 2.])",
+    "torch.Size([4, 30])",
+    "grad_fn=<AddBackward0>",
+    "<AddmmBackward0 object>",
+    "0.1234",
+    "-0.5",
+    "97 %",
+    "97%",
+    "loss 1e-05",
+    "fc2 [4, 30]",
+    "[0.5]",
+    "(4, 30)",
+    "(2,)",
+    "Traceback (most recent call last):",
+]
+MESSAGES = ["RuntimeError: no", "UserWarning: careful"]
+
+
+@pytest.mark.parametrize("line", VALUES)
+def test_typed_output_in_prose_is_found(line: str):
+    assert guards.typed_output("a.md", f"The\n{line}.")[0].startswith("a.md:2: ")
+
+
+@pytest.mark.parametrize("code", ["tensor([1., 2.])", "tensor(3", "0.375"])
+def test_typed_output_in_the_code_of_prose_is_found(code: str):
+    assert guards.typed_output("a.md", f"This is `{code}`.")
+
+
+@pytest.mark.parametrize("line", [*VALUES, *MESSAGES])
+def test_typed_output_in_a_table_is_found(line: str):
+    assert guards.typed_output("a.md", f"| a | `{line}` |\n")
+    assert guards.typed_output("a.md", f"a|{line}\n-|-\n")
+
+
+@pytest.mark.parametrize("line", [*VALUES, *MESSAGES])
+def test_typed_output_in_a_comment_is_found(line: str):
+    block = f"```python\nx = 1  # {line}\n```\n"
+    assert guards.typed_output("a.md", block)[0].startswith("a.md:2: ")
+    assert output_in_code("a.py", f"# %%\nx = 1\n# {line}\n")[0].startswith("a.py:3: ")
+
+
+def test_a_printed_line_in_an_example_is_found():
+    assert output_in_code("a.py", "# %%\nprint(1)\n#> 1\n")
+
+
+def test_the_text_of_an_example_is_its_markdown():
+    text = '# %% [markdown]\n# # A\n#\n# b\n\n# %% alt="0.5"\nx = 1  # c\n'
+    assert guards.markdown_cells(text) == "\n# A\n\nb\n\n\n\n"
+    assert guards.code_cells(text) == "\n\n\n\n\n\nx = 1  # c\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(x)  # the shape, as x[0], is (batch, out)\n#> [0.5000]\n```",
         "> asked: ```torch.Size([4, 30])```",
         "> ```text\n> tensor([1.0000])\n> ```",
         "| `grad_fn` | the node | see [1](page.md) |",
-        "What `torch.Size([4, 30])` means in prose.",
+        "What `torch.Size([4,\n30])` means, `lr=0.01`, or torch.tensor(2) in [0, 1).",
+        "Since torch\n2.4, 2.5 and 2.6; older than 1.0; PyTorch 1.7; 1.0.1; 1.x.",
+        "See <https://a.b/c-0.1/> and [1.1.0](https://a.b/1.0/).",
+        "So $0.5\\,|x|$, and\n\n$$\n0.5\n$$\n",
     ],
 )
 def test_what_nobody_computed_may_stand(text: str):
     assert not guards.typed_output("a.md", text)
+
+
+@pytest.mark.parametrize("quote", ["> loss 0.375", "> ```text\n> x\n> ```"])
+def test_quoted_output_without_a_source_is_found(quote: str):
+    text = f"Text.\n\n{quote}\n\nMore.\n\n[Far below](https://a.b/).\n"
+    assert guards.quotes_without_source("a.md", text)[0].startswith("a.md:3: ")
+
+
+def test_quoted_output_with_its_source_passes():
+    text = "> loss 0.375\n\nFrom the forum:\n[the thread](https://a.b/).\n"
+    assert not guards.quotes_without_source("a.md", text)
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,15 @@ warnings.warn("careful")
 ```
 
 ```python {figure="A line that rises"}
+import builtins
+
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
+builtins.left = True
+torch.ones = torch.nn.left_behind = None
+np.set_printoptions(precision=2)
 figure, ax = plt.subplots()
 ax.plot([1, 2])
 torch.set_default_dtype(torch.float64)
@@ -72,14 +78,18 @@ plt.show()
 ```
 
 ```python
+import builtins
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
 torch.nn.Identity()(1)
 print(torch.ones(1).dtype, plt.get_fignums(), Path("left.txt").exists())
 #> torch.float32 [] False
+print(np.array([1 / 8]), hasattr(torch.nn, "left_behind"), hasattr(builtins, "left"))
+#> [0.125] False False
 ```
 
 ```python
@@ -92,6 +102,21 @@ RANDOM = """
 import torch
 
 print(torch.rand(1))
+```
+
+```python {figure="Noise"}
+import matplotlib.pyplot as plt
+import torch
+
+torch.manual_seed(0)
+plt.plot(torch.rand(3))
+```
+
+```python {figure="Other noise each time"}
+import matplotlib.pyplot as plt
+import torch
+
+plt.plot(torch.randn(3))
 ```
 """
 
@@ -224,6 +249,12 @@ def test_nothing_outlives_a_block(first_run: str, project: Path):
     assert passed(first_run, f"test_runs_and_prints[{block_with('left behind')}]")
     assert passed(first_run, f"test_runs_and_prints[{block_with('get_fignums')}]")
     assert not list(project.rglob("left.txt"))
+
+
+def test_a_random_figure_fails(first_run: str):
+    assert passed(first_run, "test_runs_and_prints[docs/random.md:8-14]")
+    assert not passed(first_run, "test_runs_and_prints[docs/random.md:16-21]")
+    assert "docs/random.md:16-21: this figure is another each time" in first_run
 
 
 def test_a_block_is_linted(first_run: str):

@@ -1,12 +1,18 @@
-"""The README's figure is a committed file: it must be what the README's block draws."""
+"""The README's figure is a committed file: it must be what the README's block draws.
+
+It is the only one: every other picture is drawn while the site is built.
+"""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from mkdocs_hooks import figures
 
-FIGURE = figures.cache.ROOT / "docs" / "assets" / "readme-figure.svg"
+DOCS = figures.cache.ROOT / "docs"
+FIGURE = DOCS / "assets" / "readme-figure.svg"
+PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".avif"}
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
@@ -41,3 +47,19 @@ def test_a_changed_figure_is_noticed() -> None:
     assert differences(svg, '<path d="M 10.1 20.0"/>') == []
     assert differences(svg, '<path d="M 10.0 21.5"/>') == ["20.0 is 21.5"]
     assert differences(svg, '<path d="M 10.0 20.0"/><g/>')
+
+
+def pictures(folder: Path) -> set[Path]:
+    """Every picture in a folder and the folders inside it."""
+    return {path for path in folder.rglob("*") if path.suffix.lower() in PICTURES}
+
+
+def test_no_other_picture_is_committed() -> None:
+    others = pictures(DOCS) - {FIGURE}
+    assert not others, f"nobody computes what these show: {sorted(others)}"
+
+
+def test_a_committed_picture_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "plot.PNG").touch()
+    assert pictures(tmp_path) == {tmp_path / "deep" / "plot.PNG"}

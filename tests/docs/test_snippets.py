@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+import torch
 from pytest_examples import CodeExample, EvalExample
 
 from .differing import difference, place_of_change
@@ -37,9 +38,17 @@ def test_runs_and_prints(
         pytest.skip(settings.get("reason", "no reason given"))
 
     transcript = Transcript(_module_file(eval_example, block))
+    seed, numbers = torch.initial_seed(), torch.get_rng_state()
     with contextlib.redirect_stdout(transcript):
         eval_example.run(block)
     _fail_if_more_was_written(block, capfd)
+    drew_numbers = not torch.equal(numbers, torch.get_rng_state())
+    if "figure" in settings and drew_numbers and torch.initial_seed() == seed:
+        pytest.fail(
+            f"{block_name(block)}: this figure is another each time, as it shows "
+            "random numbers: call torch.manual_seed in the block.",
+            pytrace=False,
+        )
 
     source = with_printed(block.source, transcript.printed())
     if source == block.source:

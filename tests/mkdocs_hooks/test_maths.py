@@ -51,6 +51,8 @@ def test_what_pages_use(tex: str) -> None:
         (r"a}", r"unbalanced braces in the formula a\}"),
         (r"\left( a", r"in the formula \\left\( a"),
         (r"\begin{aligned} a \end{aligned}", "unknown environment aligned in the"),
+        (r"\operatorname*{diag} x", r"\\operatorname takes \{letters\}, no star, in"),
+        (r"\operatorname{arg\,max} x", r"\\operatorname takes \{letters\}, no"),
         (r"\begin{bmatrix} a", "in the formula"),
     ],
 )

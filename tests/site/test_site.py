@@ -41,6 +41,14 @@ PROSE = """() => {
       texts.push(walker.currentNode.data)
   return texts.join("\\n")
 }"""
+# What a reader can unfold is looked at, too; what loads on scrolling, loads.
+SHOW_ALL = """() => {
+  document.querySelectorAll("details").forEach(d => { d.open = true })
+  document.querySelectorAll("[loading=lazy]").forEach(e => { e.loading = "eager" })
+  const shown = [...document.images].map(image => image.decode().catch(() => {}))
+  return Promise.all(shown)
+}"""
+ALL_TABS = ".md-typeset .tabbed-block { display: block !important }"
 # After these the page has answered to its new size and scheme.
 TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
 TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
@@ -82,7 +90,10 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 def no_browser() -> NoReturn:
     """Skip, saying what to install; in CI, where it should be, fail."""
-    reason = "no chromium on the PATH (Debian, Ubuntu: apt-get install chromium)"
+    reason = (
+        "no chromium on the PATH (Debian: apt-get install chromium; elsewhere any "
+        "chromium or google-chrome)"
+    )
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -224,7 +235,8 @@ def problems(page: Page, server: Server, url: str) -> list[str]:
     found: dict[str, list[str]] = {}  # each problem, and the views that have it
     page.goto(server.url + url, wait_until="load")
     # No view is looked at half way between two colours.
-    page.add_style_tag(content="* { transition: none !important }")
+    page.add_style_tag(content="* { transition: none !important }" + ALL_TABS)
+    page.evaluate(SHOW_ALL)
     page.evaluate(Axe().axe_script)
     for scheme, width in product(SCHEMES, WIDTHS):
         page.set_viewport_size({"width": width, "height": 800})
@@ -314,6 +326,24 @@ BREAKS = {
     ),
     "command": (r"<p>\frac{1}{2}</p>", r"raw TeX: \f"),
     "dollars": ("<p>is $x^2$ here</p>", "raw TeX: $x^2$"),
+    "folded": (
+        '<details><summary>More</summary><p style="width: 600px">wide</details>',
+        "(390 px light, 390 px dark): scrolls sideways: 6",
+    ),
+    "second tab": (
+        '<div class="md-typeset"><div class="tabbed-block" style="display: none">'
+        '<p style="width: 600px">wide</div></div>',
+        "(390 px light, 390 px dark): scrolls sideways: 6",
+    ),
+    "missing image, far below": (
+        '<img alt="a" loading="lazy" style="margin-top: 9000px" src="no.png">',
+        f"({ALL}): image does not load",
+    ),
+    "another host, far below": (
+        '<iframe title="a" loading="lazy" style="margin-top: 9000px"'
+        ' src="http://gradlib.invalid/a"></iframe>',
+        "request to another host: http://gradlib.invalid/a",
+    ),
     "contrast": (
         '<p style="color: #aaa">faint</p>',
         "(1280 px light, 1280 px dark): axe color-contrast",
