@@ -3,6 +3,15 @@
 from dataclasses import dataclass
 from html import escape
 
+# Grey lines and the page's own colours: readable on a light and on a dark notebook.
+STYLE = """<style>
+.gradlib { overflow-x: auto; }
+.gradlib table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.gradlib th, .gradlib td { text-align: left; padding: 0.2em 1.2em 0.2em 0; }
+.gradlib tr { border-bottom: 1px solid rgba(128, 128, 128, 0.4); }
+.gradlib p { margin: 0.5em 0; }
+</style>"""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -36,7 +45,7 @@ class Table:
         )
         footer = "".join(f"<p>{escape(line)}</p>" for line in self.footer)
         return (
-            f'<div class="gradlib"><p>{escape(self.title)}</p>'
+            STYLE + f'<div class="gradlib"><p>{escape(self.title)}</p>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"{footer}</div>"
         )
