@@ -151,7 +151,7 @@ def smooth(values: list[float]) -> list[float]:
 
 
 figure, (top, middle, bottom) = plt.subplots(
-    3, 1, figsize=(7, 7), sharex=True, layout="constrained"
+    3, 1, figsize=(6, 7), sharex=True, layout="constrained"
 )
 top.plot(middles, smooth(losses), color="0.35")
 top.set_ylabel("loss")
@@ -170,12 +170,12 @@ plt.show()
 # %% [markdown]
 # ## The first step and the last, module by module
 #
-# The same turn, seen across the network on one batch each: follow `grad_output` from right
-# to left, the way the gradient goes.
+# The same turn, seen across the network on one batch each: follow `grad_output` upwards,
+# the way the gradient goes.
 
-# %% alt="Two charts of gradient norms from fc1 to fc3, one above the other. In the first step grad_output and grad_input grow from fc1 to fc3. In the last step they fall from fc1 to fc3. The gradients of the parameters of fc1, fc2 and fc3 are drawn as triangles."
-figure, axes = plt.subplots(2, 1, figsize=(6, 7), layout="constrained")
+# %% alt="Two charts of gradient norms, a line for each module from fc1 on top to fc3 below. In the first step grad_output and grad_input shrink on the way up from fc3 to fc1. In the last step they grow on the way up. The gradients of the parameters of fc1, fc2 and fc3 are drawn as triangles."
+figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout="constrained")
 for ax, (title, shown) in zip(axes, steps.items(), strict=True):
     shown.plot(ax)
-    ax.set_title(title)
+    ax.set_title(title, loc="left")
 plt.show()

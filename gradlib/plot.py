@@ -22,16 +22,19 @@ STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
 # What flows from module to module is joined by a line.
 FLOWING = ("grad_output", "grad_input")
 
+LINE = 0.34  # inches a module
+LINES = 100  # modules a figure has room for; with more, some go unnamed
+
 
 def gradient_flow(
     labels: Sequence[str],
     norms: Mapping[str, Sequence[Sequence[float]]],
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw gradient norms on a logarithmic axis, one column a module.
+    """Draw gradient norms on a logarithmic axis, one line of text a module.
 
     Args:
-        labels: The modules, in forward order.
+        labels: The modules, in forward order: the first is drawn on top.
         norms: For each kind of gradient, the norms found at each label: none, one, or
             several. Several are drawn as their median with a band from the smallest
             to the largest.
@@ -41,7 +44,7 @@ def gradient_flow(
         The figure drawn on.
     """
     if ax is None:
-        ax = _new_axes(width=max(5.0, 1.6 + 0.7 * len(labels)))
+        ax = _new_axes(height=1.4 + LINE * min(max(len(labels), 3), LINES))
     for (kind, columns), (colour, marker) in zip(norms.items(), STYLES, strict=False):
         # A logarithmic axis has no place for zero: a gap shows it.
         found = [[v for v in column if 0 < v < math.inf] for column in columns]
@@ -51,22 +54,23 @@ def gradient_flow(
         )
         flows = kind in FLOWING
         line = "-" if flows else "none"
-        ax.plot(at, middle, label=kind, color=colour, marker=marker, linestyle=line)
+        ax.plot(middle, at, label=kind, color=colour, marker=marker, linestyle=line)
         if flows:
-            ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+            ax.fill_betweenx(at, low, high, color=colour, alpha=0.15, linewidth=0)
         else:
-            ax.vlines(at, low, high, color=colour, alpha=0.4)
+            ax.hlines(at, low, high, color=colour, alpha=0.4)
     values = [v for columns in norms.values() for column in columns for v in column]
     if any(0 < v < math.inf for v in values):
         _scale(ax)
     _mark_nonfinite(norms, ax)
-    ax.set_ylabel("norm of the gradient")
-    ax.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0)
-    ax.set_xlim(-0.4, max(len(labels), 1) - 0.6)
-    ax.set_xlabel("modules, first to last (gradients flow to the left)")
-    ax.grid(axis="y", alpha=0.3)
+    every = math.ceil(len(labels) / LINES) or 1
+    ax.set_yticks(range(0, len(labels), every), labels[::every])
+    ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    ax.set_ylabel("the gradient flows upwards")
+    ax.set_xlabel("norm of the gradient")
+    ax.grid(axis="x", alpha=0.3)
     if values:
-        ax.legend(frameon=False)
+        ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
     else:
         ax.set_title("no backward pass was recorded")
     figure = ax.get_figure(root=True)
@@ -75,7 +79,7 @@ def gradient_flow(
 
 
 def _mark_nonfinite(norms: Mapping[str, Sequence[Sequence[float]]], ax: Axes) -> None:
-    """Put a cross above every module whose gradients hold NaN or infinity."""
+    """Put a cross beside every module whose gradients hold NaN or infinity."""
     at = {
         i
         for columns in norms.values()
@@ -84,26 +88,26 @@ def _mark_nonfinite(norms: Mapping[str, Sequence[Sequence[float]]], ax: Axes) ->
     }
     if at:
         ax.scatter(
+            [1.02] * len(at),
             sorted(at),
-            [1.03] * len(at),
             marker="x",
             color="#CC0000",
             clip_on=False,
-            transform=ax.get_xaxis_transform(),  # 1 is the upper edge
+            transform=ax.get_yaxis_transform(),  # 1 is the right edge
             label="nan or inf",
         )
 
 
 def _scale(ax: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers on it."""
-    ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:g}")
-    low, high = ax.get_ylim()
+    """Make the horizontal axis logarithmic, with plain numbers on it."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    low, high = ax.get_xlim()
     if high < 100 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
-        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-        ax.yaxis.set_minor_formatter("{x:g}")
+        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+        ax.xaxis.set_minor_formatter("{x:g}")
     else:
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 class _ShownOnce(Figure):
@@ -116,9 +120,9 @@ class _ShownOnce(Figure):
         importlib.import_module("IPython.display").display(self)
 
 
-def _new_axes(width: float) -> Axes:
-    """Return the axes of a new figure, `width` inches wide."""
+def _new_axes(height: float) -> Axes:
+    """Return the axes of a new figure, `height` inches high."""
     figure = plt.figure(
-        FigureClass=_ShownOnce, figsize=(width, 3.6), layout="constrained"
+        FigureClass=_ShownOnce, figsize=(6, height), layout="constrained"
     )
     return figure.subplots()

@@ -104,7 +104,7 @@ class Recording(Printable):
         return f"<{self._title()}>"
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
-        """Draw how large the gradients are, module by module.
+        """Draw how large the gradients are, module by module, the first on top.
 
         Modules that call other modules are left out, and with them the parameters they
         have of their own. ``param_grads`` is the norm over all parameters of a module.

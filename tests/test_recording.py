@@ -154,15 +154,15 @@ def test_html_escapes_what_it_shows() -> None:
 def test_the_plot_shows_each_module_that_works(recording: gradlib.Recording) -> None:
     figure = recording.plot()
     (axes,) = figure.axes
-    labels = [label.get_text() for label in axes.get_xticklabels()]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["first", "first (1)", "last"]
     lines = {line.get_label(): line for line in axes.get_lines()}
     grads = [
         recording[key].grad_output[0].norm() for key in (("first", 0), ("last", 0))
     ]
-    drawn = np.asarray(lines["grad_output"].get_ydata())[::2].tolist()
+    drawn = np.asarray(lines["grad_output"].get_xdata())[::2].tolist()
     assert drawn == pytest.approx([grad.item() for grad in grads])
-    assert axes.get_yscale() == "log"
+    assert axes.get_xscale() == "log"
 
 
 def test_the_plot_goes_where_it_is_told(recording: gradlib.Recording) -> None:
@@ -196,3 +196,14 @@ def test_the_plot_of_gradients_without_a_size(factor: float) -> None:
     figure.canvas.draw()
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert ("nan or inf" in labels) == (factor != 0)
+
+
+def test_a_plot_of_many_modules_stays_within_bounds() -> None:
+    model = nn.Sequential(*[nn.Tanh() for _ in range(250)])
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, requires_grad=True)).backward()
+    figure = recording.plot()
+    figure.canvas.draw()
+    assert figure.get_size_inches()[1] < 40
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:2] == ["0", "3"]
