@@ -1,5 +1,6 @@
 """A call that has begun and not yet returned, and what it was given."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -38,7 +39,8 @@ class Frame:
     python: FrameType | None  # in which torch runs the call
     handled: BaseException | None  # what an `except` around the call was handling
     inputs: list[Input] = field(default_factory=list[Input])
-    since: int = 0  # autograd's sequence number when it began
+    # autograd's sequence number when it began; with gradients disabled it makes no node
+    since: int = sys.maxsize
     inner: list[GraphEdge] = field(default_factory=list[GraphEdge])
     """The edges that lead out of the calls inside."""
 

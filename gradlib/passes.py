@@ -49,8 +49,12 @@ class Passes:
         trace.outputs[key] = keep(grad) if inner is None else grad.detach() - inner
 
     def on_returned_input(self, call: CallTrace, keys: list[int], grad: Tensor) -> None:
-        """Take the gradient of an input that the call returned as it was."""
-        _add(self._running(call).input_shares, keys, grad)
+        """Take the gradient of an input that the call returned as it was.
+
+        It is that of all uses of the tensor, those inside the call included.
+        """
+        trace = self._running(call)
+        trace.input_shares.update(dict.fromkeys(keys, keep(grad)))
 
     def on_total(self, call: CallTrace, places: list[int], grad: Tensor) -> None:
         """Take the whole gradient of an input, if the pass came through the call."""

@@ -331,6 +331,19 @@ def test_a_module_that_returns_its_input_twice() -> None:
     assert_close(recording[""].grad_input, (torch.full((2,), 5.0),))
 
 
+def test_a_module_that_uses_and_returns_its_input() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, 10 * x
+
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model := Both()) as recording:
+        first, second = model(x)
+        (2 * first + 3 * second).sum().backward()
+    assert_close(recording[""].grad_input, (torch.full((2,), 32.0),))
+    assert_close(recording[""].grad_input_total, (torch.full((2,), 32.0),))
+
+
 def test_a_module_that_returns_its_input() -> None:
     model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
     x = torch.randn(2, 4, requires_grad=True)
