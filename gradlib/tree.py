@@ -1,19 +1,26 @@
 """Nested arguments and outputs, kept flat."""
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import optree
 from optree import PyTreeSpec
 from torch import Tensor
 
+NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
+
 
 @dataclass(slots=True)
 class Tree:
     """A nested structure as a list of leaves and the shape of the nesting.
 
-    ``None`` is a leaf: an absent argument keeps its place.
+    Opened to any depth: tuples, lists, dicts, named tuples, dataclasses, and classes
+    made of dicts, as many models return them. ``None`` is a leaf: an absent argument
+    keeps its place.
     """
 
     leaves: list[Any]
@@ -21,8 +28,15 @@ class Tree:
 
     @classmethod
     def of(cls, structure: object) -> "Tree":
-        """Flatten `structure`: tuples, lists, dicts and named tuples, to any depth."""
-        return cls(*optree.tree_flatten(cast(Any, structure), none_is_leaf=True))
+        """Flatten `structure`."""
+        while True:
+            leaves, spec = optree.tree_flatten(
+                cast(Any, structure), none_is_leaf=True, namespace=NAMESPACE
+            )
+            # A class met for the first time is a leaf, once.
+            kinds: set[type[Any]] = set(map(type, leaves)) - {Tensor}
+            if not any(map(_made_open, kinds)):
+                return cls(leaves, spec)
 
     def build(self) -> Any:
         """Return the structure."""
@@ -41,10 +55,66 @@ class Tree:
         return self.spec.is_leaf()
 
     def path(self, position: int) -> str:
-        """Return where a leaf stands, as one would index: ``[0]['mask']``."""
-        return "".join(f"[{step!r}]" for step in self.spec.paths()[position])
+        """Return where a leaf stands, as one would ask: ``[0]['mask'].value``."""
+        return "".join(
+            f".{step}" if isinstance(step, _Attribute) else f"[{step!r}]"
+            for step in self.spec.paths()[position]
+        )
 
 
 def tensors_in(structure: object) -> list[Tensor]:
     """Return the tensors of a nested structure, in order."""
     return [leaf for leaf in Tree.of(structure).leaves if isinstance(leaf, Tensor)]
+
+
+class _Attribute(str):
+    """The name of an attribute, on the way to a leaf."""
+
+    __slots__ = ()
+
+
+@cache
+def _made_open(kind: type[Any]) -> bool:
+    """Teach optree to open a class, if it is a dataclass or made of a dict."""
+    if issubclass(kind, dict):
+        flatten = _flatten_dict
+    elif dataclasses.is_dataclass(kind):
+        flatten = _flatten_dataclass
+    else:
+        return False
+    register = cast(Any, optree).register_pytree_node
+    register(kind, flatten, _unflatten, namespace=NAMESPACE)
+    return True
+
+
+def _flatten_dict(
+    source: dict[Any, Any],
+) -> tuple[list[Any], Any, list[Any]]:
+    return list(source.values()), _emptied(source, source), list(source)
+
+
+def _flatten_dataclass(source: Any) -> tuple[list[Any], Any, list[Any]]:
+    names = [_Attribute(field.name) for field in dataclasses.fields(source)]
+    values = [getattr(source, name) for name in names]
+    return values, _emptied(source, names), names
+
+
+def _emptied(source: Any, names: Iterable[Any]) -> tuple[Any, list[Any]]:
+    """Return a copy of `source` that holds none of its values, and their names."""
+    names = list(names)
+    return _unflatten((source, names), [None] * len(names)), names
+
+
+def _unflatten(form: tuple[Any, list[Any]], values: Iterable[Any]) -> Any:
+    template, names = form
+    made = copy.copy(template)
+    is_dict = issubclass(type(made), dict)
+    for name, value in zip(names, values, strict=True):
+        if is_dict:
+            cast(Any, dict).__setitem__(made, name, value)
+            # Some such classes give their keys as attributes too.
+            if isinstance(name, str) and name in vars(made):
+                vars(made)[name] = value
+        else:
+            object.__setattr__(made, name, value)
+    return made
