@@ -8,6 +8,8 @@ from gradlib.trace import CallTrace, PassTrace
 def note(call: CallTrace) -> str:
     """Return why something of `call` is missing, or ``""``."""
     remarks = [*_why_no_pass(call), *_why_never(call)]
+    if call.recomputed_in is not None:
+        remarks.append("a checkpoint computed it again for the backward pass")
     for trace in call.passes.values():
         remarks += _missed(call, trace)
     return "; ".join(remarks)

@@ -1,5 +1,7 @@
 """The backward passes of a block: each gradient goes to the call it belongs to."""
 
+import itertools
+
 from torch import Tensor
 
 from gradlib.private import backward_pass_id
@@ -16,16 +18,31 @@ class Passes:
     def __init__(self) -> None:
         """Begin with no pass seen."""
         self._numbers: dict[int, int] = {}  # torch's number of a pass -> ours
+        self._next = itertools.count()
+        self._totals: dict[tuple[str, str, int], Tensor] = {}
         self._of_module: dict[tuple[str, int], list[PassTrace]] = {}
 
     def _running(self, call: CallTrace) -> PassTrace:
         """Return what the running backward pass gave `call`, begun if need be."""
-        number = self._numbers.setdefault(backward_pass_id(), len(self._numbers))
+        number = self._number(backward_pass_id(), call.recomputed_in)
         found = call.passes.get(number)
         if found is None:
             found = call.passes[number] = PassTrace(number)
             self._of_module.setdefault((call.name, number), []).append(found)
         return found
+
+    def _number(self, running: int, recomputed_in: int | None) -> int:
+        """Return our number of a pass.
+
+        A checkpoint of the reentrant kind runs a pass of its own inside the pass that
+        recomputes: it is part of that one.
+        """
+        if running not in self._numbers:
+            if recomputed_in is None or recomputed_in == running:
+                self._numbers[running] = next(self._next)
+            else:
+                self._numbers[running] = self._number(recomputed_in, None)
+        return self._numbers[running]
 
     def on_node(
         self,
@@ -65,7 +82,10 @@ class Passes:
     def on_parameter(self, name: str, own: str, grad: Tensor) -> None:
         """Take the whole gradient of a parameter, for each call the pass reached."""
         running = self._numbers.get(backward_pass_id(), -1)
-        total = keep(grad)
+        key = name, own, running
+        known = self._totals.get(key)
+        total = keep(grad) if known is None else known + grad.detach()
+        self._totals[key] = total
         for trace in self._of_module.get((name, running), ()):
             trace.param_totals[own] = total
 

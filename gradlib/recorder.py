@@ -32,7 +32,12 @@ from gradlib.errors import NotAModuleError
 from gradlib.frame import Frame, Input, edge_of, input_of, places_of
 from gradlib.graph import Edge, GraphEdge, edges_of_call
 from gradlib.passes import Passes
-from gradlib.private import next_sequence_number, own_parameters, sequence_number
+from gradlib.private import (
+    backward_pass_id,
+    next_sequence_number,
+    own_parameters,
+    sequence_number,
+)
 from gradlib.recording import Recording
 from gradlib.trace import CallTrace, Place
 from gradlib.tree import Tree
@@ -150,7 +155,12 @@ class _Recorder:
         inputs = Tree.of((args, kwargs))
         own = own_parameters(module)
         self._watch_parameters(name, own)
-        call = self._begin(name, module, own, inputs)
+        call = self._recomputed(name, inputs)
+        if call is None:
+            call = self._begin(name, module, own, inputs)
+        elif not call.no_pass_because:
+            return  # its first computation is hooked; this one only restores values
+        call.no_pass_because = ""  # without gradients the first time, now with them
         frame = Frame(call, module, own, python, sys.exception())
         self._stack.append(frame)
         if not torch.is_grad_enabled():
@@ -174,6 +184,25 @@ class _Recorder:
             self._stack.pop().call.no_pass_because = "its forward was broken off"
         if not self._stack:
             self._end_forward()
+
+    def _recomputed(self, name: str, inputs: Tree) -> CallTrace | None:
+        """Return the call that a checkpoint computes again inside a backward pass.
+
+        The last one with these inputs: a pass goes through the calls backwards.
+        """
+        running = backward_pass_id()
+        if running == -1:
+            return None
+        earlier = [
+            call
+            for call in reversed(self._calls)
+            if call.name == name and call.recomputed_in != running
+        ]
+        fitting = (call for call in earlier if _same(call.inputs, inputs))
+        call = earlier[0] if len(earlier) == 1 else next(fitting, None)
+        if call is not None:
+            call.recomputed_in = running
+        return call
 
     def _begin(
         self,
@@ -210,6 +239,7 @@ class _Recorder:
     def _hook_inputs(self, call: CallTrace, inputs: Tree) -> list[Input]:
         """Hook each input that requires grad, and return where its gradient goes."""
         found: dict[int, Input] = {}  # one for a tensor passed in two places
+        call.inputs_asked.clear()  # a second backward pass recomputes once more
         for place, leaf in enumerate(inputs.leaves):
             if not (isinstance(leaf, Tensor) and leaf.requires_grad):
                 continue
@@ -334,6 +364,16 @@ class _ModuleHook:
 
     def __getstate__(self) -> dict[str, None]:
         return {"_call": None}
+
+
+def _same(a: Tree, b: Tree) -> bool:
+    """Tell whether the tensors of two trees have the same values."""
+    pairs = zip(a.leaves, b.leaves, strict=False)
+    return a.spec == b.spec and all(
+        torch.equal(x, y.detach())
+        for x, y in pairs
+        if isinstance(x, Tensor) and isinstance(y, Tensor)
+    )
 
 
 def _if_overwritten(

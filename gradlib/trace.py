@@ -65,6 +65,7 @@ class CallTrace:
     )  # those that require grad
     outputs_asked: list[int] = field(default_factory=list[int])
     returned_inputs: list[int] = field(default_factory=list[int])
+    recomputed_in: int | None = None  # torch's number of the pass that did
     calls_others: bool = False
     no_pass_because: str = ""
     passes: dict[int, PassTrace] = field(default_factory=dict[int, PassTrace])

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
@@ -879,3 +880,48 @@ def test_a_parameter_replaced_in_the_block() -> None:
         model.weight = nn.Parameter(torch.ones(1, 2))
         model(torch.ones(1, 2)).sum().backward()
     assert_close(recording[""].param_grads_total["weight"], grad_of(model.weight))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.a(x))))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(4, 4), Block()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            x = self.first(x)
+            for _ in range(2):
+                x = (
+                    checkpoint(self.block, x, use_reentrant=reentrant)
+                    if again
+                    else self.block(x)
+                )
+            return x
+
+    model, plain = (copy.deepcopy(one) for one in [Model()] * 2)
+    x = torch.randn(3, 4)
+    with gradlib.record(plain) as expected:
+        loss_of(plain(x, again=False)).backward()
+    with gradlib.record(model) as recording:
+        loss_of(model(x, again=True)).backward()
+
+    assert [call.name for call in recording] == [call.name for call in expected]
+    for found, wanted in zip(recording, expected, strict=True):
+        assert_close(found.output, wanted.output)
+        (pass_,) = found.passes
+        assert pass_.backward == 0
+        for field in ("grad_input", "grad_output", "param_grads", "param_grads_total"):
+            if found.name != "":
+                assert_close(getattr(found, field), getattr(wanted, field))
+        remark = "a checkpoint computed it again for the backward pass"
+        in_block = found.name.startswith("block")
+        assert found.note == (remark if in_block else wanted.note)
