@@ -82,11 +82,13 @@ class Passes:
     def on_parameter(self, name: str, own: str, grad: Tensor) -> None:
         """Take the whole gradient of a parameter, for each call the pass reached."""
         running = self._numbers.get(backward_pass_id(), -1)
-        key = name, own, running
-        known = self._totals.get(key)
+        reached = self._of_module.get((name, running))
+        if reached is None:
+            return
+        known = self._totals.get((name, own, running))
         total = keep(grad) if known is None else known + grad.detach()
-        self._totals[key] = total
-        for trace in self._of_module.get((name, running), ()):
+        self._totals[name, own, running] = total
+        for trace in reached:
             trace.param_totals[own] = total
 
 

@@ -32,19 +32,11 @@ class PassTrace:
     """The gradients that one backward pass gave one call."""
 
     backward: int
-    input_shares: dict[int | str, Tensor] = field(
-        default_factory=dict[int | str, Tensor]
-    )
-    input_totals: dict[int | str, Tensor] = field(
-        default_factory=dict[int | str, Tensor]
-    )
-    outputs: dict[int | str, Tensor] = field(default_factory=dict[int | str, Tensor])
-    param_shares: dict[int | str, Tensor] = field(
-        default_factory=dict[int | str, Tensor]
-    )
-    param_totals: dict[int | str, Tensor] = field(
-        default_factory=dict[int | str, Tensor]
-    )
+    input_shares: Gradients = field(default_factory=Gradients)
+    input_totals: Gradients = field(default_factory=Gradients)
+    outputs: Gradients = field(default_factory=Gradients)
+    param_shares: Gradients = field(default_factory=Gradients)
+    param_totals: Gradients = field(default_factory=Gradients)
     # What the call's own computation gave to one of its outputs.
     inner: Gradients = field(default_factory=Gradients)
 
@@ -60,9 +52,8 @@ class CallTrace:
     inputs: Tree  # of (args, kwargs)
     parameters: dict[str, bool]  # own parameters -> whether they require grad
     output: Tree | None = None
-    inputs_asked: list[int] = field(
-        default_factory=list[int]
-    )  # those that require grad
+    # Places of the tensors that require grad.
+    inputs_asked: list[int] = field(default_factory=list[int])
     outputs_asked: list[int] = field(default_factory=list[int])
     returned_inputs: list[int] = field(default_factory=list[int])
     recomputed_in: int | None = None  # torch's number of the pass that did

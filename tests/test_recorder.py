@@ -882,6 +882,17 @@ def test_a_parameter_replaced_in_the_block() -> None:
     assert_close(recording[""].param_grads_total["weight"], grad_of(model.weight))
 
 
+def test_passes_that_reach_no_call_leave_nothing_behind() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with gradlib.record(model) as recording:
+        for size in (2, 3):  # a second weight of another shape, under the same name
+            model.weight = nn.Parameter(torch.ones(1, size))
+            model(torch.ones(1, size))
+            model.weight.square().sum().backward()
+            assert_close(model.weight.grad, torch.full((1, size), 2.0))
+    assert [call.passes for call in recording] == [(), ()]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(reentrant: bool) -> None:
     class Block(nn.Module):

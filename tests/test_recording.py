@@ -141,13 +141,13 @@ def test_calls_and_passes_print_entry_by_entry(recording: gradlib.Recording) -> 
 
 
 def test_html_escapes_what_it_shows() -> None:
-    model = nn.ModuleDict({"<b>": nn.Linear(1, 1)})
-    model.forward = model["<b>"].forward  # pyright: ignore[reportAttributeAccessIssue]
+    model = nn.Sequential()
+    model.add_module("<b>", nn.Linear(1, 1))
     with gradlib.record(model) as recording:
-        model["<b>"](torch.ones(1)).sum().backward()
+        model(torch.ones(1)).sum().backward()
     html = recording._repr_html_()
     assert "<td>&lt;b&gt;</td>" in html
-    assert html.count("<tr>") == 2
+    assert html.count("<tr>") == 3
     assert "<table>" in recording["<b>"]._repr_html_()
 
 
