@@ -2,10 +2,12 @@
 #   PYTHON=python3.12   the interpreter that makes the environment
 #   VENV=               empty: use what is installed for PYTHON, install nothing
 #   TORCH=torch==2.13.0 the build of torch to install, as pip spells it (README: CUDA)
+#   DEVICE=cuda         what the benchmarks run on
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
+DEVICE ?= cpu
 
 ifeq ($(VENV),)
 python := $(PYTHON)
@@ -19,7 +21,7 @@ endif
 # mkdocs-material's notice about the next mkdocs, which pyproject.toml excludes
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help serve test site update-docs lint clean
+.PHONY: help serve test site update-docs bench lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +38,9 @@ site: $(ready) ## build the site into site/; any warning is an error
 update-docs: $(ready) ## rewrite the printed outputs and committed figures of the docs
 	$(python) -m pytest tests/docs/test_snippets.py \
 		tests/docs/test_readme_figure.py --update-examples
+
+bench: $(ready) ## what recording costs, against hooks by hand and other projects
+	$(python) -m benchmarks.recorder --device $(DEVICE)
 
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .

@@ -1,13 +1,16 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from gradlib.errors import AmbiguousCallError
+from torch import Tensor
+
+from gradlib.errors import AmbiguousCallError, NotKeptError
 from gradlib.notes import note
 from gradlib.render import Printable, Table
-from gradlib.stats import norm
-from gradlib.trace import CallTrace, PassTrace
-from gradlib.tree import Tree, tensors_in
+from gradlib.stats import TensorStats, norm
+from gradlib.trace import FIELDS, CallTrace
+from gradlib.tree import Tree
 
 
 class Pass(Printable):
@@ -46,15 +49,15 @@ class Pass(Printable):
         ```
     """
 
-    def __init__(self, call: CallTrace, trace: PassTrace) -> None:
+    def __init__(self, call: CallTrace, backward: int) -> None:
         """Give form to what the recorder wrote down."""
         self._call = call
-        self._trace = trace
+        self._backward = backward
 
     @property
     def backward(self) -> int:
         """Which backward pass of the block this was, from 0."""
-        return self._trace.backward
+        return self._backward
 
     @property
     def grad_input(self) -> tuple[Any, ...]:
@@ -62,12 +65,12 @@ class Pass(Printable):
 
         ``None`` where there is none.
         """
-        return self._call.inputs.filled(self._trace.input_shares)[0]
+        return self._inputs("shares")[0]
 
     @property
     def grad_kwargs(self) -> dict[str, Any]:
         """Gradients of ``kwargs``, in their structure: this call's share."""
-        return self._call.inputs.filled(self._trace.input_shares)[1]
+        return self._inputs("shares")[1]
 
     @property
     def grad_input_total(self) -> tuple[Any, ...]:
@@ -76,7 +79,7 @@ class Pass(Printable):
         What ``x.grad`` would say. It differs from ``grad_input`` where the tensor is
         used outside this call too, as on a residual branch.
         """
-        return self._call.inputs.filled(self._trace.input_totals)[0]
+        return self._inputs("totals")[0]
 
     @property
     def grad_output(self) -> Any:
@@ -84,16 +87,17 @@ class Pass(Printable):
 
         A single tensor gives a 1-tuple, as a full backward hook gets it.
         """
+        grads = self._gradients("grad_output", "outputs")
         output = self._call.output
         if output is None:
             return ()
-        grads = output.filled(self._trace.outputs)
-        return (grads,) if output.is_leaf() else grads
+        filled = output.filled(grads)
+        return (filled,) if output.is_leaf() else filled
 
     @property
     def param_grads(self) -> dict[str, Any]:
         """Gradients of the module's own parameters, by name: this call's share."""
-        shares = self._trace.param_shares
+        shares = self._gradients("param_grads", "shares")
         return {name: shares.get(name) for name in self._call.parameters}
 
     @property
@@ -102,16 +106,22 @@ class Pass(Printable):
 
         What this pass added to ``.grad``.
         """
-        totals = self._trace.param_totals
+        totals = self._gradients("param_grads", "totals")
         return {name: totals.get(name) for name in self._call.parameters}
 
     def __repr__(self) -> str:
         """Name the pass and its call."""
         return f"<backward pass {self.backward} of {_label(self._call)}>"
 
+    def _inputs(self, gathered: str) -> Any:
+        return self._call.inputs.filled(self._gradients("grad_input", gathered))
+
+    def _gradients(self, field: str, gathered: str) -> dict[Any, Any]:
+        _must_be_kept(self._call, field)
+        return self._call.gradients(gathered, self._backward)
+
     def _table(self) -> Table:
-        rows = [row for name in PASS_FIELDS for row in _rows(name, getattr(self, name))]
-        return Table(repr(self)[1:-1], COLUMNS, rows)
+        return Table(repr(self)[1:-1], COLUMNS, _rows(self, PASS_FIELDS, self._call))
 
 
 class Call(Printable):
@@ -144,16 +154,17 @@ class Call(Printable):
     @property
     def args(self) -> tuple[Any, ...]:
         """The positional arguments, as they were when the call began."""
-        return self._trace.inputs.build()[0]
+        return self._arguments()[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments, as they were when the call began."""
-        return self._trace.inputs.build()[1]
+        return self._arguments()[1]
 
     @property
     def output(self) -> Any:
         """What the call returned, as it was then; ``None`` where it raised."""
+        _must_be_kept(self._trace, "output")
         return None if self._trace.output is None else self._trace.output.build()
 
     @property
@@ -164,7 +175,7 @@ class Call(Printable):
     @property
     def passes(self) -> tuple[Pass, ...]:
         """What each backward pass gave this call, in the order they ran."""
-        return tuple(Pass(self._trace, trace) for trace in self._trace.passes.values())
+        return tuple(Pass(self._trace, number) for number in self._trace.passes())
 
     # Typed Any, not "or None": who knows that a pass ran need not say so each time.
 
@@ -212,33 +223,56 @@ class Call(Printable):
             )
         return getattr(passes[0], field) if passes else None
 
+    def _arguments(self) -> Any:
+        _must_be_kept(self._trace, "args")
+        return self._trace.inputs.build()
+
     def _table(self) -> Table:
-        rows = [row for name in CALL_FIELDS for row in _rows(name, getattr(self, name))]
+        rows = _rows(self, CALL_FIELDS, self._trace)
         for i, pass_ in enumerate(self.passes):
             prefix = f"passes[{i}]." if len(self.passes) > 1 else ""
-            for name in PASS_FIELDS:
-                rows += _rows(prefix + name, getattr(pass_, name))
+            rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
         title = f"{_label(self._trace)}: {self.module_type}"
         return Table(title, COLUMNS, rows, (f"note: {self.note}",) if self.note else ())
 
 
 COLUMNS = ("field", "shape", "norm")
-CALL_FIELDS = ("args", "kwargs", "output")
-PASS_FIELDS = (
-    "grad_input",
-    "grad_kwargs",
-    "grad_input_total",
-    "grad_output",
-    "param_grads",
-    "param_grads_total",
-)
+# What a call and a pass show, each with the field that it travels with.
+CALL_FIELDS = {"args": "args", "kwargs": "args", "output": "output"}
+PASS_FIELDS = {
+    "grad_input": "grad_input",
+    "grad_kwargs": "grad_input",
+    "grad_input_total": "grad_input",
+    "grad_output": "grad_output",
+    "param_grads": "param_grads",
+    "param_grads_total": "param_grads",
+}
 
 
-def _rows(field: str, structure: object) -> list[tuple[str, ...]]:
-    """Return one row for each leaf of a field."""
-    tree = Tree.of(structure)
+def _is_kept(call: CallTrace, field: str) -> bool:
+    return field in call.block.fields
+
+
+def _must_be_kept(call: CallTrace, field: str) -> None:
+    if not _is_kept(call, field):
+        kept = ", ".join(f'"{name}"' for name in FIELDS if _is_kept(call, name))
+        raise NotKeptError(
+            f'"{field}" was not kept: record(..., keep=({kept},)) left it out.'
+        )
+
+
+def _rows(
+    shown: Call | Pass, fields: Mapping[str, str], call: CallTrace, prefix: str = ""
+) -> list[tuple[str, ...]]:
+    """Return one row for each leaf of each field that was kept."""
+    trees = {
+        prefix + name: Tree.of(getattr(shown, name))
+        for name, travels_with in fields.items()
+        if _is_kept(call, travels_with)
+    }
     return [
-        (field + tree.path(place), shape_text(leaf), norm_text(leaf))
+        (name + tree.path(place), shape_text(leaf), norm_text(leaf))
+        for name, tree in trees.items()
         for place, leaf in enumerate(tree.leaves)
     ]
 
@@ -253,11 +287,24 @@ def shown(name: str) -> str:
 
 
 def shape_text(structure: object) -> str:
-    """Return the shapes of the tensors in `structure`: ``[4, 20], [4]``."""
-    return ", ".join(str(list(tensor.shape)) for tensor in tensors_in(structure)) or "-"
+    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``."""
+    return ", ".join(str(list(it.shape)) for it in measured_in(structure)) or "-"
 
 
 def norm_text(structure: object) -> str:
-    """Return the norm over all tensors in `structure`, to three digits."""
-    tensors = tensors_in(structure)
-    return f"{norm(tensors):.3g}" if tensors else "-"
+    """Return the norm over all tensors in `structure`, to three digits.
+
+    Where tensors were reduced to plain numbers, it is these.
+    """
+    leaves = Tree.of(structure).leaves
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
+    measured = measured_in(structure)
+    if numbers and not measured:
+        return ", ".join(f"{number:.3g}" for number in numbers)
+    return f"{norm(measured):.3g}" if measured else "-"
+
+
+def measured_in(structure: object) -> list[Tensor | TensorStats]:
+    """Return the tensors of a nested structure, or what sums them up, in order."""
+    leaves = Tree.of(structure).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]

@@ -32,3 +32,27 @@ class AmbiguousCallError(GradlibError, LookupError):
     """GL202: the key fits several calls, or the shortcut several passes."""
 
     code = "GL202"
+
+
+class NotCopyableError(GradlibError, RuntimeError):
+    """GL203: a module that is to be tried on a copy cannot be copied."""
+
+    code = "GL203"
+
+
+class UnknownFieldError(GradlibError, ValueError):
+    """GL204: a field that is to be kept is none that a call has."""
+
+    code = "GL204"
+
+
+class NoSuchModuleError(GradlibError, LookupError):
+    """GL205: a name or pattern that selects modules fits none."""
+
+    code = "GL205"
+
+
+class NotKeptError(GradlibError, LookupError):
+    """GL206: the recording was told not to keep what is asked for."""
+
+    code = "GL206"

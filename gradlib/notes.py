@@ -1,22 +1,23 @@
 """Why a call lacks something, in words."""
 
-from torch import Tensor
+from typing import Any
 
-from gradlib.trace import CallTrace, PassTrace
+from gradlib.trace import CallTrace
 
 
 def note(call: CallTrace) -> str:
     """Return why something of `call` is missing, or ``""``."""
-    remarks = [*_why_no_pass(call), *_why_never(call)]
+    passes = call.passes()
+    remarks = [*_why_no_pass(call, passes), *_why_never(call)]
     if call.recomputed_in is not None:
         remarks.append("a checkpoint computed it again for the backward pass")
-    for trace in call.passes.values():
-        remarks += _missed(call, trace)
+    for number in passes:
+        remarks += _missed(call, number)
     return "; ".join(remarks)
 
 
-def _why_no_pass(call: CallTrace) -> list[str]:
-    if call.passes:
+def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
+    if passes:
         return []
     return [call.no_pass_because or "no backward pass reached it inside the block"]
 
@@ -25,14 +26,7 @@ def _why_never(call: CallTrace) -> list[str]:
     """Say what no pass can give."""
     if call.no_pass_because:
         return []
-    idle = [
-        *(
-            input_name(call, place)
-            for place, leaf in enumerate(call.inputs.leaves)
-            if isinstance(leaf, Tensor) and place not in call.inputs_asked
-        ),
-        *(name for name, trainable in call.parameters.items() if not trainable),
-    ]
+    idle = [input_name(call, key) if isinstance(key, int) else key for key in call.idle]
     remarks = [f"{name} does not require grad" for name in idle]
     remarks += [
         f"it returned {input_name(call, place)} as it was: the two are one tensor, and "
@@ -42,28 +36,24 @@ def _why_never(call: CallTrace) -> list[str]:
     return remarks
 
 
-def _missed(call: CallTrace, trace: PassTrace) -> list[str]:
+def _missed(call: CallTrace, number: int) -> list[str]:
     """Say what one pass could have given and did not."""
+    shares = _unfilled(call, number, "shares")
     missed = [
-        *(
-            input_name(call, place)
-            for place in call.inputs_asked
-            if place not in trace.input_shares
-        ),
-        *(
-            output_name(call, place)
-            for place in call.outputs_asked
-            if place not in trace.outputs
-        ),
-        *(
-            name
-            for name, trainable in call.parameters.items()
-            if trainable and name not in trace.param_shares
-        ),
+        *(input_name(call, key) for key in shares if isinstance(key, int)),
+        *(output_name(call, key) for key in _unfilled(call, number, "outputs")),
+        *(key for key in shares if isinstance(key, str)),
     ]
-    return [
-        f"backward pass {trace.backward} gave {name} no gradient" for name in missed
-    ]
+    return [f"backward pass {number} gave {name} no gradient" for name in missed]
+
+
+def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
+    """Return what was waited for and got nothing in a pass."""
+    given = call.given(gathered, number)
+    waited = dict.fromkeys(
+        key for flow in call.flows for key in getattr(flow, gathered)
+    )
+    return [key for key in waited if key not in given]
 
 
 def input_name(call: CallTrace, place: int) -> str:

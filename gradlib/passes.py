@@ -1,98 +1,209 @@
-"""The backward passes of a block: each gradient goes to the call it belongs to."""
+"""What autograd calls while a backward pass runs: each gradient goes where it belongs.
 
-import itertools
+The hooks only keep what they are given, and never change it.
+"""
 
-from torch import Tensor
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
 
-from gradlib.private import backward_pass_id
-from gradlib.trace import CallTrace, Gradients, PassTrace, Place
-from gradlib.values import keep
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from gradlib.private import backward_pass_id, current_node
+from gradlib.trace import Grads, Sum, whole
+from gradlib.values import Keep, keep
+
+Part: TypeAlias = Callable[[Tensor], Tensor | None]
+"""What is meant of a gradient; ``None`` for nothing of it."""
+
+Receiver: TypeAlias = tuple[int, Grads, Part | None]
+"""Which of the gradients a node computes goes where; without `Part` all of it."""
+
+
+@dataclass(slots=True)
+class Tap:
+    """Where the gradient of a hooked tensor goes."""
+
+    grads: Grads
+    number: int  # which of its node's outputs the tensor is
+    reaches_call: bool  # whether a pass that comes through it has reached a call
+    within: int | None = None  # the pass in which a checkpoint made the tensor
+    part: Part | None = None
+    keep: Keep | None = None  # if not as inputs and outputs are
+    handle: Any = None
 
 
 class Passes:
-    """Hooks for tensors and graph nodes. autograd calls them while a pass runs.
+    """The backward passes of a block, and the hooks that gather their gradients."""
 
-    They only keep the gradient they are given, and never change it.
-    """
+    def __init__(self, keep: Keep, keep_total: Keep, *, reduces: bool) -> None:
+        """Begin with no pass seen.
 
-    def __init__(self) -> None:
-        """Begin with no pass seen."""
-        self._numbers: dict[int, int] = {}  # torch's number of a pass -> ours
-        self._next = itertools.count()
-        self._totals: dict[tuple[str, str, int], Tensor] = {}
-        self._of_module: dict[tuple[str, int], list[PassTrace]] = {}
+        Args:
+            keep: Gives what to keep of a gradient.
+            keep_total: The same for all that reaches an input or output.
+            reduces: Whether that is nothing one could add to. Then a gradient that
+                comes in parts is kept when the last one has come.
+        """
+        self._keep = keep
+        self._keep_total = keep_total
+        self._reduces = reduces
+        self._expected: Counter[int] = Counter()  # parts, by id of where they go
+        self._open: list[Grads] = []  # of which more parts may come
+        self._of_parameters: list[Grads] = []
+        self._inner: list[dict[int, Tensor]] = []
+        # torch's number of each pass that reached a call -> ours, from 0 as they began.
+        self.numbers: dict[int, int] = {}
+        self.handles: list[RemovableHandle] = []
 
-    def _running(self, call: CallTrace) -> PassTrace:
-        """Return what the running backward pass gave `call`, begun if need be."""
-        number = self._number(backward_pass_id(), call.recomputed_in)
-        found = call.passes.get(number)
-        if found is None:
-            found = call.passes[number] = PassTrace(number)
-            self._of_module.setdefault((call.name, number), []).append(found)
-        return found
+    def hook_tensor(self, tensor: Tensor, tap: Tap) -> None:
+        """Take the gradient of `tensor` as it is now, all its uses together."""
+        tap.handle = cast(Any, tensor).register_hook(partial(self._on_tensor, tap))
+        self.handles.append(tap.handle)
 
-    def _number(self, running: int, recomputed_in: int | None) -> int:
-        """Return our number of a pass.
+    def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> None:
+        """Take the gradient of a parameter, all its uses together.
+
+        A pass may give it in parts: a checkpoint of the reentrant kind runs passes
+        inside the pass. All of them are complete in `finish`.
+        """
+        tap = Tap(grads, 0, reaches_call=False)
+        tap.keep = self._keep
+        if self._reduces:
+            tap.keep = lambda grad: Sum(keep(grad), 0, self._keep)
+            self._of_parameters.append(grads)
+        self.hook_tensor(parameter, tap)
+
+    def hook_node(
+        self, node: Node, receivers: list[Receiver], within: int | None
+    ) -> None:
+        """Take what `node` computes: shares of gradients, which may come in parts."""
+        if self._reduces:
+            self._expected.update(id(grads) for _, grads, _ in receivers)
+        hook = partial(self._on_node, receivers, within)
+        self.handles.append(node.register_hook(hook))
+
+    def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
+        """Add up what nodes give to one tensor, each with which of its gradients.
+
+        Returns:
+            The sum for each pass, by torch's number.
+        """
+        sums: dict[int, Tensor] = {}
+        for node, entry in nodes:
+            hook = partial(_add_entry, sums, entry)
+            self.handles.append(node.register_hook(hook))
+        self._inner.append(sums)
+        return sums
+
+    def finish(self) -> None:
+        """Reduce what is still open: no pass runs, so nothing more will come."""
+        for grads in self._open + self._of_parameters:
+            sums = {key: part for key, part in grads.items() if isinstance(part, Sum)}
+            for number in {self.numbers.get(key) for key in sums}:
+                same = [key for key in sums if self.numbers.get(key) == number]
+                kept = whole([grads.pop(key) for key in same])
+                if number is not None:
+                    grads[same[0]] = kept
+        for sums in self._inner:
+            sums.clear()
+        self._open.clear()
+
+    def _reached(self, running: int, within: int | None) -> None:
+        """Number a pass when it first reaches a call.
 
         A checkpoint of the reentrant kind runs a pass of its own inside the pass that
-        recomputes: it is part of that one.
+        recomputes, which `within` names: the two are one.
         """
-        if running not in self._numbers:
-            if recomputed_in is None or recomputed_in == running:
-                self._numbers[running] = next(self._next)
-            else:
-                self._numbers[running] = self._number(recomputed_in, None)
-        return self._numbers[running]
+        if within is None or within == running:
+            self.numbers[running] = len(set(self.numbers.values()))
+        else:
+            if within not in self.numbers:
+                self._reached(within, None)
+            self.numbers[running] = self.numbers[within]
 
-    def on_node(
+    def _on_node(
         self,
-        call: CallTrace,
-        receivers: list[tuple[int, Place]],
+        receivers: list[Receiver],
+        within: int | None,
         grads_in: tuple[Tensor | None, ...],
         _grads_out: tuple[Tensor | None, ...],
     ) -> None:
-        """Add what a graph node computed to where it belongs: it comes in parts."""
-        trace = self._running(call)
-        for entry, place in receivers:
+        running = backward_pass_id()
+        if running not in self.numbers:
+            self._reached(running, within)
+        for entry, grads, part in receivers:
             grad = grads_in[entry]
-            if grad is not None:
-                gradients: Gradients = getattr(trace, place.field)
-                _add(gradients, place.keys, place.of(grad))
+            if grad is not None and part is not None:
+                grad = part(grad)
+            if grad is None:
+                continue
+            if self._reduces:
+                self._add(grads, running, grad, self._expected[id(grads)])
+            elif running in grads:
+                grads[running] = grads[running] + grad.detach()
+            else:
+                grads[running] = self._keep(grad)
 
-    def on_output(self, call: CallTrace, key: int, grad: Tensor) -> None:
-        """Take the gradient of an output, less what the call itself gave to it."""
-        trace = self._running(call)
-        inner = trace.inner.get(key)
-        trace.outputs[key] = keep(grad) if inner is None else grad.detach() - inner
-
-    def on_returned_input(self, call: CallTrace, keys: list[int], grad: Tensor) -> None:
-        """Take the gradient of an input that the call returned as it was.
-
-        It is that of all uses of the tensor, those inside the call included.
-        """
-        trace = self._running(call)
-        trace.input_shares.update(dict.fromkeys(keys, keep(grad)))
-
-    def on_total(self, call: CallTrace, places: list[int], grad: Tensor) -> None:
-        """Take the whole gradient of an input, if the pass came through the call."""
-        trace = call.passes.get(self._numbers.get(backward_pass_id(), -1))
-        if trace is not None:
-            trace.input_totals.update(dict.fromkeys(places, keep(grad)))
-
-    def on_parameter(self, name: str, own: str, grad: Tensor) -> None:
-        """Take the whole gradient of a parameter, for each call the pass reached."""
-        running = self._numbers.get(backward_pass_id(), -1)
-        reached = self._of_module.get((name, running))
-        if reached is None:
+    def _on_tensor(self, tap: Tap, grad: Tensor) -> None:
+        running = backward_pass_id()
+        meant = grad if tap.part is None else tap.part(grad)
+        if meant is None:
             return
-        known = self._totals.get((name, own, running))
-        total = keep(grad) if known is None else known + grad.detach()
-        self._totals[name, own, running] = total
-        for trace in reached:
-            trace.param_totals[own] = total
+        if tap.reaches_call and running not in self.numbers:
+            self._reached(running, tap.within)
+        tap.grads[running] = (tap.keep or self._keep_total)(meant)
+        if not _is_last(tap.handle):
+            self._take_again(tap)
+
+    def _take_again(self, tap: Tap) -> None:
+        """Take a gradient anew when the hooks that follow ours have had it too.
+
+        They may change it. Its node gets what they return, just before it runs.
+        """
+        node = current_node()
+        if node is None:
+            return
+
+        def take(gathered: tuple[Tensor | None, ...]) -> None:
+            handle.remove()
+            grad = gathered[tap.number]
+            meant = grad if grad is None or tap.part is None else tap.part(grad)
+            if meant is not None:
+                tap.grads[backward_pass_id()] = (tap.keep or self._keep_total)(meant)
+
+        handle = cast(Any, node).register_prehook(take)
+        self.handles.append(handle)
+
+    def _add(self, grads: Grads, running: int, grad: Tensor, parts: int) -> None:
+        """Add a part, and reduce the sum when the last of `parts` has come."""
+        known = grads.get(running)
+        if known is None:
+            known = grads[running] = Sum(keep(grad), parts, self._keep)
+            if parts > 1:
+                self._open.append(grads)
+        else:
+            known.total = known.total + grad.detach()
+        known.missing -= 1
+        if known.missing == 0:
+            grads[running] = whole([known])
 
 
-def _add(gradients: Gradients, keys: list[int] | list[str], part: Tensor) -> None:
-    kept = keep(part)
-    for key in keys:
-        gradients[key] = gradients[key] + kept if key in gradients else kept
+def _add_entry(
+    sums: dict[int, Tensor],
+    entry: int,
+    grads_in: tuple[Tensor | None, ...],
+    _grads_out: tuple[Tensor | None, ...],
+) -> None:
+    grad, running = grads_in[entry], backward_pass_id()
+    if grad is not None:
+        sums[running] = sums[running] + grad if running in sums else keep(grad)
+
+
+def _is_last(handle: Any) -> bool:
+    hooks = handle.hooks_dict_ref()
+    return hooks is None or next(reversed(hooks)) == handle.id

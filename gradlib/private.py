@@ -6,43 +6,72 @@ Each was there in every release from 2.4 to 2.13 that was tried.
 # Private names are what this file is for, and torch's stubs leave some of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
+import sys
 from collections.abc import Callable
+from functools import cache
+from operator import methodcaller
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+_C = cast(Any, torch._C)
+
+# The frame of the function that is running, or of one of its callers.
+running_frame: Callable[[int], FrameType] = sys._getframe
+
 # Copy-on-write: the clone shares the storage until somebody writes to either one.
 lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
 
-AccumulateGrad: Any = cast(Any, torch._C)._functions.AccumulateGrad
+# The node that adds to the .grad of a leaf.
+AccumulateGrad: type[Node] = _C._functions.AccumulateGrad
+
+# The node of Tensor.to() and of autocast's casts.
+ToCopy: type[Node] = _C._functions.ToCopyBackward0
+
+# A number that is one backward pass's own in this process; -1 outside of any.
+backward_pass_id: Callable[[], int] = _C._current_graph_task_id
+
+# The node whose gradients a running backward pass has just gathered.
+current_node: Callable[[], Node | None] = _C._current_autograd_node
+
+# The sequence number that autograd gives to the next node this thread makes.
+next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+
+# The sequence number of a node: later nodes have higher ones.
+sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
+
+# Whether autocast is enabled for some device.
+any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 
 
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
-    return cast(Any, node).variable if isinstance(node, AccumulateGrad) else None
+    return cast(Any, node).variable if type(node) is AccumulateGrad else None
 
 
-def backward_pass_id() -> int:
-    """Return a number that is one backward pass's own; -1 outside of any."""
-    return torch._C._current_graph_task_id()
-
-
-def next_sequence_number() -> int:
-    """Return the sequence number that autograd gives to the next node it makes."""
-    return cast(Any, torch._C)._autograd._get_sequence_nr()
-
-
-def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return the parameters of `module` itself, by name.
 
     ``named_parameters(recurse=False)`` says the same, but is slow enough to show in a
     hook that runs at every call.
     """
-    return {name: p for name, p in module._parameters.items() if p is not None}
+    return module._parameters
 
 
-def sequence_number(node: Node) -> int:
-    """Return the sequence number of `node`: later nodes have higher ones."""
-    return node._sequence_nr()
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the buffers of `module` itself, by name."""
+    return module._buffers
+
+
+def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the modules that stand in `module` itself, by name."""
+    return module._modules
+
+
+@cache
+def is_of_torch(kind: type[nn.Module]) -> bool:
+    """Tell whether torch itself brings this class of modules."""
+    return kind.__module__.startswith("torch.nn.modules.")

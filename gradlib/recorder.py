@@ -7,45 +7,56 @@ tensors and tuples of tensors.
 A call's arguments and result are left as they are, so the model computes what it would
 compute alone. Where each gradient is seen:
 
-- ``grad_output``: a hook on the output, set as the call returns, less what the call's
-  own computation gives to that output.
+- ``grad_output`` and the totals: a hook on the output, the input or the parameter.
 - ``grad_input`` and ``param_grads``: the autograd nodes the call made are walked as it
   returns; what they hand to an input or a parameter is this call's share.
-- the totals: a hook on the input or the parameter itself.
 """
 
-import inspect
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
 import torch
+from optree import PyTreeSpec
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from gradlib.errors import NotAModuleError
-from gradlib.frame import Frame, Input, edge_of, input_of, places_of
-from gradlib.graph import Edge, GraphEdge, edges_of_call
-from gradlib.passes import Passes
+from gradlib.errors import NotAModuleError, UnknownFieldError
+from gradlib.forward_values import Value, Values
+from gradlib.frame import Frame, hand_on
+from gradlib.graph import leaving_edges
+from gradlib.passes import Passes, Tap
 from gradlib.private import (
     backward_pass_id,
+    is_of_torch,
     next_sequence_number,
     own_parameters,
-    sequence_number,
+    running_frame,
 )
 from gradlib.recording import Recording
-from gradlib.trace import CallTrace, Place
+from gradlib.selection import Choice, modules_of, recorded_names, select
+from gradlib.state import History
+from gradlib.trace import FIELDS, GRADIENTS, Block, CallTrace, Grads, Key
 from gradlib.tree import Tree
-from gradlib.values import KeptValues
-from gradlib.views import Region, base_of, watch
+from gradlib.values import Keep, keeper
+from gradlib.views import Region, watch
 
 
-def record(model: nn.Module) -> AbstractContextManager[Recording]:
+def record(
+    model: nn.Module,
+    *,
+    modules: Choice | None = None,
+    keep: Iterable[str] = FIELDS,
+    reduce: Callable[[Tensor], Any] | None = None,
+    device: torch.device | str | int | None = None,
+) -> AbstractContextManager[Recording]:
     """Record every module call in the block, forward and backward.
 
     Call ``backward()`` inside the block: after it no hook is left, and the recording
@@ -53,12 +64,22 @@ def record(model: nn.Module) -> AbstractContextManager[Recording]:
 
     Args:
         model: The module to record, with all modules inside it. On any device.
+        modules: Which of them: names as ``named_modules()`` gives them, patterns as
+            ``"layers.*"``, or a function ``(name, module) -> bool``. Default: all.
+        keep: Which fields of a call: any of ``"args"``, ``"output"``,
+            ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. The keyword
+            arguments travel with ``"args"``, the totals with their shares.
+        reduce: A function of a tensor, as `tensor_stats`. What it returns is kept
+            instead of the tensor. It gets each tensor detached, on its own device.
+        device: Where the kept tensors go: ``"cpu"`` to spare the memory of a GPU.
 
     Returns:
         A context manager that gives the recording, which fills while the block runs.
 
     Raises:
         NotAModuleError: `model` is not a ``torch.nn.Module``.
+        NoSuchModuleError: A name or pattern in `modules` fits no module.
+        UnknownFieldError: `keep` names something that no call has.
 
     Example:
         ```python
@@ -95,12 +116,18 @@ def record(model: nn.Module) -> AbstractContextManager[Recording]:
             "record(model): model must be a torch.nn.Module, but it is of type "
             f"{type(model).__name__}. Put a function into the forward() of a module."
         )
-    return _recording(model)
+    recorder = _Recorder(
+        model,
+        select(model, modules),
+        _fields(keep),
+        keeper(reduce, device),
+        reduces=reduce is not None,
+    )
+    return _recording(recorder)
 
 
 @contextmanager
-def _recording(model: nn.Module) -> Generator[Recording]:
-    recorder = _Recorder(model)
+def _recording(recorder: "_Recorder") -> Generator[Recording]:
     try:
         recorder.attach_hooks()
         yield recorder.recording
@@ -108,38 +135,67 @@ def _recording(model: nn.Module) -> Generator[Recording]:
         recorder.remove_hooks()
 
 
+def _fields(keep: Iterable[str]) -> frozenset[str]:
+    fields = frozenset([keep] if isinstance(keep, str) else keep)
+    for name in sorted(fields.difference(FIELDS)):
+        known = ", ".join(f'"{field}"' for field in FIELDS)
+        raise UnknownFieldError(
+            f'record(keep=...): "{name}" is no field that can be kept. There are: '
+            f"{known}."
+        )
+    return fields
+
+
 class _Recorder:
     """The hooks of one block and what they share."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: dict[str, nn.Module],
+        fields: frozenset[str],
+        keep: Keep,
+        *,
+        reduces: bool,
+    ) -> None:
+        self._modules = modules
         self._calls: list[CallTrace] = []
         self._counts: Counter[str] = Counter()
-        self._stack: list[Frame] = []
         self._forwards = 0
-        self._passes = Passes()
+        values = fields & {"args", "output"}
+        tensors = fields & {"grad_input", "grad_output"}
+        self._now = _Running(keep if values else _nothing)
+        self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
+        every = modules_of(model)
+        # Whoever computes a call again needs its arguments, and the state they met.
+        history = History(every) if "args" in fields and not reduces else None
+        left_out = frozenset(every) - modules.keys()
+        self._block = Block(fields, left_out, self._passes.numbers, history)
+        self._gathers = not fields.isdisjoint(GRADIENTS)
         self._handles: list[RemovableHandle] = []
-        # Of the forward that runs: the nodes walked, and the values kept by tensor.
-        self._seen: set[Node] = set()
-        self._kept = KeptValues()
-        self._watched: dict[tuple[str, str, int], nn.Parameter] = {}
-        self._modules = _modules(model)
-        self.recording = Recording(_names(model), self._calls)
+        # The parameters met, each with what it got: its id is its own while it lives.
+        self._parameters: dict[int, tuple[nn.Parameter, Grads]] = {}
+        self.recording = Recording(self._block, recorded_names(model), self._calls)
 
     def attach_hooks(self) -> None:
-        """Hook every module."""
+        """Hook every module: first before all other hooks, and last after them."""
         for name, module in self._modules.items():
-            before = _ModuleHook(partial(self._before, name))
+            before = _ModuleHook(self._before, name)
             after = _ModuleHook(self._after)
             self._handles += [
-                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_pre_hook(
+                    before, prepend=True, with_kwargs=True
+                ),
                 module.register_forward_hook(after, with_kwargs=True, always_call=True),
             ]
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for handle in self._handles:
+        for handle in self._handles + self._passes.handles:
             handle.remove()
         self._handles.clear()
+        self._passes.handles.clear()
+        self._passes.finish()
 
     def _before(
         self,
@@ -148,42 +204,45 @@ class _Recorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        python = inspect.currentframe()
-        for _ in ("_before", "_ModuleHook.__call__"):  # out to torch's own frame
-            python = python and python.f_back
-        self._drop_broken_off(module, python)
-        inputs = Tree.of((args, kwargs))
-        own = own_parameters(module)
-        self._watch_parameters(name, own)
-        call = self._recomputed(name, inputs)
+        now, python = self._now, running_frame(1)
+        self._drop_broken_off(now, module, python)
+        inputs = Tree.of_call(args, kwargs)
+        call = None if backward_pass_id() == -1 else self._recomputed(name, inputs)
         if call is None:
-            call = self._begin(name, module, own, inputs)
+            call = self._begin(now, name, module, inputs.spec)
         elif not call.no_pass_because:
             return  # its first computation is hooked; this one only restores values
         call.no_pass_because = ""  # without gradients the first time, now with them
-        frame = Frame(call, module, own, python, sys.exception())
-        self._stack.append(frame)
-        if not torch.is_grad_enabled():
+        frame = Frame(call, module, python, sys.exception())
+        if not self._gathers:
+            call.no_pass_because = "no field with gradients was kept"
+        elif torch.is_grad_enabled():
+            frame.since = next_sequence_number()
+            call.flows.append(frame.flow)
+        else:
             call.no_pass_because = "gradients were disabled when it was called"
-            return
-        frame.inputs = self._hook_inputs(call, inputs)
-        frame.since = next_sequence_number()
+        self._take_inputs(now, frame, inputs.leaves)
+        self._take_parameters(frame)
+        now.stack.append(frame)
 
-    def _drop_broken_off(self, module: nn.Module, caller: FrameType | None) -> None:
+    def _drop_broken_off(
+        self, now: "_Running", module: nn.Module, caller: FrameType | None
+    ) -> None:
         """Forget calls that ended without a word, as on KeyboardInterrupt.
 
         They show when their module is called again: is its call still running?
         """
-        if all(frame.module is not module for frame in self._stack):
+        stack = now.stack
+        if not _is_open(module, stack):
             return
         running: set[FrameType | None] = set()
         while caller is not None:
             running.add(caller)
             caller = caller.f_back
-        while self._stack and self._stack[-1].python not in running:
-            self._stack.pop().call.no_pass_because = "its forward was broken off"
-        if not self._stack:
-            self._end_forward()
+        while stack and stack[-1].python not in running:
+            stack.pop().call.no_pass_because = "its forward was broken off"
+        if not stack:
+            now.end_forward()
 
     def _recomputed(self, name: str, inputs: Tree) -> CallTrace | None:
         """Return the call that a checkpoint computes again inside a backward pass.
@@ -191,8 +250,6 @@ class _Recorder:
         The last one with these inputs: a pass goes through the calls backwards.
         """
         running = backward_pass_id()
-        if running == -1:
-            return None
         earlier = [
             call
             for call in reversed(self._calls)
@@ -205,194 +262,240 @@ class _Recorder:
         return call
 
     def _begin(
-        self,
-        name: str,
-        module: nn.Module,
-        own: dict[str, nn.Parameter],
-        inputs: Tree,
+        self, now: "_Running", name: str, module: nn.Module, spec: PyTreeSpec
     ) -> CallTrace:
-        outermost = not self._stack
-        if outermost:
-            self._forwards += 1
+        if now.stack:
+            now.stack[-1].call.calls_others = True
         else:
-            self._stack[-1].call.calls_others = True
+            self._forwards += 1
+            if self._block.history is not None:
+                self._block.history.look(len(self._calls))
+        index = self._counts[name]
+        self._counts[name] = index + 1
         call = CallTrace(
+            self._block,
             name,
-            self._counts[name],
+            index,
             self._forwards - 1,
             type(module).__name__,
-            inputs.map(partial(self._kept.of, foreign=outermost)),
-            {key: parameter.requires_grad for key, parameter in own.items()},
+            Tree([], spec),
+            len(self._calls),
         )
-        self._counts[name] += 1
+        if self._block.history is not None:
+            call.module = module
+            call.world = self._block.history.world(module, len(self._calls))
         self._calls.append(call)
         return call
 
-    def _watch_parameters(self, name: str, own: dict[str, nn.Parameter]) -> None:
+    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
+        """Keep what the call is given, and hook it for all of what flows into it."""
+        call, outermost = frame.call, not now.stack
+        kept: list[Any] = []
+        idle: list[Key] = []
+        for place, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                kept.append(leaf)
+                continue
+            value = now.values.of(leaf, foreign=outermost)
+            kept.append(value.kept)
+            if not leaf.requires_grad:
+                idle.append(place)
+            elif frame.gathers and "grad_input" in self._block.fields:
+                frame.inputs.append(value)
+                frame.expect(place, value.end)
+                frame.flow.totals[place] = self._hook_value(value, call)
+        if not call.inputs.leaves:  # or it is the recomputation of an earlier call
+            call.inputs.leaves = kept
+        call.idle = idle
+
+    def _take_parameters(self, frame: Frame) -> None:
         """Hook the parameters a module has now: they may be new since the last call."""
-        for key, parameter in own.items():
-            watched = (name, key, id(parameter)) in self._watched
-            if parameter.requires_grad and not watched:
-                self._watched[name, key, id(parameter)] = parameter
-                self._hook(parameter, partial(self._passes.on_parameter, name, key))
-
-    def _hook_inputs(self, call: CallTrace, inputs: Tree) -> list[Input]:
-        """Hook each input that requires grad, and return where its gradient goes."""
-        found: dict[int, Input] = {}  # one for a tensor passed in two places
-        call.inputs_asked.clear()  # a second backward pass recomputes once more
-        for place, leaf in enumerate(inputs.leaves):
-            if not (isinstance(leaf, Tensor) and leaf.requires_grad):
+        call, flow = frame.call, frame.flow
+        call.parameters = []
+        for name, parameter in own_parameters(frame.module).items():
+            if parameter is None:
                 continue
-            call.inputs_asked.append(place)
-            if id(leaf) in found:
-                found[id(leaf)].places.append(place)
+            if type(parameter) is not nn.Parameter and is_lazy(parameter):
+                frame.lazy = True
                 continue
-            given = found[id(leaf)] = input_of(leaf, place)
-            total = partial(self._passes.on_total, call, given.places)
-            self._hook_value(leaf, total)
-        return list(found.values())
+            call.parameters.append(name)
+            if not parameter.requires_grad:
+                call.idle.append(name)
+            elif frame.gathers and "param_grads" in self._block.fields:
+                known = self._parameters.get(id(parameter))
+                if known is None:
+                    known = self._parameters[id(parameter)] = parameter, {}
+                    self._passes.hook_parameter(*known)
+                frame.expect(name, id(parameter))
+                flow.totals[name] = known[1]
 
-    def _hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-        self._handles.append(cast(Any, tensor).register_hook(hook))
-
-    def _hook_value(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-        """Hook the value a tensor has now, whatever overwrites it later."""
-        self._hook(tensor, hook)
-        if found := base_of(tensor):
-            base, region = found
-            self._hook(base, partial(_if_overwritten, watch(tensor), region, hook))
+    def _hook_value(
+        self, value: Value, call: CallTrace, *, is_output: bool = False
+    ) -> Grads:
+        """Hook the value a tensor has now, whatever overwrites it later, once."""
+        if value.grads is not None:
+            return value.grads
+        grads: Grads = {}
+        value.grads = grads
+        tensor, within = value.tensor, call.recomputed_in
+        self._passes.hook_tensor(
+            tensor, Tap(grads, tensor.output_nr, is_output, within)
+        )
+        if value.base is not None:
+            base, _, region = value.base
+            part = partial(_if_overwritten, watch(tensor), region)
+            tap = Tap(grads, base.output_nr, is_output, within, part)
+            self._passes.hook_tensor(base, tap)
+        return grads
 
     def _after(
         self, module: nn.Module, _args: object, _kwargs: object, output: object
     ) -> None:
-        if all(frame.module is not module for frame in self._stack):
-            return  # its call was not seen to begin: an earlier hook raised
-        while (frame := self._stack.pop()).module is not module:
+        now = self._now
+        stack = now.stack
+        if not _is_open(module, stack):
+            return  # not seen to begin, or computed again only to restore values
+        while (frame := stack.pop()).module is not module:
             frame.call.no_pass_because = "its forward was broken off"
         raised = sys.exception()
         if output is None and raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = f"its forward raised {type(raised).__name__}"
         else:
-            outputs = Tree.of(output)
-            frame.call.output = outputs.map(self._kept.of)
-            if torch.is_grad_enabled():
-                self._hook_graph(frame, outputs)
-                self._hook_outputs(frame, outputs)
-        if not self._stack:
-            self._end_forward()
+            if frame.lazy:  # its parameters are there now
+                self._take_parameters(frame)
+            self._take_outputs(now, frame, Tree.of(output))
+        if not stack:
+            now.end_forward()
 
-    def _end_forward(self) -> None:
-        self._seen.clear()
-        self._kept.clear()
-
-    def _hook_outputs(self, frame: Frame, outputs: Tree) -> None:
-        call = frame.call
-        inputs = {id(given.tensor): given for given in frame.inputs}
-        asked = [
-            (place, leaf)
-            for place, leaf in enumerate(outputs.leaves)
-            if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
-        call.outputs_asked = [place for place, _ in asked]
+    def _take_outputs(self, now: "_Running", frame: Frame, outputs: Tree) -> None:
+        """Keep what the call returns, and hook all that gradients will pass."""
+        asked: dict[int, Value] = {}
+        kept: list[Any] = []
+        for place, leaf in enumerate(outputs.leaves):
+            if not isinstance(leaf, Tensor):
+                kept.append(leaf)
+                continue
+            value = now.values.of(leaf)
+            kept.append(value.kept)
+            if leaf.requires_grad:
+                asked[place] = value
+        frame.call.output = Tree(kept, outputs.spec)
+        if not (frame.gathers and torch.is_grad_enabled()):
+            return
+        self._hook_graph(now, frame, asked)
+        for place, value in asked.items():
+            if value in frame.inputs:
+                grads = self._hook_returned(frame, value)
+            else:
+                grads = self._hook_value(value, frame.call, is_output=True)
+            frame.flow.outputs[place] = grads
         if not asked:
-            call.no_pass_because = "it returned no tensor that requires grad"
-        for place, leaf in asked:
-            self._hook_value(leaf, partial(self._passes.on_output, call, place))
-            given = inputs.pop(id(leaf), None)
-            if given is not None and not given.overwritten():
-                call.returned_inputs += given.places
-                share = partial(self._passes.on_returned_input, call, given.places)
-                self._hook_value(leaf, share)
-        if len(asked) > 1:
+            frame.call.no_pass_because = "it returned no tensor that requires grad"
+        elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._hook_inner(frame, asked)
 
-    def _hook_inner(self, frame: Frame, outputs: list[tuple[int, Tensor]]) -> None:
-        """Hook the nodes of a call that use one of its outputs to make another."""
-        places: dict[Edge, list[int]] = {}
-        for place, leaf in outputs:
-            if (edge := edge_of(leaf)) and sequence_number(edge[0]) >= frame.since:
-                places.setdefault(edge, []).append(place)
-        roots = [leaf.grad_fn for _, leaf in outputs if leaf.grad_fn is not None]
-        for one in edges_of_call(roots, since=frame.since, seen=set()):
-            if one.edge in places:
-                receiver = one.entry, Place("inner", places[one.edge])
-                self._hook_node(one.node, frame.call, [receiver])
-
-    def _hook_graph(self, frame: Frame, outputs: Tree) -> None:
-        """Hook the nodes that hand gradients to the call's inputs and parameters."""
-        receivers: dict[Node, list[tuple[int, Place]]] = {}
-        for edge in self._edges_leaving(frame, outputs):
-            for place in places_of(frame, edge):
-                receivers.setdefault(edge.node, []).append((edge.entry, place))
-        for node, places in receivers.items():
-            self._hook_node(node, frame.call, places)
-
-    def _hook_node(
-        self, node: Node, call: CallTrace, receivers: list[tuple[int, Place]]
+    def _hook_graph(
+        self, now: "_Running", frame: Frame, asked: dict[int, Value]
     ) -> None:
-        hook = partial(self._passes.on_node, call, receivers)
-        self._handles.append(node.register_hook(hook))
+        """Hook the nodes that hand gradients to the call's inputs and parameters.
 
-    def _edges_leaving(self, frame: Frame, outputs: Tree) -> list[GraphEdge]:
-        """Walk what the call made, and return the edges that lead out of it.
-
-        The calls inside have walked their part. What led out of theirs and does not
-        lead out of this one's ends in nodes of this call: more places to begin.
+        Walked is what the call made. The calls inside have walked their part: what led
+        out of theirs and does not lead out of this one ends in nodes of this one.
         """
-        roots = [edge.edge[0] for edge in frame.inner] + [
-            leaf.grad_fn
-            for leaf in (*outputs.leaves, *vars(frame.module).values())
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None
-        ]
-        walk = edges_of_call(roots, since=frame.since, seen=self._seen)
-        edges = [*walk, *frame.inner]
-        leaving = [edge for edge in edges if edge.leads_out(frame.since)]
-        if self._stack:
-            self._stack[-1].inner += leaving
-        return leaving
+        roots = frame.roots
+        roots += [value.end[0] for value in asked.values() if type(value.end) is tuple]
+        if not is_of_torch(type(frame.module)):
+            roots += _nodes_in_attributes(frame.module)
+        leaving = frame.leaving + leaving_edges(
+            roots, since=frame.since, ends=frame.ends, seen=now.seen
+        )
+        for node, receivers in frame.receivers(leaving).items():
+            self._passes.hook_node(node, receivers, frame.call.recomputed_in)
+        if now.stack:
+            hand_on(leaving, now.stack, now.seen)
+
+    def _hook_returned(self, frame: Frame, value: Value) -> Grads:
+        """Take the share of an input that the call returns as it was.
+
+        It is the gradient of all uses of the tensor, those inside the call included.
+        """
+        value.grads = None  # hooked before the call, as an input only
+        grads = self._hook_value(value, frame.call, is_output=True)
+        share = frame.ends[value.end]
+        for key, known in frame.flow.shares.items():
+            if known is share and isinstance(key, int):
+                frame.flow.shares[key] = grads
+                frame.call.returned_inputs.append(key)
+        return grads
+
+    def _hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
+        """Take off what the call itself gives to an output, to make another of it."""
+        ends = {value.end for value in outputs.values()}
+        nodes = [end[0] for end in ends if not isinstance(end, int)]
+        edges = leaving_edges(nodes, since=frame.since, ends=ends, seen=set())
+        for place, value in outputs.items():
+            inner = [(node, entry) for node, entry, end, _ in edges if end == value.end]
+            if inner:
+                less = partial(_without, self._passes.hook_inner(inner))
+                grads = frame.flow.outputs[place] = Grads()
+                number, within = value.tensor.output_nr, frame.call.recomputed_in
+                tap = Tap(grads, number, True, within, less)
+                self._passes.hook_tensor(value.tensor, tap)
 
 
-class _ModuleHook:
+class _Running(threading.local):
+    """The forward that runs in a thread."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.stack: list[Frame] = []
+        self.seen: set[Node] = set()  # the nodes walked
+        self.values = Values(keep)  # the tensors met
+
+    def end_forward(self) -> None:
+        """Let go of what only the forward needed."""
+        self.seen.clear()
+        self.values.clear()
+
+
+class _ModuleHook(partial[None]):
     """A hook of ours on a module. A copy of the module does not record."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call: Callable[..., None] | None = call
+    def __reduce__(self) -> tuple[type["_ModuleHook"], tuple[Callable[..., None]]]:
+        return _ModuleHook, (_nothing,)
 
-    def __call__(self, *args: Any) -> None:
-        if self._call is not None:
-            self._call(*args)
 
-    def __getstate__(self) -> dict[str, None]:
-        return {"_call": None}
+def _nothing(*_: object) -> None:
+    """Stand for a hook that does nothing, and for keeping nothing of a tensor."""
+
+
+def _is_open(module: nn.Module, stack: list[Frame]) -> bool:
+    return module in [frame.module for frame in stack]
+
+
+def _nodes_in_attributes(module: nn.Module) -> list[Node]:
+    """Return the nodes of tensors that a module made and kept, to use them later."""
+    made = [it.grad_fn for it in vars(module).values() if isinstance(it, Tensor)]
+    return [node for node in made if node is not None]
+
+
+def _if_overwritten(
+    overwritten: Callable[[], bool], region: Region, grad: Tensor
+) -> Tensor | None:
+    """Return a view's part of its base's gradient, if its own is lost."""
+    return region.of(grad) if overwritten() else None
+
+
+def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:
+    """Return a gradient less what the running pass has put in `inner`."""
+    part = inner.get(backward_pass_id())
+    return grad if part is None else grad.detach() - part
 
 
 def _same(a: Tree, b: Tree) -> bool:
     """Tell whether the tensors of two trees have the same values."""
     pairs = zip(a.leaves, b.leaves, strict=False)
     return a.spec == b.spec and all(
-        torch.equal(x, y.detach())
+        torch.equal(x, y.detach().to(x.device))
         for x, y in pairs
         if isinstance(x, Tensor) and isinstance(y, Tensor)
     )
-
-
-def _if_overwritten(
-    overwritten: Callable[[], bool],
-    region: Region,
-    hook: Callable[[Tensor], None],
-    grad: Tensor,
-) -> None:
-    """Call a view's hook with its part of its base's gradient, if its own is lost."""
-    if overwritten():
-        hook(region.of(grad))
-
-
-def _names(model: nn.Module) -> dict[str, str]:
-    """Return every name of every module, with the name it is recorded under."""
-    first = {module: name for name, module in _modules(model).items()}
-    every = _modules(model, remove_duplicate=False)
-    return {name: first[module] for name, module in every.items()}
-
-
-def _modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
-    return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))

@@ -2,16 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from gradlib import plot
-from gradlib.call import Call, Pass, norm_text, shape_text, shown
+from gradlib.call import Call, Pass, measured_in, norm_text, shape_text, shown
 from gradlib.errors import AmbiguousCallError, NoSuchCallError
 from gradlib.render import Printable, Table
+from gradlib.selection import nearest
 from gradlib.stats import norm
-from gradlib.trace import CallTrace
-from gradlib.tree import tensors_in
+from gradlib.trace import Block, CallTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,14 +28,18 @@ class Recording(Printable):
     holds what was recorded so far.
     """
 
-    def __init__(self, names: Mapping[str, str], traces: Sequence[CallTrace]) -> None:
+    def __init__(
+        self, block: Block, names: Mapping[str, str], traces: Sequence[CallTrace]
+    ) -> None:
         """Give form to what the recorder wrote down.
 
         Args:
+            block: What all calls have in common.
             names: Every name the model has for a module, with the name it is recorded
                 under. They differ for a module that stands in two places.
             traces: The calls. The recorder goes on adding to them.
         """
+        self._block = block
         self._names = names
         self._traces = traces
 
@@ -46,7 +49,9 @@ class Recording(Printable):
         parts: dict[int, list[CallTrace]] = {}
         for trace in self._traces:
             parts.setdefault(trace.forward, []).append(trace)
-        return tuple(Recording(self._names, part) for part in parts.values())
+        return tuple(
+            Recording(self._block, self._names, part) for part in parts.values()
+        )
 
     def calls(self, name: str) -> tuple[Call, ...]:
         """Return every call of one module.
@@ -121,6 +126,7 @@ class Recording(Printable):
         norms = {
             field: [_norms(field, passes) for passes in places.values()]
             for field in ("grad_output", "grad_input", "param_grads")
+            if field in self._fields()
         }
         return plot.gradient_flow(list(places), norms, ax)
 
@@ -129,15 +135,14 @@ class Recording(Printable):
         return [trace for trace in self._traces if trace.name == recorded]
 
     def _why_nothing(self, name: str) -> str:
+        if self._names.get(name, name) in self._block.left_out:
+            return f'"{name}" was not recorded: record(..., modules=...) left it out.'
         if name in self._names:
             return (
                 f'"{name}" was not called in the block. Only module(x) is a call: a '
                 "parent that uses its weights directly, or module.forward(x), is not."
             )
-        near = get_close_matches(name, self._names, n=3, cutoff=0.5)
-        known = ", ".join(f'"{known}"' for known in near or list(self._names)[:8])
-        hint = "Nearest" if near else "Its modules"
-        return f'The model has no module "{name}". {hint}: {known}.'
+        return f'The model has no module "{name}". {nearest(name, self._names)}'
 
     def _passes_by_place(self) -> dict[str, list[Pass]]:
         """Gather the passes of all forwards by place in the forward."""
@@ -152,7 +157,7 @@ class Recording(Printable):
         return places
 
     def _title(self) -> str:
-        backwards = {number for trace in self._traces for number in trace.passes}
+        backwards = {number for trace in self._traces for number in trace.passes()}
         forwards = {trace.forward for trace in self._traces}
         return (
             f"Recording: {_count(len(self), 'call')}, "
@@ -160,19 +165,25 @@ class Recording(Printable):
             f"{_count(len(backwards), 'backward pass', 'backward passes')}"
         )
 
+    def _fields(self) -> list[str]:
+        """Return which columns of the table were kept."""
+        return [name for name in COLUMNS if name in self._block.fields]
+
     def _table(self) -> Table:
-        rows = [row for call in self for row in _rows(call)]
+        fields = self._fields()
+        rows = [row for call in self for row in _rows(call, fields)]
+        columns = ("module", "type", *fields)
         footer = [
             "output: shape; gradients: norm over all entries, - where there is none"
         ]
         if len(rows) > ROWS:
-            gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(COLUMNS) - 1))
+            gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(columns) - 1))
             rows[ROWS // 2 : -ROWS // 2] = [gap]
             footer.append("recording.forwards[i] prints one forward")
-        return Table(self._title(), COLUMNS, rows, tuple(footer))
+        return Table(self._title(), columns, rows, tuple(footer))
 
 
-COLUMNS = ("module", "type", "output", "grad_output", "grad_input", "param_grads")
+COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
 
 
 def _name_and_index(key: object) -> tuple[str, int | None]:
@@ -188,27 +199,24 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
             )
 
 
-def _rows(call: Call) -> list[tuple[str, ...]]:
+def _rows(call: Call, fields: list[str]) -> list[tuple[str, ...]]:
     """Return one row for a call, or one for each of its passes."""
-    name = _numbered(call.name, call.index)
-    head = (name, call.module_type, shape_text(call.output))
+    head = (_numbered(call.name, call.index), call.module_type)
+    if "output" in fields:
+        head = (*head, shape_text(call.output))
+    gradients = [field for field in fields if field != "output"]
     if not call.passes:
-        return [(*head, "-", "-", "-")]
+        return [(*head, *["-"] * len(gradients))]
     return [
-        (
-            *head,
-            norm_text(pass_.grad_output),
-            norm_text(pass_.grad_input),
-            norm_text(pass_.param_grads),
-        )
+        (*head, *(norm_text(getattr(pass_, field)) for field in gradients))
         for pass_ in call.passes
     ]
 
 
 def _norms(field: str, passes: list[Pass]) -> list[float]:
     """Return the norm of a field in each pass that has it."""
-    found = (tensors_in(getattr(pass_, field)) for pass_ in passes)
-    return [norm(tensors) for tensors in found if tensors]
+    found = (measured_in(getattr(pass_, field)) for pass_ in passes)
+    return [norm(measured) for measured in found if measured]
 
 
 def _numbered(name: str, index: int) -> str:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from html import escape
+from textwrap import fill
+
+# Of a title or footer, so that it fits a terminal, and a docstring behind "#> ".
+WIDTH = 77
 
 # Grey lines and the page's own colours: readable on a light and on a dark notebook.
 STYLE = """<style>
@@ -32,9 +36,8 @@ class Table:
             )
             for line in lines
         ]
-        return "\n".join(
-            line.rstrip() for line in [self.title, *body, *self.footer] if line
-        )
+        lines = [_filled(self.title), *body, *map(_filled, self.footer)]
+        return "\n".join(line.rstrip() for line in lines if line)
 
     def html(self) -> str:
         """Return the table as HTML that takes its colours from the notebook."""
@@ -49,6 +52,10 @@ class Table:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"{footer}</div>"
         )
+
+
+def _filled(line: str) -> str:
+    return fill(line, WIDTH, subsequent_indent="  ")
 
 
 class Printable:

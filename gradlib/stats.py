@@ -7,24 +7,143 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+linalg = cast(Any, torch.linalg)
 
-def norm(tensors: Iterable[Tensor]) -> float:
+
+class TensorStats:
+    """A tensor in eight facts, computed where the tensor was.
+
+    The numbers stay on the tensor's device until somebody reads one, so that
+    `tensor_stats` never waits for the device.
+
+    Attributes:
+        shape: The tensor's shape.
+        dtype: The tensor's dtype.
+    """
+
+    __slots__ = ("_numbers", "dtype", "shape")
+
+    def __init__(
+        self, shape: torch.Size, dtype: torch.dtype, numbers: dict[str, Tensor]
+    ) -> None:
+        """Take the numbers by name, each a tensor of no dimension."""
+        self.shape = shape
+        self.dtype = dtype
+        self._numbers = numbers
+
+    @property
+    def norm(self) -> float:
+        """The square root of the sum of squared magnitudes."""
+        return self._read("norm")
+
+    @property
+    def mean(self) -> float | complex:
+        """The mean of the entries; complex for a complex tensor."""
+        return self._read("mean")
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of these entries: their number is the divisor."""
+        return self._read("std")
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return self._read("largest")
+
+    @property
+    def zeros(self) -> float:
+        """The share of entries that are exactly zero, from 0 to 1."""
+        return self._read("zeros")
+
+    @property
+    def nonfinite(self) -> int:
+        """How many entries are NaN or infinite."""
+        return self._read("nonfinite")
+
+    def numbers(self) -> dict[str, Any]:
+        """Return every number by name: ``norm``, ``mean``, ``std`` and so on."""
+        return {name: self._read(name) for name in self._numbers}
+
+    def __repr__(self) -> str:
+        """Show all of them, to three digits."""
+        numbers = ", ".join(f"{k}={v:.3g}" for k, v in self.numbers().items())
+        return f"TensorStats(shape={list(self.shape)}, dtype={self.dtype}, {numbers})"
+
+    def _read(self, name: str) -> Any:
+        number = self._numbers[name]
+        return math.nan if number.is_meta else number.item()
+
+
+def tensor_stats(tensor: Tensor) -> TensorStats:
+    """Sum up a tensor on its own device, without waiting for it.
+
+    Made for ``record(model, reduce=gradlib.tensor_stats)``: what a recording holds does
+    not grow with the tensors then.
+
+    Args:
+        tensor: A tensor of any shape and dtype, dense or sparse, on any device.
+
+    Returns:
+        Its statistics. Where the dtype is narrower than float32 they are computed in
+        float32, integers in float64. A tensor without entries has NaN for its mean,
+        std, largest magnitude and share of zeros.
+
+    Example:
+        ```python
+        import torch
+
+        import gradlib
+
+        stats = gradlib.tensor_stats(torch.tensor([3.0, -4.0, 0.0, 0.0]))
+        print(stats.norm, stats.largest, stats.zeros)
+        #> 5.0 4.0 0.5
+        ```
+    """
+    values = _wide(tensor.detach())
+    count = values.numel()
+    nonfinite = count - torch.isfinite(values).sum()
+    if count == 0:
+        nan = torch.full((), math.nan, device=values.device)
+        empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
+        numbers = {**empty, "norm": torch.zeros_like(nan), "nonfinite": nonfinite}
+    else:
+        mean = values.mean()
+        numbers = {
+            "norm": linalg.vector_norm(values),
+            "mean": mean,
+            "std": linalg.vector_norm(values - mean) / math.sqrt(count),
+            "largest": linalg.vector_norm(values, ord=math.inf),
+            "zeros": 1 - torch.count_nonzero(values) / count,
+            "nonfinite": nonfinite,
+        }
+    return TensorStats(tensor.shape, tensor.dtype, numbers)
+
+
+def norm(values: Iterable[Tensor | TensorStats]) -> float:
     """Return the Euclidean norm over all entries of all tensors.
 
     Args:
-        tensors: Tensors of any shape and dtype, on any device. Sparse ones count too.
+        values: Tensors of any shape and dtype, on any device, or what sums them up.
 
     Returns:
         The square root of the sum of squared magnitudes; 0 without tensors; NaN where
-        there are no values, as on the meta device. Everything narrower than float32,
-        integers included, is summed in float32.
+        there are no values, as on the meta device.
     """
-    return math.hypot(*map(_norm, tensors))
+    return math.hypot(*map(_norm, values))
 
 
-def _norm(tensor: Tensor) -> float:
-    if tensor.is_meta:
+def _norm(values: Tensor | TensorStats) -> float:
+    if isinstance(values, TensorStats):
+        return values.norm
+    if values.is_meta:
         return math.nan
+    return linalg.vector_norm(_wide(values)).item()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a dense tensor of at least float32."""
     values = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    return cast(Any, torch.linalg).vector_norm(wide).item()
+    if not (values.is_floating_point() or values.is_complex()):
+        return values.to(torch.float64)
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,62 +1,156 @@
-"""What the recorder writes down, flat; `recording` gives it its form."""
+"""What the recorder writes down, flat; `call` gives it its form."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradlib.state import History, World
 from gradlib.tree import Tree
-from gradlib.views import Region
 
-Gradients = dict[int | str, Tensor]
-"""Gradients by position among the flat inputs or outputs, or by parameter name."""
+Grads: TypeAlias = dict[int, Any]
+"""What was kept of a tensor's gradients, by torch's number of the backward pass."""
 
+Key: TypeAlias = int | str
+"""A position among the flat inputs or outputs, or the name of an own parameter."""
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a gradient goes: a field of `PassTrace`, and the keys in it."""
-
-    field: str
-    keys: list[int] | list[str]
-    region: Region | None = None  # the part of the gradient that is meant
-    dtype: torch.dtype | None = None  # of what the gradient belongs to
-
-    def of(self, grad: Tensor) -> Tensor:
-        """Return what `grad` holds for this place."""
-        part = grad if self.region is None else self.region.of(grad)
-        return part if self.dtype is None else part.to(self.dtype)
+GRADIENTS = ("grad_input", "grad_output", "param_grads")
+FIELDS = ("args", "output", *GRADIENTS)
+"""What can be kept of a call; its kwargs and the totals travel with theirs."""
 
 
 @dataclass(slots=True)
-class PassTrace:
-    """The gradients that one backward pass gave one call."""
+class Sum:
+    """A gradient of which parts may be missing, and what to keep of the whole."""
 
-    backward: int
-    input_shares: Gradients = field(default_factory=Gradients)
-    input_totals: Gradients = field(default_factory=Gradients)
-    outputs: Gradients = field(default_factory=Gradients)
-    param_shares: Gradients = field(default_factory=Gradients)
-    param_totals: Gradients = field(default_factory=Gradients)
-    # What the call's own computation gave to one of its outputs.
-    inner: Gradients = field(default_factory=Gradients)
+    total: Tensor
+    missing: int
+    keep: Callable[[Tensor], Any]
+
+
+def whole(parts: Sequence[Any]) -> Any:
+    """Return what is kept of a gradient that came in `parts`; ``None`` for none."""
+    if not parts:
+        return None
+    if isinstance(parts[0], Sum):
+        return parts[0].keep(reduce(add, (part.total for part in parts)))
+    return reduce(add, parts)
+
+
+class Flow:
+    """Where the gradients of one computation of a call are gathered.
+
+    What requires no grad has no entry.
+    """
+
+    __slots__ = ("outputs", "shares", "totals")
+
+    def __init__(self) -> None:
+        """Begin with nothing asked."""
+        self.shares: dict[Key, Grads] = {}
+        self.totals: dict[Key, Grads] = {}
+        self.outputs: dict[Key, Grads] = {}
 
 
 @dataclass(slots=True)
+class Block:
+    """What all calls of one block have in common."""
+
+    fields: frozenset[str]  # what was kept
+    left_out: frozenset[str]  # the modules that were not recorded
+    # torch's number of each backward pass that reached a call -> ours.
+    numbers: dict[int, int]
+    history: History | None = None  # without it no call can be computed again
+
+
 class CallTrace:
     """One call of one module."""
 
-    name: str
-    index: int
-    forward: int
-    module_type: str
-    inputs: Tree  # of (args, kwargs)
-    parameters: dict[str, bool]  # own parameters -> whether they require grad
-    output: Tree | None = None
-    # Places of the tensors that require grad.
-    inputs_asked: list[int] = field(default_factory=list[int])
-    outputs_asked: list[int] = field(default_factory=list[int])
-    returned_inputs: list[int] = field(default_factory=list[int])
-    recomputed_in: int | None = None  # torch's number of the pass that did
-    calls_others: bool = False
-    no_pass_because: str = ""
-    passes: dict[int, PassTrace] = field(default_factory=dict[int, PassTrace])
+    # Written out, not a dataclass: one is made at every call, and this takes a third.
+    __slots__ = (
+        "block",
+        "calls_others",
+        "flows",
+        "forward",
+        "idle",
+        "index",
+        "inputs",
+        "module",
+        "module_type",
+        "moment",
+        "name",
+        "no_pass_because",
+        "output",
+        "parameters",
+        "recomputed_in",
+        "returned_inputs",
+        "world",
+    )
+
+    def __init__(
+        self,
+        block: Block,
+        name: str,
+        index: int,
+        forward: int,
+        module_type: str,
+        inputs: Tree,
+        moment: int,
+    ) -> None:
+        """Begin with what is known when the call begins."""
+        self.block = block
+        self.name = name
+        self.index = index
+        self.forward = forward
+        self.module_type = module_type
+        self.inputs = inputs  # of (args, kwargs)
+        self.moment = moment  # how many calls had begun before
+        self.output: Tree | None = None
+        self.parameters: list[str] = []  # its own
+        # The inputs that are tensors, and own parameters, that require no grad.
+        self.idle: list[Key] = []
+        # Several where a checkpoint computed the call again, inside a backward pass.
+        self.flows: list[Flow] = []
+        self.recomputed_in: int | None = None  # torch's number of the pass that did
+        self.returned_inputs: list[int] = []
+        # What it takes to compute it again; None where too little was kept.
+        self.module: nn.Module | None = None
+        self.world: World | None = None
+        self.calls_others = False
+        self.no_pass_because = ""
+
+    def passes(self) -> list[int]:
+        """Return our numbers of the backward passes that reached the call."""
+        numbers = self.block.numbers
+        found = {
+            numbers[torch_number]
+            for flow in self.flows
+            for gathered in (flow.outputs, flow.shares)
+            for grads in gathered.values()
+            for torch_number in grads
+        }
+        return sorted(found)
+
+    def given(self, gathered: str, number: int) -> set[Key]:
+        """Return what got a gradient in one backward pass."""
+        numbers = self.block.numbers
+        return {
+            key
+            for flow in self.flows
+            for key, grads in getattr(flow, gathered).items()
+            if any(numbers.get(torch_number) == number for torch_number in grads)
+        }
+
+    def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
+        """Return the gradients of one field of `Flow` in one backward pass."""
+        numbers = self.block.numbers
+        found: dict[Key, list[Any]] = {}
+        for flow in self.flows:
+            for key, grads in getattr(flow, gathered).items():
+                for torch_number, part in grads.items():
+                    if numbers.get(torch_number) == number:
+                        found.setdefault(key, []).append(part)
+        return {key: whole(parts) for key, parts in found.items()}

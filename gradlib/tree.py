@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import optree
 from optree import PyTreeSpec
-from torch import Tensor
+from torch import Tensor, nn
 
 NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
 
@@ -29,6 +29,8 @@ class Tree:
     @classmethod
     def of(cls, structure: object) -> "Tree":
         """Flatten `structure`."""
+        if type(structure) in _ATOMS:
+            return cls([structure], _BARE)
         while True:
             leaves, spec = optree.tree_flatten(
                 cast(Any, structure), none_is_leaf=True, namespace=NAMESPACE
@@ -37,6 +39,13 @@ class Tree:
             kinds: set[type[Any]] = set(map(type, leaves)) - {Tensor}
             if not any(map(_made_open, kinds)):
                 return cls(leaves, spec)
+
+    @classmethod
+    def of_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tree":
+        """Flatten ``(args, kwargs)``, at once where they hold nothing nested."""
+        if not kwargs and _ATOMS.issuperset(map(type, args)):
+            return cls(list(args), _flat_call(len(args)))
+        return cls.of((args, kwargs))
 
     def build(self) -> Any:
         """Return the structure."""
@@ -60,6 +69,21 @@ class Tree:
             f".{step}" if isinstance(step, _Attribute) else f"[{step!r}]"
             for step in self.spec.paths()[position]
         )
+
+
+# What is no structure, told by its exact type: most calls take and return no other.
+_ATOMS = frozenset({Tensor, nn.Parameter, type(None), bool, int, float})
+
+_BARE: PyTreeSpec = cast(Any, optree).tree_structure(
+    0, none_is_leaf=True, namespace=NAMESPACE
+)
+
+
+@cache
+def _flat_call(count: int) -> PyTreeSpec:
+    args = (0,) * count
+    made = cast(Any, optree).tree_structure
+    return made((args, {}), none_is_leaf=True, namespace=NAMESPACE)
 
 
 def tensors_in(structure: object) -> list[Tensor]:

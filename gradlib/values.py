@@ -1,10 +1,15 @@
 """Keeping a tensor's value as it is now, at the price of a copy only if it changes."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from gradlib import private
+
+Keep: TypeAlias = Callable[[Tensor], Any]
+"""A function that gives what to keep of a tensor."""
 
 
 def keep(tensor: Tensor) -> Tensor:
@@ -20,7 +25,7 @@ def keep(tensor: Tensor) -> Tensor:
         shares memory with `tensor` until one of the two is written to, where torch can
         do that, and is a copy otherwise.
     """
-    value = tensor.detach()
+    value = tensor.detach() if tensor.requires_grad else tensor
     try:
         return private.lazy_clone(value)
     except (RuntimeError, NotImplementedError):
@@ -28,40 +33,24 @@ def keep(tensor: Tensor) -> Tensor:
         return value.clone()
 
 
-class KeptValues:
-    """The tensors kept in one forward, each once.
+def keeper(
+    reduce: Callable[[Tensor], Any] | None, device: torch.device | str | int | None
+) -> Keep:
+    """Return the function that gives what to keep of a tensor.
 
-    What one module returns the next one takes: it is the same value, unless somebody
-    overwrote the tensor in between.
+    Args:
+        reduce: Whose result is kept instead of the tensor.
+        device: Where the tensors go that are kept.
     """
+    if reduce is None and device is None:
+        return keep
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        # The tensor is held too: its id is its own only while it lives.
-        self._known: dict[int, tuple[Tensor, int, Tensor]] = {}
+    def kept(tensor: Tensor) -> Any:
+        result: Any = keep(tensor)
+        if reduce is not None:
+            result = reduce(result)
+        if device is not None and isinstance(result, Tensor):
+            result = result.to(device, non_blocking=True)
+        return result
 
-    def of(self, leaf: Any, *, foreign: bool = False) -> Any:
-        """Return `leaf`, kept if it is a tensor.
-
-        Args:
-            leaf: Anything.
-            foreign: Whether the tensor comes from outside the model. Then somebody may
-                write to its memory in ways torch does not see, as NumPy does, and its
-                value is copied at once.
-        """
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if leaf.is_inference():
-            return keep(leaf)  # has no version to tell whether it was overwritten
-        version = leaf._version
-        known = self._known.get(id(leaf))
-        if known is not None and known[1] == version:
-            return known[2]
-        copy_now = foreign and leaf.grad_fn is None
-        kept = leaf.detach().clone() if copy_now else keep(leaf)
-        self._known[id(leaf)] = leaf, version, kept
-        return kept
-
-    def clear(self) -> None:
-        """Forget the tensors of the forward that ended."""
-        self._known.clear()
+    return kept

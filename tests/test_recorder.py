@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from collections import OrderedDict
+from typing import Any, cast
 
 import pytest
 import torch
@@ -789,7 +790,7 @@ def test_memory_shared_with_numpy() -> None:
     ]
 
 
-def test_a_pre_hook_that_raises_before_ours() -> None:
+def test_a_pre_hook_that_raises() -> None:
     class Careful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -809,7 +810,7 @@ def test_a_pre_hook_that_raises_before_ours() -> None:
     x = torch.ones(1, 2, requires_grad=True)
     with gradlib.record(model) as recording:
         model(x).sum().backward()
-    assert "part" not in recording
+    assert recording["part"].note == "its forward raised ValueError"
     assert_close(recording[""].grad_input, (torch.full((1, 2), 2.0),))
 
 
@@ -862,7 +863,7 @@ def test_a_copy_of_the_model_does_not_record() -> None:
         twin(torch.randn(4, 3)).sum().backward()
         assert net.state_dict().keys() == twin.state_dict().keys()
     assert len(recording) == 0
-    assert all(vars(hook) == {"_call": None} for hook in hooks_of(twin))
+    assert all(cast(Any, hook).args == () for hook in hooks_of(twin))
 
 
 def test_a_module_that_is_not_initialised_yet() -> None:

@@ -1,0 +1,112 @@
+"""Recorders as one writes them by hand: few lines, references and no copies.
+
+What a reference shows is what the tensor holds when it is read, also where the model
+has overwritten it in place. Neither one records keyword arguments.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+Gradients = dict[int, Tensor]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of one module."""
+
+    name: str
+    args: tuple[Any, ...]
+    output: Any
+    grad_input: Gradients = field(default_factory=dict)
+    grad_output: Gradients = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Calls:
+    """What was recorded."""
+
+    calls: list[Call] = field(default_factory=list)
+    param_grads: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+@contextmanager
+def tensor_hooks(model: nn.Module) -> Generator[Calls]:
+    """Record with hooks on the tensors that go into and come out of each module.
+
+    ``grad_input`` is the gradient of the tensor itself, all its uses together.
+    """
+    recorded = Calls()
+
+    def after_forward(name: str, _module: object, args: Any, output: Any) -> None:
+        call = Call(name, args, output)
+        recorded.calls.append(call)
+        outputs = output if isinstance(output, tuple) else (output,)
+        # A hook that held the call would hold its output: a circle through autograd's
+        # graph, which the garbage collector does not see. It holds a dict of gradients.
+        for tensors, grads in ((args, call.grad_input), (outputs, call.grad_output)):
+            for i, tensor in enumerate(tensors):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(partial(grads.__setitem__, i))
+
+    handles = [
+        module.register_forward_hook(partial(after_forward, name))
+        for name, module in model.named_modules()
+    ]
+    handles += _hook_parameters(model, recorded)
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def full_backward_hooks(model: nn.Module) -> Generator[Calls]:
+    """Record with the hooks that modules offer.
+
+    ``grad_input`` is this call's share.
+    """
+    recorded = Calls()
+    awaited: dict[str, list[Call]] = {}
+
+    def after_forward(name: str, _module: object, args: Any, output: Any) -> None:
+        call = Call(name, args, output)
+        recorded.calls.append(call)
+        awaited.setdefault(name, []).append(call)
+
+    def after_backward(name: str, _module: object, grad_in: Any, grad_out: Any) -> None:
+        call = awaited[name].pop()
+        call.grad_input.update(enumerate(grad_in))
+        call.grad_output.update(enumerate(grad_out))
+
+    handles = _hook_parameters(model, recorded)
+    for name, module in model.named_modules():
+        handles += [
+            module.register_forward_hook(partial(after_forward, name)),
+            module.register_full_backward_hook(partial(after_backward, name)),
+        ]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook_parameters(model: nn.Module, recorded: Calls) -> list[Any]:
+    def keep(grads: list[Tensor], grad: Tensor) -> None:
+        # autograd copies a gradient that somebody else holds, and otherwise makes it
+        # the parameter's .grad as it is. A detached one shares its memory.
+        grads.append(grad.detach())
+
+    return [
+        parameter.register_hook(
+            partial(keep, recorded.param_grads.setdefault(name, []))
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]

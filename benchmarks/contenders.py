@@ -1,0 +1,109 @@
+"""The ways of recording that are compared."""
+
+import inspect
+import warnings
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+import gradlib
+from benchmarks import by_hand
+from benchmarks.contender import Contender, Seen, SeenAll, as_tuple, with_hooks
+from benchmarks.peers import peers
+
+NONE = "no hooks"
+BY_HAND = "tensor hooks by hand"
+
+
+def contenders() -> list[Contender]:
+    """Return every contender, the two that the others are held against first."""
+    return [
+        with_hooks(NONE, "nothing", lambda _: nullcontext()),
+        with_hooks(
+            BY_HAND,
+            "args, output, grad_input (the tensor's total), grad_output, parameter "
+            "gradients; references",
+            by_hand.tensor_hooks,
+            read=partial(_read_by_hand, grad_input="total"),
+        ),
+        with_hooks(
+            "full backward hooks by hand",
+            "args, output, grad_input (this call's share), grad_output, parameter "
+            "gradients; references",
+            by_hand.full_backward_hooks,
+            read=partial(_read_by_hand, grad_input="share"),
+            around=_quiet,
+        ),
+        with_hooks(
+            "gradlib",
+            "args, kwargs, output, grad_input (share and total), grad_output, "
+            "parameter gradients (share and total) of the modules called; values as "
+            "they were",
+            gradlib.record,
+            read=_read_gradlib,
+        ),
+        with_hooks(
+            "gradlib, tensor_stats",
+            "statistics of the same",
+            lambda model: _record(model, reduce=getattr(gradlib, "tensor_stats", None)),
+            read=_read_gradlib,
+            absent=_why_no_statistics(),
+        ),
+        *peers(),
+    ]
+
+
+def _read_by_hand(recorded: by_hand.Calls, grad_input: str) -> SeenAll:
+    seen = SeenAll()
+    for call in recorded.calls:
+        output = as_tuple(call.output)
+        seen.calls[call.name] = Seen(
+            call.args,
+            output,
+            tuple(map(call.grad_output.get, range(len(output)))),
+            **{
+                f"grad_input_{grad_input}": tuple(
+                    map(call.grad_input.get, range(len(call.args)))
+                )
+            },
+        )
+    for name, (grad,) in recorded.param_grads.items():
+        seen.param_grads[name] = grad
+    return seen
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    # It warns that the first module's input needs no gradient.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
+        yield
+
+
+def _record(model: nn.Module, **options: Any) -> AbstractContextManager[Any]:
+    return gradlib.record(model, **options)
+
+
+def _why_no_statistics() -> str:
+    offered = inspect.signature(gradlib.record).parameters
+    if "reduce" in offered and hasattr(gradlib, "tensor_stats"):
+        return ""
+    return "this gradlib has no record(reduce=gradlib.tensor_stats)"
+
+
+def _read_gradlib(recording: gradlib.Recording) -> SeenAll:
+    seen = SeenAll()
+    for call in recording:
+        seen.calls[call.name] = Seen(
+            call.args,
+            as_tuple(call.output),
+            as_tuple(call.grad_output),
+            call.grad_input,
+            call.passes[0].grad_input_total,
+        )
+        for key, grad in (call.param_grads or {}).items():
+            seen.param_grads[f"{call.name}.{key}"] = grad
+    return seen

@@ -1,0 +1,113 @@
+"""Naming a gradient by its value: which known gradient is it, and in which form?"""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+MOST_DIMENSIONS = 5  # of a tensor whose dimensions are tried in every order
+
+Same = Callable[[Tensor, Tensor], bool]
+
+
+def name_by_value(grad: Tensor, *groups: Mapping[str, Tensor]) -> str | None:
+    """Name a gradient by the known gradient it is equal to.
+
+    Args:
+        grad: A gradient of any shape.
+        groups: Known gradients by the name of the tensor they belong to. A form is
+            looked for in the first group before the second.
+
+    Returns:
+        ``"gradient of weight, transposed"``, with every name that fits equally well;
+        ``None`` where none does. A simple form goes before a far-fetched one, and
+        equal to the last bit before equal up to rounding.
+    """
+    for form in FORMS:
+        for known in groups:
+            for same in (_identical, close):
+                forms = {name: form(grad, value, same) for name, value in known.items()}
+                found = [
+                    f"{name}{said}" for name, said in forms.items() if said is not None
+                ]
+                if found:
+                    return "gradient of " + " and of ".join(found)
+    return None
+
+
+def _as_it_is(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    return "" if same(grad, known) else None
+
+
+def _permuted(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    if not 2 <= grad.ndim == known.ndim <= MOST_DIMENSIONS:
+        return None
+    for order in permutations(range(known.ndim)):
+        if same(grad, known.permute(order)):
+            return ", transposed" if known.ndim == 2 else f", permuted by {order}"
+    return None
+
+
+def _reshaped(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    if grad.numel() != known.numel() or not same(grad, known.reshape(grad.shape)):
+        return None
+    return ", reshaped"
+
+
+def _expanded(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    if not _expands(known, grad) or not same(grad, known.expand(grad.shape)):
+        return None
+    return ", expanded"
+
+
+def _summed(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    if not _expands(grad, known) or not same(grad, known.sum_to_size(grad.shape)):
+        return None
+    return ", summed"
+
+
+def _not_yet_summed(grad: Tensor, known: Tensor, same: Same) -> str | None:
+    if not _expands(known, grad) or not same(grad.sum_to_size(known.shape), known):
+        return None
+    return ", before it is summed"
+
+
+FORMS = (_as_it_is, _permuted, _reshaped, _expanded, _summed, _not_yet_summed)
+
+
+def _expands(small: Tensor, large: Tensor) -> bool:
+    """Tell whether `small` can be expanded to the shape of `large`."""
+    sizes = zip(reversed(small.shape), reversed(large.shape), strict=False)
+    return small.ndim <= large.ndim and all(a in (1, b) for a, b in sizes)
+
+
+def _identical(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(*_alike(a, b))
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors differ by rounding only, next to their largest entry."""
+    if a.shape != b.shape:
+        return False
+    coarser = max(torch.finfo(t.dtype).eps if _rounds(t) else 0 for t in (a, b))
+    x, y = _alike(a, b)
+    largest = max((_largest(t) for t in (x, y)), default=0.0)
+    return torch.allclose(
+        x, y, rtol=0, atol=math.sqrt(coarser) * largest, equal_nan=True
+    )
+
+
+def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(a.device, dtype)
+
+
+def _rounds(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _largest(tensor: Tensor) -> float:
+    finite = torch.where(tensor.isfinite(), tensor, torch.zeros_like(tensor))
+    return finite.abs().max().item() if tensor.numel() else 0.0
