@@ -11,11 +11,13 @@ from collections.abc import Callable
 from functools import cache
 from operator import methodcaller
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _C = cast(Any, torch._C)
 
@@ -45,6 +47,33 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
+
+
+def never_compiled(function: Function) -> Function:
+    """Keep torch.compile out of a function: it breaks the graph there, and runs it."""
+    cast(Any, function)._torchdynamo_disable = True
+    cast(Any, function)._torchdynamo_disable_msg = (
+        "gradlib.record sees each module call, so it cannot record what is compiled "
+        "with fullgraph=True"
+    )
+    evaluator, code = _C._dynamo.eval_frame, cast(Any, function).__code__
+    if hasattr(evaluator, "set_code_exec_strategy"):
+        skip = evaluator._FrameAction.SKIP
+        strategy = evaluator._FrameExecStrategy(skip, skip)  # it, and what it calls
+        evaluator.set_code_exec_strategy(code, strategy)
+    else:
+        evaluator.skip_code(code)
+    return function
+
+
+def forget_compiled() -> None:
+    """Have everything compiled anew that torch.compile has compiled until now.
+
+    Compiled code does not look whether a module got hooks, or lost them, since.
+    """
+    dynamo = cast(Any, sys.modules.get("torch._dynamo"))
+    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
+        dynamo.reset()
 
 
 def leaf_of(node: Node) -> Tensor | None:

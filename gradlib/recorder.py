@@ -35,7 +35,9 @@ from gradlib.graph import leaving_edges
 from gradlib.passes import Passes, Tap
 from gradlib.private import (
     backward_pass_id,
+    forget_compiled,
     is_of_torch,
+    never_compiled,
     next_sequence_number,
     own_parameters,
     running_frame,
@@ -189,14 +191,18 @@ class _Recorder:
                 module.register_forward_hook(after, with_kwargs=True, always_call=True),
             ]
 
+        forget_compiled()
+
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
+        forget_compiled()
         for handle in self._handles + self._passes.handles:
             handle.remove()
         self._handles.clear()
         self._passes.handles.clear()
         self._passes.finish()
 
+    @never_compiled
     def _before(
         self,
         name: str,
@@ -348,6 +354,7 @@ class _Recorder:
             self._passes.hook_tensor(base, tap)
         return grads
 
+    @never_compiled
     def _after(
         self, module: nn.Module, _args: object, _kwargs: object, output: object
     ) -> None:

@@ -21,10 +21,21 @@ def modules_of(
 
 
 def recorded_names(model: nn.Module) -> dict[str, str]:
-    """Return every name of every module, with the name it is recorded under."""
+    """Return every name of every module, with the name it is recorded under.
+
+    A module inside a compiled one also has the name that it has without torch.compile.
+    """
     first = {module: name for name, module in modules_of(model).items()}
     every = modules_of(model, remove_duplicate=False)
-    return {name: first[module] for name, module in every.items()}
+    names = {name: first[module] for name, module in every.items()}
+    for name in list(names):
+        names.setdefault(uncompiled(name), names[name])
+    return names
+
+
+def uncompiled(name: str) -> str:
+    """Return the name a module has where nothing around it is compiled."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def select(model: nn.Module, choice: Choice | None) -> dict[str, nn.Module]:
