@@ -25,6 +25,7 @@ import torch
 from optree import PyTreeSpec
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
@@ -43,7 +44,7 @@ from gradlib.private import (
     running_frame,
 )
 from gradlib.recording import Recording
-from gradlib.selection import Choice, modules_of, recorded_names, select
+from gradlib.selection import Choice, modules_of, recorded_names, selector
 from gradlib.state import History
 from gradlib.trace import FIELDS, GRADIENTS, Block, CallTrace, Grads, Key
 from gradlib.tree import Tree
@@ -120,7 +121,7 @@ def record(
         )
     recorder = _Recorder(
         model,
-        select(model, modules),
+        selector(model, modules),
         _fields(keep),
         keeper(reduce, device),
         reduces=reduce is not None,
@@ -154,13 +155,13 @@ class _Recorder:
     def __init__(
         self,
         model: nn.Module,
-        modules: dict[str, nn.Module],
+        chosen: Callable[[str, nn.Module], bool],
         fields: frozenset[str],
         keep: Keep,
         *,
         reduces: bool,
     ) -> None:
-        self._modules = modules
+        self._chosen = chosen
         self._calls: list[CallTrace] = []
         self._counts: Counter[str] = Counter()
         self._forwards = 0
@@ -168,39 +169,54 @@ class _Recorder:
         tensors = fields & {"grad_input", "grad_output"}
         self._now = _Running(keep if values else _nothing)
         self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
-        every = modules_of(model)
+        self._modules = modules_of(model)  # by name; more may be added in the block
+        self._names = recorded_names(model)
         # Whoever computes a call again needs its arguments, and the state they met.
-        history = History(every) if "args" in fields and not reduces else None
-        left_out = frozenset(every) - modules.keys()
-        self._block = Block(fields, left_out, self._passes.numbers, history)
+        history = History(self._modules) if "args" in fields and not reduces else None
+        self._block = Block(fields, self._passes.numbers, history)
         self._gathers = not fields.isdisjoint(GRADIENTS)
         self._handles: list[RemovableHandle] = []
         # The parameters met, each with what it got: its id is its own while it lives.
         self._parameters: dict[int, tuple[nn.Parameter, Grads]] = {}
-        self.recording = Recording(self._block, recorded_names(model), self._calls)
+        self.recording = Recording(self._block, self._names, self._calls)
 
     def attach_hooks(self) -> None:
-        """Hook every module: first before all other hooks, and last after them."""
+        """Hook every module, and those that are added later."""
         for name, module in self._modules.items():
-            before = _ModuleHook(self._before, name)
-            after = _ModuleHook(self._after)
-            self._handles += [
-                module.register_forward_pre_hook(
-                    before, prepend=True, with_kwargs=True
-                ),
-                module.register_forward_hook(after, with_kwargs=True, always_call=True),
-            ]
-
+            self._attach(name, module)
+        self._handles.append(register_module_module_registration_hook(self._added))
         forget_compiled()
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        forget_compiled()
         for handle in self._handles + self._passes.handles:
             handle.remove()
         self._handles.clear()
         self._passes.handles.clear()
         self._passes.finish()
+        forget_compiled()
+
+    def _attach(self, name: str, module: nn.Module) -> None:
+        """Hook a module that was chosen: before all other hooks, and after them."""
+        if not self._chosen(name, module):
+            self._block.left_out.add(name)
+            return
+        before, after = _ModuleHook(self._before, name), _ModuleHook(self._after)
+        self._handles += [
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+
+    def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
+        """Hook what is added to a module while the block runs."""
+        for name, known in list(self._modules.items()):
+            if known is parent and module is not None:
+                for path, inner in modules_of(module).items():
+                    full = ".".join(part for part in (name, key, path) if part)
+                    if inner not in self._modules.values():
+                        self._modules[full] = inner
+                        self._names[full] = full
+                        self._attach(full, inner)
 
     @never_compiled
     def _before(

@@ -38,8 +38,10 @@ def uncompiled(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def select(model: nn.Module, choice: Choice | None) -> dict[str, nn.Module]:
-    """Return the modules that `choice` means, by the name they are recorded under.
+def selector(
+    model: nn.Module, choice: Choice | None
+) -> Callable[[str, nn.Module], bool]:
+    """Return the function that tells by name and module what `choice` means.
 
     Args:
         model: Where to look.
@@ -48,27 +50,25 @@ def select(model: nn.Module, choice: Choice | None) -> dict[str, nn.Module]:
     Raises:
         NoSuchModuleError: A name or pattern fits no module.
     """
-    modules = modules_of(model)
     if choice is None:
-        return modules
+        return lambda _name, _module: True
     if callable(choice):
-        return {
-            name: module for name, module in modules.items() if choice(name, module)
-        }
-    wanted = [choice] if isinstance(choice, str) else list(choice)
+        return choice
+    patterns = [choice] if isinstance(choice, str) else list(choice)
     names = recorded_names(model)
-    fitting = {
-        pattern: [name for name in names if fnmatchcase(name, pattern)]
-        for pattern in wanted
-    }
-    for pattern, found in fitting.items():
-        if not found:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise NoSuchModuleError(
                 f'record(modules=...): no module of the model fits "{pattern}". '
                 f"{nearest(pattern, names)}"
             )
-    chosen = {names[name] for found in fitting.values() for name in found}
-    return {name: module for name, module in modules.items() if name in chosen}
+
+    def fits(name: str, _module: nn.Module) -> bool:
+        # A module that stands in two places is meant by either name.
+        known = [name, *(other for other, first in names.items() if first == name)]
+        return any(fnmatchcase(it, pattern) for it in known for pattern in patterns)
+
+    return fits
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """What the recorder writes down, flat; `call` gives it its form."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -60,10 +60,10 @@ class Block:
     """What all calls of one block have in common."""
 
     fields: frozenset[str]  # what was kept
-    left_out: frozenset[str]  # the modules that were not recorded
     # torch's number of each backward pass that reached a call -> ours.
     numbers: dict[int, int]
     history: History | None = None  # without it no call can be computed again
+    left_out: set[str] = field(default_factory=set[str])  # the modules not recorded
 
 
 class CallTrace:

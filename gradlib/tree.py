@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -53,7 +53,11 @@ class Tree:
 
     def filled(self, values: Mapping[Any, object]) -> Any:
         """Return the structure with `values` by position, and ``None`` elsewhere."""
-        return self.spec.unflatten(list(map(values.get, range(len(self.leaves)))))
+        leaves = list(map(values.get, range(len(self.leaves))))
+        try:
+            return self.spec.unflatten(leaves)
+        except Exception:  # a class that checks what it is made of
+            return _unchecked(self.spec, iter(leaves))
 
     def map(self, function: Callable[[Any], object]) -> "Tree":
         """Return the tree with `function` of each leaf in its place."""
@@ -89,6 +93,19 @@ def _flat_call(count: int) -> PyTreeSpec:
 def tensors_in(structure: object) -> list[Tensor]:
     """Return the tensors of a nested structure, in order."""
     return [leaf for leaf in Tree.of(structure).leaves if isinstance(leaf, Tensor)]
+
+
+def _unchecked(spec: PyTreeSpec, leaves: Iterator[object]) -> Any:
+    """Return a structure whose named tuples are not asked whether they agree.
+
+    A packed sequence refuses to be made of gradients, of which most are ``None``.
+    """
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [_unchecked(child, leaves) for child in spec.children()]
+    if spec.type is not None and hasattr(spec.type, "_fields"):
+        return cast(Any, tuple).__new__(spec.type, parts)
+    return cast(Any, spec).one_level().unflatten(parts)
 
 
 class _Attribute(str):
