@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from gradlib.forward_values import End, Value
 from gradlib.graph import GraphEdge
 from gradlib.passes import Part, Receiver
-from gradlib.private import ToCopy, sequence_number
+from gradlib.private import ToCopy, Transpose, sequence_number
 from gradlib.trace import CallTrace, Flow, Grads, Key
 
 
@@ -22,6 +22,7 @@ class Frame:
         "call",
         "ends",
         "flow",
+        "gathers",
         "handled",
         "inputs",
         "lazy",
@@ -55,6 +56,7 @@ class Frame:
         self.lazy = False  # whether a parameter was not initialised yet
         # autograd's sequence number when it began; no node is younger than the default
         self.since = sys.maxsize
+        self.gathers = False  # whether gradients are: they are enabled, and asked for
         self.flow = Flow()
         self.inputs: list[Value] = []
         # Where the gradients of its inputs and own parameters are gathered.
@@ -64,11 +66,6 @@ class Frame:
         # From the calls inside: edges that lead out of this one too, and its own nodes.
         self.leaving: list[GraphEdge] = []
         self.roots: list[Node] = []
-
-    @property
-    def gathers(self) -> bool:
-        """Whether gradients are gathered: they are enabled, and somebody asked."""
-        return self.since < sys.maxsize
 
     def expect(self, key: Key, end: End) -> None:
         """Gather the gradient that flows from this call into `end`.
@@ -90,7 +87,10 @@ class Frame:
             grads = ends.get(edge)
             if grads is None and leaf is not None:
                 grads = ends.get(id(leaf))
-                if type(edge[0]) is ToCopy:
+                kind = type(edge[0])
+                if kind is Transpose:
+                    part = Tensor.t
+                elif kind is ToCopy:
                     part = partial(Tensor.to, dtype=leaf.dtype)
             if grads is None and edge in bases:
                 grads, part = bases[edge]

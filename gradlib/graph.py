@@ -1,12 +1,12 @@
 """The part of the autograd graph that one module call made."""
 
 from collections.abc import Container, Iterable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import AccumulateGrad, ToCopy, leaf_of, sequence_number
+from gradlib.private import AccumulateGrad, ToCopy, Transpose, leaf_of, sequence_number
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
@@ -31,22 +31,27 @@ def leaving_edges(
 
     Returns:
         The edges into leaves, older nodes and `ends`. The cast of a leaf counts as the
-        leaf: autocast shares it between calls, so it belongs to none of them.
+        leaf: autocast shares it between calls, so it belongs to none of them. So does
+        a leaf that is transposed on the way, which saves a node for every weight.
     """
+    roots = list(roots)
     found: list[GraphEdge] = []
+    node: Any
     stack = [root for root in roots if sequence_number(root) >= since]
     while stack:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
-        for entry, edge in enumerate(cast(Any, node).next_functions):
-            target: Node | None = edge[0]
+        for entry, edge in enumerate(node.next_functions):
+            target = edge[0]
             if target is None:
                 continue
-            kind = type(target)
-            leaf = leaf_of(target) if kind is AccumulateGrad else None
-            if kind is ToCopy:
+            kind = target.__class__
+            leaf: Tensor | None = None
+            if kind is AccumulateGrad:
+                leaf = target.variable
+            elif kind is ToCopy or (kind is Transpose and target not in roots):
                 leaf = _leaf_behind(target)
             if leaf is not None or sequence_number(target) < since or edge in ends:
                 found.append((node, entry, edge, leaf))
@@ -55,7 +60,7 @@ def leaving_edges(
     return found
 
 
-def _leaf_behind(cast: Node) -> Tensor | None:
-    """Return the leaf that a cast casts, or ``None``."""
-    target = cast.next_functions[0][0]
+def _leaf_behind(node: Node) -> Tensor | None:
+    """Return the leaf that `node` casts or transposes, or ``None``."""
+    target = node.next_functions[0][0]
     return None if target is None else leaf_of(target)

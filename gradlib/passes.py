@@ -5,7 +5,6 @@ The hooks only keep what they are given, and never change it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from gradlib.private import backward_pass_id, current_node
+from gradlib.private import backward_pass_id, current_node, hook_tensor
 from gradlib.trace import Grads, Sum, whole
 from gradlib.values import Keep, keep
 
@@ -24,17 +23,47 @@ Receiver: TypeAlias = tuple[int, Grads, Part | None]
 """Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
-@dataclass(slots=True)
 class Tap:
     """Where the gradient of a hooked tensor goes."""
 
-    grads: Grads
-    number: int  # which of its node's outputs the tensor is
-    reaches_call: bool  # whether a pass that comes through it has reached a call
-    within: int | None = None  # the pass in which a checkpoint made the tensor
-    part: Part | None = None
-    keep: Keep | None = None  # if not as inputs and outputs are
-    handle: Any = None
+    __slots__ = (
+        "grads",
+        "hook",
+        "hooks",
+        "keep",
+        "number",
+        "part",
+        "reaches_call",
+        "within",
+    )
+
+    def __init__(
+        self,
+        grads: Grads,
+        number: int,
+        keep: Keep,
+        *,
+        reaches_call: bool = False,
+        within: int | None = None,
+    ) -> None:
+        """Say what is meant.
+
+        Args:
+            grads: Where the gradient goes.
+            number: Which of its node's outputs the tensor is.
+            keep: Gives what to keep of the gradient.
+            reaches_call: Whether a pass that comes through it has reached a call.
+            within: The pass in which a checkpoint made the tensor.
+        """
+        self.grads = grads
+        self.number = number
+        self.keep = keep
+        self.reaches_call = reaches_call
+        self.within = within
+        self.part: Part | None = None  # what is meant of the gradient, if not all
+        # Set when the tensor is hooked; `hooks` are all of its own, in their order.
+        self.hook: Callable[[Tensor], None]
+        self.hooks: dict[Any, Any]
 
 
 class Passes:
@@ -50,7 +79,7 @@ class Passes:
                 comes in parts is kept when the last one has come.
         """
         self._keep = keep
-        self._keep_total = keep_total
+        self.keep_total = keep_total
         self._reduces = reduces
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         self._open: list[Grads] = []  # of which more parts may come
@@ -58,12 +87,14 @@ class Passes:
         self._inner: list[dict[int, Tensor]] = []
         # torch's number of each pass that reached a call -> ours, from 0 as they began.
         self.numbers: dict[int, int] = {}
-        self.handles: list[RemovableHandle] = []
+        self._taps: list[Tap] = []
+        self._handles: list[RemovableHandle] = []
 
     def hook_tensor(self, tensor: Tensor, tap: Tap) -> None:
         """Take the gradient of `tensor` as it is now, all its uses together."""
-        tap.handle = cast(Any, tensor).register_hook(partial(self._on_tensor, tap))
-        self.handles.append(tap.handle)
+        tap.hook = partial(self._on_tensor, tap)
+        tap.hooks = hook_tensor(tensor, tap.hook)
+        self._taps.append(tap)
 
     def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> None:
         """Take the gradient of a parameter, all its uses together.
@@ -71,12 +102,14 @@ class Passes:
         A pass may give it in parts: a checkpoint of the reentrant kind runs passes
         inside the pass. All of them are complete in `finish`.
         """
-        tap = Tap(grads, 0, reaches_call=False)
-        tap.keep = self._keep
+        tap = Tap(grads, 0, self._keep)
         if self._reduces:
-            tap.keep = lambda grad: Sum(keep(grad), 0, self._keep)
+            tap.keep = self._sum_up
             self._of_parameters.append(grads)
         self.hook_tensor(parameter, tap)
+
+    def _sum_up(self, grad: Tensor) -> Sum:
+        return Sum(keep(grad), 0, self._keep)
 
     def hook_node(
         self, node: Node, receivers: list[Receiver], within: int | None
@@ -85,7 +118,7 @@ class Passes:
         if self._reduces:
             self._expected.update(id(grads) for _, grads, _ in receivers)
         hook = partial(self._on_node, receivers, within)
-        self.handles.append(node.register_hook(hook))
+        self._handles.append(node.register_hook(hook))
 
     def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
         """Add up what nodes give to one tensor, each with which of its gradients.
@@ -96,9 +129,19 @@ class Passes:
         sums: dict[int, Tensor] = {}
         for node, entry in nodes:
             hook = partial(_add_entry, sums, entry)
-            self.handles.append(node.register_hook(hook))
+            self._handles.append(node.register_hook(hook))
         self._inner.append(sums)
         return sums
+
+    def remove_hooks(self) -> None:
+        """Remove every hook, and reduce what is still open."""
+        for tap in self._taps:
+            tap.hooks.pop(tap.hook, None)
+        for handle in self._handles:
+            handle.remove()
+        self._taps.clear()
+        self._handles.clear()
+        self.finish()
 
     def finish(self) -> None:
         """Reduce what is still open: no pass runs, so nothing more will come."""
@@ -156,8 +199,8 @@ class Passes:
             return
         if tap.reaches_call and running not in self.numbers:
             self._reached(running, tap.within)
-        tap.grads[running] = (tap.keep or self._keep_total)(meant)
-        if not _is_last(tap.handle):
+        tap.grads[running] = tap.keep(meant)
+        if next(reversed(tap.hooks)) is not tap.hook:
             self._take_again(tap)
 
     def _take_again(self, tap: Tap) -> None:
@@ -174,10 +217,10 @@ class Passes:
             grad = gathered[tap.number]
             meant = grad if grad is None or tap.part is None else tap.part(grad)
             if meant is not None:
-                tap.grads[backward_pass_id()] = (tap.keep or self._keep_total)(meant)
+                tap.grads[backward_pass_id()] = tap.keep(meant)
 
         handle = cast(Any, node).register_prehook(take)
-        self.handles.append(handle)
+        self._handles.append(handle)
 
     def _add(self, grads: Grads, running: int, grad: Tensor, parts: int) -> None:
         """Add a part, and reduce the sum when the last of `parts` has come."""
@@ -202,8 +245,3 @@ def _add_entry(
     grad, running = grads_in[entry], backward_pass_id()
     if grad is not None:
         sums[running] = sums[running] + grad if running in sums else keep(grad)
-
-
-def _is_last(handle: Any) -> bool:
-    hooks = handle.hooks_dict_ref()
-    return hooks is None or next(reversed(hooks)) == handle.id
