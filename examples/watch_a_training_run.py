@@ -176,6 +176,6 @@ plt.show()
 # %% alt="Two charts of gradient norms, a line for each module from fc1 on top to fc3 below. In the first step grad_output and grad_input shrink on the way up from fc3 to fc1. In the last step they grow on the way up. The gradients of the parameters of fc1, fc2 and fc3 are drawn as triangles."
 figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout="constrained")
 for ax, (title, shown) in zip(axes, steps.items(), strict=True):
-    shown.plot(ax)
+    shown.plot(ax=ax)
     ax.set_title(title, loc="left")
 plt.show()

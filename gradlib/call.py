@@ -5,11 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlib.errors import AmbiguousCallError, NotKeptError
+from gradlib.difference import agree
+from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
 from gradlib.notes import note
 from gradlib.render import Printable, Table
+from gradlib.replay import label, no_pass, replay
 from gradlib.stats import TensorStats, norm
-from gradlib.trace import FIELDS, CallTrace
+from gradlib.trace import FIELDS, CallTrace, Key
 from gradlib.tree import Tree
 
 
@@ -49,10 +51,16 @@ class Pass(Printable):
         ```
     """
 
-    def __init__(self, call: CallTrace, backward: int) -> None:
-        """Give form to what the recorder wrote down."""
+    def __init__(
+        self,
+        call: CallTrace,
+        backward: int,
+        replayed: Mapping[Key, Any] | None = None,
+    ) -> None:
+        """Give form to what the recorder wrote down, or a replay computed."""
         self._call = call
         self._backward = backward
+        self._replayed = replayed
 
     @property
     def backward(self) -> int:
@@ -109,14 +117,69 @@ class Pass(Printable):
         totals = self._gradients("param_grads", "totals")
         return {name: totals.get(name) for name in self._call.parameters}
 
+    def replay(self) -> "Pass":
+        """Compute the call and its VJP again.
+
+        It starts from the recorded arguments and ``grad_output``, with the weights,
+        buffers, modes, random state of torch and autocast the call had. The module and
+        everything else stay as they are, and no recording sees it. Works inside the
+        block too.
+
+        A gradient that entered the call by another way than its output, as through a
+        tensor the module keeps in an attribute, is not in it.
+
+        Returns:
+            A pass with the shares computed anew; its ``grad_output`` and the totals are
+            the recorded ones. The ``param_grads`` of all calls add up to ``.grad``.
+
+        Raises:
+            CannotReplayError: Too little was kept, or the call does not repeat; the
+                message says why.
+
+        Example:
+            ```python
+            import torch
+            from torch import nn
+
+            import gradlib
+
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+            with gradlib.record(model) as recording:
+                model(torch.ones(4, 3)).sum().backward()
+
+            call = recording["0"]
+            print(call.param_grads["bias"])
+            #> tensor([4., 6.])
+            print(call.replay().param_grads["bias"])
+            #> tensor([4., 6.])
+            ```
+        """
+        replayed = replay(self._call, self._backward)
+        recorded = self._call.output
+        if replayed.shares is None or (
+            recorded is not None
+            and _is_kept(self._call, "output")
+            and not agree(recorded.build(), replayed.output.build())
+        ):
+            raise CannotReplayError(
+                f"{label(self._call)} does not repeat: it returned something else this "
+                "time. It depends on more than its arguments, weights, buffers and "
+                "torch's random state; the recorded gradients stand."
+            )
+        return Pass(self._call, self._backward, replayed.shares)
+
     def __repr__(self) -> str:
         """Name the pass and its call."""
-        return f"<backward pass {self.backward} of {_label(self._call)}>"
+        again = "" if self._replayed is None else "replay of "
+        return f"<{again}backward pass {self.backward} of {_label(self._call)}>"
 
     def _inputs(self, gathered: str) -> Any:
         return self._call.inputs.filled(self._gradients("grad_input", gathered))
 
-    def _gradients(self, field: str, gathered: str) -> dict[Any, Any]:
+    def _gradients(self, field: str, gathered: str) -> Mapping[Any, Any]:
+        if gathered == "shares" and self._replayed is not None:
+            return self._replayed
         _must_be_kept(self._call, field)
         return self._call.gradients(gathered, self._backward)
 
@@ -209,19 +272,37 @@ class Call(Printable):
         """`Pass.param_grads_total` of the only pass; ``None`` without one."""
         return self._of_only_pass("param_grads_total")
 
+    def replay(self) -> Pass:
+        """`Pass.replay` of the only pass.
+
+        Raises:
+            AmbiguousCallError: There are several passes.
+            CannotReplayError: There is none, too little was kept, or the call does not
+                repeat; the message says why.
+        """
+        only = self._only_pass("replay()")
+        if only is None:
+            raise no_pass(self._trace)
+        return only.replay()
+
     def __repr__(self) -> str:
         """Name the call."""
         return f"<{_label(self._trace)}>"
 
     def _of_only_pass(self, field: str) -> Any:
+        _must_be_kept(self._trace, PASS_FIELDS[field])
+        only = self._only_pass(field)
+        return None if only is None else getattr(only, field)
+
+    def _only_pass(self, asked: str) -> Pass | None:
         passes = self.passes
         if len(passes) > 1:
             raise AmbiguousCallError(
                 f"{_label(self._trace)} took part in {len(passes)} backward passes. "
-                f"Ask one of them: call.passes[i].{field}, i from 0 to "
+                f"Ask one of them: call.passes[i].{asked}, i from 0 to "
                 f"{len(passes) - 1}."
             )
-        return getattr(passes[0], field) if passes else None
+        return passes[0] if passes else None
 
     def _arguments(self) -> Any:
         _must_be_kept(self._trace, "args")
@@ -255,9 +336,9 @@ def _is_kept(call: CallTrace, field: str) -> bool:
 
 def _must_be_kept(call: CallTrace, field: str) -> None:
     if not _is_kept(call, field):
-        kept = ", ".join(f'"{name}"' for name in FIELDS if _is_kept(call, name))
+        kept = tuple(name for name in FIELDS if _is_kept(call, name))
         raise NotKeptError(
-            f'"{field}" was not kept: record(..., keep=({kept},)) left it out.'
+            f'"{field}" was not kept: record(..., keep={kept}) left it out.'
         )
 
 
@@ -284,6 +365,11 @@ def _label(trace: CallTrace) -> str:
 def shown(name: str) -> str:
     """Return a module's name for people: the root has none of its own."""
     return name or "(root)"
+
+
+def numbered(name: str, index: int) -> str:
+    """Return a module's name for people, with the number of a later call."""
+    return shown(name) + (f" ({index})" if index else "")
 
 
 def shape_text(structure: object) -> str:

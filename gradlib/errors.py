@@ -56,3 +56,33 @@ class NotKeptError(GradlibError, LookupError):
     """GL206: the recording was told not to keep what is asked for."""
 
     code = "GL206"
+
+
+class CannotReplayError(GradlibError, RuntimeError):
+    """GL207: a call cannot be computed again; the message says why and what to do."""
+
+    code = "GL207"
+
+
+class BrokenFileError(GradlibError, ValueError):
+    """GL208: a file is not the recording it should be; the message says in what way."""
+
+    code = "GL208"
+
+
+class MissingPackageError(GradlibError, ImportError):
+    """GL209: what was asked for needs a package that is not installed."""
+
+    code = "GL209"
+
+
+class NotStorableError(GradlibError, TypeError):
+    """GL210: a recording holds a tensor that a file cannot hold."""
+
+    code = "GL210"
+
+
+class UnknownKindError(GradlibError, ValueError):
+    """GL211: there is no picture of that kind."""
+
+    code = "GL211"

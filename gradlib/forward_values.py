@@ -1,10 +1,12 @@
 """The tensors that one forward meets, each as it was at a moment."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from torch import Tensor
 
 from gradlib.graph import Edge
+from gradlib.private import data_address
 from gradlib.trace import Grads
 from gradlib.values import Keep
 from gradlib.views import Region, base_of
@@ -16,18 +18,46 @@ End: TypeAlias = Edge | int
 class Value:
     """A tensor as it was at one moment of a forward: until somebody overwrites it."""
 
-    __slots__ = ("base", "end", "grads", "kept", "tensor", "version")
+    __slots__ = (
+        "address",
+        "base",
+        "end",
+        "grads",
+        "kept",
+        "node",
+        "tensor",
+        "unhook",
+        "version",
+    )
 
     def __init__(self, tensor: Tensor, version: int, kept: object) -> None:
         """Take the tensor as it is now."""
         self.tensor = tensor
         self.version = version
         self.kept = kept
-        self.end = end_of(tensor)
+        # What is kept shares memory with the tensor until somebody writes to it.
+        self.address = _shared_address(tensor, kept)
+        self.node = tensor.grad_fn
+        self.end: End = id(tensor)
+        if self.node is not None:
+            self.end = self.node, tensor.output_nr
         # If it is a view that somebody overwrites, its gradient goes to its base.
         self.base = None if tensor._base is None else _base_of(tensor)
         # Its gradient, all uses together; None as long as it is not hooked.
         self.grads: Grads | None = None
+        self.unhook: Callable[[], None] | None = None
+
+    def is_now(self, version: int) -> bool:
+        """Tell whether the tensor, now of this version, is still what it was.
+
+        Its version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
+        as it is.
+        """
+        return (
+            version == self.version
+            and self.tensor.grad_fn is self.node
+            and (self.address is None or data_address(self.tensor) == self.address)
+        )
 
     def overwritten(self) -> bool:
         """Tell whether the tensor was overwritten since."""
@@ -47,7 +77,7 @@ class Values:
         # The tensor is held too: its id is its own only while it lives.
         self._known: dict[int, Value] = {}
 
-    def of(self, tensor: Tensor, *, foreign: bool = False) -> Value:
+    def of(self, tensor: Tensor, foreign: bool = False) -> Value:
         """Return the value that `tensor` has now.
 
         Args:
@@ -61,8 +91,10 @@ class Values:
             version = tensor._version
         except RuntimeError:  # an inference tensor: nothing tells if it is overwritten
             version, known = -1, None
-        if known is not None and known.version == version:
+        if known is not None and known.is_now(version):
             return known
+        if known is not None and known.version == version and known.unhook is not None:
+            known.unhook()  # detach_() makes another tensor of it, and leaves its hooks
         copy_now = foreign and tensor.grad_fn is None
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, version, kept)
@@ -77,6 +109,17 @@ def end_of(tensor: Tensor) -> End:
     """Return where the gradient of `tensor` goes."""
     node = tensor.grad_fn
     return id(tensor) if node is None else (node, tensor.output_nr)
+
+
+def _shared_address(tensor: Tensor, kept: object) -> int | None:
+    """Return where the data begins that a tensor and what was kept of it share."""
+    if not isinstance(kept, Tensor):
+        return None
+    try:
+        address = data_address(tensor)
+        return address if address == data_address(kept) else None
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
+        return None
 
 
 def _base_of(tensor: Tensor) -> tuple[Tensor, End, Region] | None:

@@ -1,6 +1,5 @@
 """A call that has begun and not yet returned, and what it was given."""
 
-import sys
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -11,8 +10,8 @@ from torch.autograd.graph import Node
 from gradlib.forward_values import End, Value
 from gradlib.graph import GraphEdge
 from gradlib.passes import Part, Receiver
-from gradlib.private import ToCopy, Transpose, sequence_number
-from gradlib.trace import CallTrace, Flow, Grads, Key
+from gradlib.private import ToCopy, sequence_number
+from gradlib.trace import CallTrace, Flow, Grads
 
 
 class Frame:
@@ -24,6 +23,7 @@ class Frame:
         "flow",
         "gathers",
         "handled",
+        "has_views",
         "inputs",
         "lazy",
         "leaves",
@@ -32,6 +32,7 @@ class Frame:
         "python",
         "roots",
         "since",
+        "within",
     )
 
     def __init__(
@@ -40,6 +41,7 @@ class Frame:
         module: nn.Module,
         python: FrameType | None,
         handled: BaseException | None,
+        within: int | None,
     ) -> None:
         """Begin a call.
 
@@ -48,18 +50,21 @@ class Frame:
             module: The module called.
             python: The frame in which torch runs the call.
             handled: What an ``except`` around the call is handling.
+            within: The backward pass in which a checkpoint computes the call again.
         """
         self.call = call
         self.module = module
         self.python = python
         self.handled = handled
+        self.within = within
         self.lazy = False  # whether a parameter was not initialised yet
-        # autograd's sequence number when it began; no node is younger than the default
-        self.since = sys.maxsize
+        self.since = 0  # autograd's sequence number when it began
         self.gathers = False  # whether gradients are: they are enabled, and asked for
         self.flow = Flow()
         self.inputs: list[Value] = []
-        # Where the gradients of its inputs and own parameters are gathered.
+        self.has_views = False  # among them
+        # Where the gradients of its inputs and own parameters are gathered: one sum for
+        # what stands in two places.
         self.ends: dict[End, Grads] = {}
         # The ends that this call or one around it waits for, once a call inside asks.
         self.leaves: set[End] | None = None
@@ -67,35 +72,22 @@ class Frame:
         self.leaving: list[GraphEdge] = []
         self.roots: list[Node] = []
 
-    def expect(self, key: Key, end: End) -> None:
-        """Gather the gradient that flows from this call into `end`.
-
-        What stands in two places has one sum for both.
-        """
-        known = self.ends.get(end)
-        if known is None:
-            known = self.ends[end] = {}
-        self.flow.shares[key] = known
-
     def receivers(self, edges: list[GraphEdge]) -> dict[Node, list[Receiver]]:
         """Tell which gradients of which nodes flow into inputs and parameters."""
         ends = self.ends
-        bases = self._bases()
+        bases = self._bases() if self.has_views else {}
         found: dict[Node, list[Receiver]] = {}
         for node, entry, edge, leaf in edges:
             part: Part | None = None
             grads = ends.get(edge)
             if grads is None and leaf is not None:
                 grads = ends.get(id(leaf))
-                kind = type(edge[0])
-                if kind is Transpose:
-                    part = Tensor.t
-                elif kind is ToCopy:
+                if type(edge[0]) is ToCopy:
                     part = partial(Tensor.to, dtype=leaf.dtype)
-            if grads is None and edge in bases:
-                grads, part = bases[edge]
             if grads is None:
-                continue
+                if edge not in bases:
+                    continue
+                grads, part = bases[edge]
             if node in found:
                 found[node].append((entry, grads, part))
             else:

@@ -1,12 +1,12 @@
 """The part of the autograd graph that one module call made."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import AccumulateGrad, ToCopy, Transpose, leaf_of, sequence_number
+from gradlib.private import AccumulateGrad, ToCopy, leaf_of, sequence_number
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
@@ -17,7 +17,7 @@ leaf it ends in, where it does."""
 
 
 def leaving_edges(
-    roots: Iterable[Node], *, since: int, ends: Container[object], seen: set[Node]
+    roots: list[Node], since: int, ends: Container[object], seen: set[Node]
 ) -> list[GraphEdge]:
     """Walk the nodes made since a call began, and return the edges that lead out.
 
@@ -31,10 +31,8 @@ def leaving_edges(
 
     Returns:
         The edges into leaves, older nodes and `ends`. The cast of a leaf counts as the
-        leaf: autocast shares it between calls, so it belongs to none of them. So does
-        a leaf that is transposed on the way, which saves a node for every weight.
+        leaf: autocast shares it between calls, so it belongs to none of them.
     """
-    roots = list(roots)
     found: list[GraphEdge] = []
     node: Any
     stack = [root for root in roots if sequence_number(root) >= since]
@@ -51,7 +49,7 @@ def leaving_edges(
             leaf: Tensor | None = None
             if kind is AccumulateGrad:
                 leaf = target.variable
-            elif kind is ToCopy or (kind is Transpose and target not in roots):
+            elif kind is ToCopy:
                 leaf = _leaf_behind(target)
             if leaf is not None or sequence_number(target) < since or edge in ends:
                 found.append((node, entry, edge, leaf))
@@ -61,6 +59,6 @@ def leaving_edges(
 
 
 def _leaf_behind(node: Node) -> Tensor | None:
-    """Return the leaf that `node` casts or transposes, or ``None``."""
+    """Return the leaf that `node` casts, or ``None``."""
     target = node.next_functions[0][0]
     return None if target is None else leaf_of(target)

@@ -6,6 +6,7 @@ from gradlib.trace import CallTrace, Key
 
 # Why no backward pass gave the call anything.
 NOT_ASKED = "no field with gradients was kept"
+STAND_INS = "torch.func or torch.jit.trace called it, and its tensors were stand-ins"
 DISABLED = "gradients were disabled when it was called"
 NO_GRAD_OUT = "it returned no tensor that requires grad"
 RAISED = "its forward raised {}"
@@ -89,5 +90,6 @@ def share_name(call: CallTrace, key: Key) -> str:
 
 def grad_output_name(call: CallTrace, place: int) -> str:
     """Return how one asks for the gradient of an output."""
-    bare = call.output is None or call.output.is_leaf()
-    return "grad_output" + ("[0]" if bare else call.output.path(place))
+    if call.output is None or call.output.is_leaf():
+        return "grad_output[0]"
+    return "grad_output" + call.output.path(place)

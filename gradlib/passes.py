@@ -6,11 +6,11 @@ The hooks only keep what they are given, and never change it.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 from gradlib.private import backward_pass_id, current_node, hook_tensor
 from gradlib.trace import Grads, Sum, whole
@@ -24,46 +24,126 @@ Receiver: TypeAlias = tuple[int, Grads, Part | None]
 
 
 class Tap:
-    """Where the gradient of a hooked tensor goes."""
+    """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
 
     __slots__ = (
         "grads",
-        "hook",
         "hooks",
         "keep",
         "number",
         "part",
+        "passes",
         "reaches_call",
         "within",
     )
 
+    # All hooks of the tensor, in their order; set when this one is.
+    hooks: dict[Any, Any]
+
     def __init__(
         self,
+        passes: "Passes",
         grads: Grads,
         number: int,
         keep: Keep,
-        *,
-        reaches_call: bool = False,
-        within: int | None = None,
+        within: int | None,
+        part: Part | None,
+        reaches_call: bool,
     ) -> None:
         """Say what is meant.
 
         Args:
+            passes: The passes of the block.
             grads: Where the gradient goes.
             number: Which of its node's outputs the tensor is.
             keep: Gives what to keep of the gradient.
-            reaches_call: Whether a pass that comes through it has reached a call.
             within: The pass in which a checkpoint made the tensor.
+            part: What is meant of the gradient, if not all.
+            reaches_call: Whether a pass that comes through it has reached a call.
         """
+        self.passes = passes
         self.grads = grads
         self.number = number
         self.keep = keep
-        self.reaches_call = reaches_call
         self.within = within
-        self.part: Part | None = None  # what is meant of the gradient, if not all
-        # Set when the tensor is hooked; `hooks` are all of its own, in their order.
-        self.hook: Callable[[Tensor], None]
-        self.hooks: dict[Any, Any]
+        self.part = part
+        self.reaches_call = reaches_call
+
+    def __call__(self, grad: Tensor) -> None:
+        """Keep what is meant of `grad`, the gradient in the running pass."""
+        running = backward_pass_id()
+        meant = grad if self.part is None else self.part(grad)
+        if meant is None:
+            return
+        if self.reaches_call and running not in self.passes.numbers:
+            self.passes.reached(running, self.within)
+        self.grads[running] = self.keep(meant)
+        if next(reversed(self.hooks)) is not self:
+            self._take_again()
+
+    def remove(self) -> None:
+        """Take the hook from its tensor."""
+        self.hooks.pop(self, None)
+
+    def _take_again(self) -> None:
+        """Take the gradient anew when the hooks that follow have had it too.
+
+        They may change it. Its node gets what they return, just before it runs.
+        """
+        node: Any = current_node()
+        if node is None:
+            return
+
+        def take(gathered: tuple[Tensor | None, ...]) -> None:
+            handle.remove()
+            grad = gathered[self.number]
+            if grad is not None and self.part is not None:
+                grad = self.part(grad)
+            if grad is not None:
+                self.grads[backward_pass_id()] = self.keep(grad)
+
+        handle = node.register_prehook(take)
+        self.passes.handles.append(handle)
+
+
+class NodeHook:
+    """The hook of a graph node: it adds what the node computes to where it belongs."""
+
+    __slots__ = ("passes", "receivers", "within")
+
+    def __init__(
+        self, passes: "Passes", receivers: list[Receiver], within: int | None
+    ) -> None:
+        """Say where the node's gradients go.
+
+        Args:
+            passes: The passes of the block.
+            receivers: Which of them goes where.
+            within: The pass in which a checkpoint made the node.
+        """
+        self.passes = passes
+        self.receivers = receivers
+        self.within = within
+
+    def __call__(
+        self,
+        grads_in: tuple[Tensor | None, ...],
+        _grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Keep the parts of `grads_in` in the running pass."""
+        passes, running = self.passes, backward_pass_id()
+        if running not in passes.numbers:
+            passes.reached(running, self.within)
+        for entry, grads, part in self.receivers:
+            grad = grads_in[entry]
+            if grad is not None and part is not None:
+                grad = part(grad)
+            if grad is None:
+                continue
+            if running in grads or passes.reduces:
+                passes.add(grads, running, grad)
+            else:
+                grads[running] = passes.keep(grad)
 
 
 class Passes:
@@ -78,23 +158,46 @@ class Passes:
             reduces: Whether that is nothing one could add to. Then a gradient that
                 comes in parts is kept when the last one has come.
         """
-        self._keep = keep
+        self.keep = keep
         self.keep_total = keep_total
-        self._reduces = reduces
+        self.reduces = reduces
+        # torch's number of each pass that reached a call -> ours, from 0 as they began.
+        self.numbers: dict[int, int] = {}
+        self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
+        self.handles: list[Any] = []
+        self._taps: list[Tap] = []
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         self._open: list[Grads] = []  # of which more parts may come
         self._of_parameters: list[Grads] = []
         self._inner: list[dict[int, Tensor]] = []
-        # torch's number of each pass that reached a call -> ours, from 0 as they began.
-        self.numbers: dict[int, int] = {}
-        self._taps: list[Tap] = []
-        self._handles: list[RemovableHandle] = []
 
-    def hook_tensor(self, tensor: Tensor, tap: Tap) -> None:
-        """Take the gradient of `tensor` as it is now, all its uses together."""
-        tap.hook = partial(self._on_tensor, tap)
-        tap.hooks = hook_tensor(tensor, tap.hook)
+    def hook_tensor(
+        self,
+        tensor: Tensor,
+        grads: Grads,
+        within: int | None = None,
+        *,
+        part: Part | None = None,
+        is_output: bool = False,
+    ) -> Tap:
+        """Take the gradient of `tensor` as it is now, all its uses together.
+
+        Args:
+            tensor: The tensor.
+            grads: Where the gradient goes.
+            within: The pass in which a checkpoint made the tensor.
+            part: What is meant of the gradient, if not all.
+            is_output: Whether a call returned it, so that a pass that comes through it
+                has reached a call.
+
+        Returns:
+            The hook.
+        """
+        number = tensor.output_nr
+        tap = Tap(self, grads, number, self.keep_total, within, part, is_output)
+        tap.hooks = hook_tensor(tensor, tap)
         self._taps.append(tap)
+        return tap
 
     def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> None:
         """Take the gradient of a parameter, all its uses together.
@@ -102,23 +205,21 @@ class Passes:
         A pass may give it in parts: a checkpoint of the reentrant kind runs passes
         inside the pass. All of them are complete in `finish`.
         """
-        tap = Tap(grads, 0, self._keep)
-        if self._reduces:
-            tap.keep = self._sum_up
+        keep = self.keep
+        if self.reduces:
+            keep = self._sum_up
             self._of_parameters.append(grads)
-        self.hook_tensor(parameter, tap)
-
-    def _sum_up(self, grad: Tensor) -> Sum:
-        return Sum(keep(grad), 0, self._keep)
+        tap = Tap(self, grads, 0, keep, None, None, False)
+        tap.hooks = hook_tensor(parameter, tap)
+        self._taps.append(tap)
 
     def hook_node(
         self, node: Node, receivers: list[Receiver], within: int | None
     ) -> None:
         """Take what `node` computes: shares of gradients, which may come in parts."""
-        if self._reduces:
+        if self.reduces:
             self._expected.update(id(grads) for _, grads, _ in receivers)
-        hook = partial(self._on_node, receivers, within)
-        self._handles.append(node.register_hook(hook))
+        self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
 
     def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
         """Add up what nodes give to one tensor, each with which of its gradients.
@@ -129,18 +230,18 @@ class Passes:
         sums: dict[int, Tensor] = {}
         for node, entry in nodes:
             hook = partial(_add_entry, sums, entry)
-            self._handles.append(node.register_hook(hook))
+            self.handles.append(node.register_hook(hook))
         self._inner.append(sums)
         return sums
 
     def remove_hooks(self) -> None:
         """Remove every hook, and reduce what is still open."""
         for tap in self._taps:
-            tap.hooks.pop(tap.hook, None)
-        for handle in self._handles:
+            tap.remove()
+        for handle in self.handles:
             handle.remove()
         self._taps.clear()
-        self._handles.clear()
+        self.handles.clear()
         self.finish()
 
     def finish(self) -> None:
@@ -154,79 +255,41 @@ class Passes:
                     grads[same[0]] = kept
         for sums in self._inner:
             sums.clear()
+        self.handles = [it for it in self.handles if it.hooks_dict_ref() is not None]
         self._open.clear()
 
-    def _reached(self, running: int, within: int | None) -> None:
+    def reached(self, running: int, within: int | None) -> None:
         """Number a pass when it first reaches a call.
 
         A checkpoint of the reentrant kind runs a pass of its own inside the pass that
         recomputes, which `within` names: the two are one.
         """
+        self._be_last()
         if within is None or within == running:
-            self.numbers[running] = len(set(self.numbers.values()))
+            number = self.numbers[running] = len(set(self.numbers.values()))
+            if torch.is_grad_enabled():
+                self.with_graph.add(number)
         else:
             if within not in self.numbers:
-                self._reached(within, None)
+                self.reached(within, None)
             self.numbers[running] = self.numbers[within]
 
-    def _on_node(
-        self,
-        receivers: list[Receiver],
-        within: int | None,
-        grads_in: tuple[Tensor | None, ...],
-        _grads_out: tuple[Tensor | None, ...],
-    ) -> None:
-        running = backward_pass_id()
-        if running not in self.numbers:
-            self._reached(running, within)
-        for entry, grads, part in receivers:
-            grad = grads_in[entry]
-            if grad is not None and part is not None:
-                grad = part(grad)
-            if grad is None:
-                continue
-            if self._reduces:
-                self._add(grads, running, grad, self._expected[id(grads)])
-            elif running in grads:
-                grads[running] = grads[running] + grad.detach()
-            else:
-                grads[running] = self._keep(grad)
+    def _be_last(self) -> None:
+        """Put our hooks of nodes after those set since: these may change gradients."""
+        for handle in self.handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
+                hooks[handle.id] = hooks.pop(handle.id)
 
-    def _on_tensor(self, tap: Tap, grad: Tensor) -> None:
-        running = backward_pass_id()
-        meant = grad if tap.part is None else tap.part(grad)
-        if meant is None:
+    def add(self, grads: Grads, running: int, grad: Tensor) -> None:
+        """Add a part of a gradient, and reduce the sum when its last part has come."""
+        known: Any = grads.get(running)
+        if not self.reduces:
+            grads[running] = known + self.keep(grad)  # which may move it
             return
-        if tap.reaches_call and running not in self.numbers:
-            self._reached(running, tap.within)
-        tap.grads[running] = tap.keep(meant)
-        if next(reversed(tap.hooks)) is not tap.hook:
-            self._take_again(tap)
-
-    def _take_again(self, tap: Tap) -> None:
-        """Take a gradient anew when the hooks that follow ours have had it too.
-
-        They may change it. Its node gets what they return, just before it runs.
-        """
-        node = current_node()
-        if node is None:
-            return
-
-        def take(gathered: tuple[Tensor | None, ...]) -> None:
-            handle.remove()
-            grad = gathered[tap.number]
-            meant = grad if grad is None or tap.part is None else tap.part(grad)
-            if meant is not None:
-                tap.grads[backward_pass_id()] = tap.keep(meant)
-
-        handle = cast(Any, node).register_prehook(take)
-        self._handles.append(handle)
-
-    def _add(self, grads: Grads, running: int, grad: Tensor, parts: int) -> None:
-        """Add a part, and reduce the sum when the last of `parts` has come."""
-        known = grads.get(running)
+        parts = self._expected[id(grads)]
         if known is None:
-            known = grads[running] = Sum(keep(grad), parts, self._keep)
+            known = grads[running] = Sum(keep(grad), parts, self.keep)
             if parts > 1:
                 self._open.append(grads)
         else:
@@ -234,6 +297,9 @@ class Passes:
         known.missing -= 1
         if known.missing == 0:
             grads[running] = whole([known])
+
+    def _sum_up(self, grad: Tensor) -> Sum:
+        return Sum(keep(grad), 0, self.keep)
 
 
 def _add_entry(

@@ -5,30 +5,50 @@
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+)
+from matplotlib.transforms import Bbox
 
 # Blue, orange and green of the Okabe-Ito palette: told apart by colour-blind readers
 # too, and by their markers.
-STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
+STYLES = {
+    "grad_output": ("#0072B2", "o"),
+    "grad_input": ("#D55E00", "s"),
+    "param_grads": ("#009E73", "^"),
+}
+WARNING = "#CC0000"
 
 # What flows from module to module is joined by a line.
 FLOWING = ("grad_output", "grad_input")
 
 LINE = 0.34  # inches a module
+ROW = 0.2  # inches a module of a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
+NAME = 0.15  # inches the name of a module needs
+NUMBER = 0.6  # inches a number below an axis needs
+ENTRY = 1.4  # inches an entry of the legend needs
 
 
 def gradient_flow(
     labels: Sequence[str],
     norms: Mapping[str, Sequence[Sequence[float]]],
+    totals: Mapping[str, Sequence[Sequence[float]]],
     ax: Axes | None = None,
 ) -> Figure:
     """Draw gradient norms on a logarithmic axis, one line of text a module.
@@ -38,69 +58,313 @@ def gradient_flow(
         norms: For each kind of gradient, the norms found at each label: none, one, or
             several. Several are drawn as their median with a band from the smallest
             to the largest.
+        totals: The same for the totals, where they are to be drawn: the median.
         ax: Where to draw; a new figure without it.
 
     Returns:
         The figure drawn on.
     """
-    if ax is None:
-        ax = _new_axes(height=1.4 + LINE * min(max(len(labels), 3), LINES))
-    for (kind, columns), (colour, marker) in zip(norms.items(), STYLES, strict=False):
-        # A logarithmic axis has no place for zero: a gap shows it.
-        found = [[v for v in column if 0 < v < math.inf] for column in columns]
-        at = [i for i, column in enumerate(found) if column]
-        low, middle, high = (
-            [statistic(found[i]) for i in at] for statistic in (min, median, max)
-        )
-        flows = kind in FLOWING
-        line = "-" if flows else "none"
-        ax.plot(middle, at, label=kind, color=colour, marker=marker, linestyle=line)
-        if flows:
-            ax.fill_betweenx(at, low, high, color=colour, alpha=0.15, linewidth=0)
-        else:
-            ax.hlines(at, low, high, color=colour, alpha=0.4)
-    values = [v for columns in norms.values() for column in columns for v in column]
+    ax = ax or _new_axes(labels, LINE)
+    for kind, columns in norms.items():
+        _draw_norms(kind, columns, ax)
+    for kind, columns in totals.items():
+        _draw_totals(kind, columns, norms[kind], ax)
+    every = [*norms.values(), *totals.values()]
+    values = [v for columns in every for column in columns for v in column]
     if any(0 < v < math.inf for v in values):
         _scale(ax)
-    _mark_nonfinite(norms, ax)
-    every = math.ceil(len(labels) / LINES) or 1
-    ax.set_yticks(range(0, len(labels), every), labels[::every])
-    ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    else:
+        ax.set_xticks([])
+    columns = [(i, column) for it in every for i, column in enumerate(it) if column]
+    _mark_zero({i for i, column in columns if not any(column)}, ax)
+    _mark_lost({i for i, column in columns if any(map(_is_lost, column))}, ax)
+    _name_rows(labels, ax)
     ax.set_ylabel("the gradient flows upwards")
     ax.set_xlabel("norm of the gradient")
     ax.grid(axis="x", alpha=0.3)
-    if values:
-        ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
+    return _finished(ax, something=bool(values))
+
+
+def heat_map(
+    labels: Sequence[str],
+    steps: Sequence[int],
+    norms: Sequence[Sequence[float | None]],
+    kind: str,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw gradient norms as colours, a row for each module, a column for each step.
+
+    Args:
+        labels: The modules, in forward order: the first is drawn on top.
+        steps: The numbers of the steps, ascending.
+        norms: For each label the norm in each step; ``None`` where there is none.
+        kind: What the norms are of.
+        ax: Where to draw; a new figure without it.
+
+    Returns:
+        The figure drawn on.
+    """
+    ax = ax or _new_axes(labels, ROW)
+    found = [v for row in norms for v in row if v is not None]
+    colours = [math.log10(v) for v in found if 0 < v < math.inf]
+    if colours:
+        _draw_colours(norms, colours, kind, ax)
+    _mark_cells(norms, lambda v: v == 0, ax, label="zero", color="0.5", marker="o")
+    _mark_cells(norms, _is_lost, ax, label="nan or inf", color=WARNING, marker="x")
+    _name_rows(labels, ax)
+    ax.set_xlim(-0.5, max(len(steps), 1) - 0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.xaxis.set_major_formatter(FuncFormatter(partial(_number_of, steps)))
+    ax.set_xlabel("forward")
+    return _finished(ax, something=bool(found))
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """How the entries of one module's gradients are distributed.
+
+    Attributes:
+        counts: How many entries have a magnitude in each bin.
+        zeros: How many are exactly zero.
+        nonfinite: How many are NaN or infinite.
+    """
+
+    counts: Sequence[float]
+    zeros: int
+    nonfinite: int
+
+
+def ridges(
+    labels: Sequence[str],
+    distributions: Sequence[Ridge],
+    powers: tuple[float, float],
+    kind: str,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw how large the entries of gradients are, one distribution a module.
+
+    Each is drawn as high as its row. The zeros, which have no place on a logarithmic
+    axis, are told beside it.
+
+    Args:
+        labels: The modules, in forward order: the first is drawn on top.
+        distributions: One for each label.
+        powers: Of ten: where the first bin begins, and where the last one ends.
+        kind: What the entries are of.
+        ax: Where to draw; a new figure without it.
+
+    Returns:
+        The figure drawn on.
+    """
+    ax = ax or _new_axes(labels, LINE)
+    low, high = powers
+    colour = STYLES[kind][0]
+    for row, ridge in enumerate(distributions):
+        highest = max(ridge.counts)
+        if highest:
+            width = (high - low) / len(ridge.counts)
+            edges = [low + width * i for i in range(len(ridge.counts) + 1)]
+            tops = [row + 0.4 - 0.8 * count / highest for count in ridge.counts]
+            ax.stairs(tops, edges, baseline=row + 0.4, fill=True, color=colour)
+    named = _name_rows(labels, ax)
+    ax.set_xlim(low, high)
+    _powers_of_ten(ax.xaxis, low, high)
+    if not any(any(ridge.counts) for ridge in distributions):
+        ax.set_xticks([])
+    _tell_zeros(distributions, named, ax)
+    _mark_lost({i for i, it in enumerate(distributions) if it.nonfinite}, ax)
+    ax.set_xlabel(f"magnitude of the entries of {kind}")
+    ax.grid(axis="x", alpha=0.3)
+    ax.set_axisbelow(True)
+    something = any(any(it.counts) or it.zeros or it.nonfinite for it in distributions)
+    return _finished(ax, something=something)
+
+
+def _draw_norms(kind: str, columns: Sequence[Sequence[float]], ax: Axes) -> None:
+    colour, marker = STYLES[kind]
+    # A logarithmic axis has no place for zero: a gap shows it.
+    found = [[v for v in column if 0 < v < math.inf] for column in columns]
+    at = [i for i, column in enumerate(found) if column]
+    low, middle, high = (
+        [statistic(found[i]) for i in at] for statistic in (min, median, max)
+    )
+    flows = kind in FLOWING
+    style: Any = {"color": colour, "marker": marker, "markersize": _size(columns)}
+    ax.plot(middle, at, label=kind, linestyle="-" if flows else "none", **style)
+    if flows:
+        ax.fill_betweenx(at, low, high, color=colour, alpha=0.15, linewidth=0)
     else:
+        ax.hlines(at, low, high, color=colour, alpha=0.4)
+
+
+def _draw_totals(
+    kind: str,
+    columns: Sequence[Sequence[float]],
+    shares: Sequence[Sequence[float]],
+    ax: Axes,
+) -> None:
+    """Draw totals as hollow markers, each with a dotted line to its share."""
+    colour, marker = STYLES[kind]
+    at = [i for i, it in enumerate(columns) if it and 0 < median(it) < math.inf]
+    middle = [median(columns[i]) for i in at]
+    if not at:
+        return
+    label = f"{kind}_total"
+    style: Any = {"color": colour, "marker": marker, "markersize": _size(columns)}
+    ax.plot(middle, at, label=label, linestyle="none", markerfacecolor="none", **style)
+    for row, total in zip(at, middle, strict=True):
+        share = median(shares[row]) if shares[row] else total
+        if 0 < share < math.inf:
+            ax.hlines(row, share, total, color=colour, linestyle=":")
+
+
+def _size(rows: Sequence[object]) -> float:
+    """Return how large markers are, in points, so that each row shows its own."""
+    return min(6, max(6 * LINES / max(len(rows), 1), 2))
+
+
+def _draw_colours(
+    norms: Sequence[Sequence[float | None]], colours: list[float], kind: str, ax: Axes
+) -> None:
+    """Draw what a logarithm can show, and leave the rest of the cells blank."""
+    low, high = min(colours), max(colours)
+    widened = 0.5 if high - low < 0.1 else 0
+    image = ax.imshow(
+        [
+            [math.log10(v) if v and 0 < v < math.inf else math.nan for v in row]
+            for row in norms
+        ],
+        aspect="auto",
+        interpolation="nearest",
+        cmap="viridis",  # told by lightness alone: to colour-blind readers, and grey
+        vmin=low - widened,
+        vmax=high + widened,
+    )
+    bar = _figure(ax).colorbar(image, ax=ax)
+    bar.set_label(f"norm of {kind}")
+    _powers_of_ten(bar.ax.yaxis, *image.get_clim())
+
+
+def _mark_cells(
+    norms: Sequence[Sequence[float | None]],
+    belongs: Callable[[float], bool],
+    ax: Axes,
+    **style: Any,
+) -> None:
+    """Put a marker on each cell of a heat map whose norm belongs to a kind."""
+    at = [
+        (column, row)
+        for row, values in enumerate(norms)
+        for column, v in enumerate(values)
+        if v is not None and belongs(v)
+    ]
+    if at:
+        across, down = zip(*at, strict=True)
+        cells = max(len(norms), *map(len, norms))
+        ax.scatter(across, down, max(36 / (1 + cells / 20), 3), **style)
+
+
+def _is_lost(norm: float) -> bool:
+    return not math.isfinite(norm)
+
+
+def _tell_zeros(distributions: Sequence[Ridge], named: Sequence[int], ax: Axes) -> None:
+    """Write the share of zeros beside each named row, if there are any at all."""
+    if not any(ridge.zeros for ridge in distributions):
+        return
+    beside = ax.get_yaxis_transform()  # 1 is the right edge
+    ax.text(1.05, -0.6, "zeros", transform=beside, va="bottom", size="small")
+    for row in named:
+        ridge = distributions[row]
+        count = sum(ridge.counts) + ridge.zeros + ridge.nonfinite
+        if count:
+            text = f"{ridge.zeros / count:.0%}"
+            ax.text(1.05, row, text, transform=beside, va="center", size="small")
+
+
+def _mark_lost(rows: set[int], ax: Axes) -> None:
+    """Put a cross beside every module whose gradients hold NaN or infinity."""
+    _mark_beside(rows, 1.02, ax, label="nan or inf", color=WARNING, marker="x")
+
+
+def _mark_zero(rows: set[int], ax: Axes) -> None:
+    """Put a dot beside every module that has gradients of nothing but zeros."""
+    _mark_beside(rows, 1.05, ax, label="zero", color="0.5", marker="o")
+
+
+def _mark_beside(rows: set[int], x: float, ax: Axes, **style: Any) -> None:
+    if rows:
+        beside = ax.get_yaxis_transform()  # 1 is the right edge
+        across = [x] * len(rows)
+        ax.scatter(across, sorted(rows), clip_on=False, transform=beside, **style)
+
+
+def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
+    """Write the names beside the rows, the first on top, and return which have one."""
+    room = min(max(int(_inches(ax).height / NAME), 1), LINES)
+    named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
+    ax.set_yticks(named, [labels[row] for row in named])
+    ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    return named
+
+
+def _number_of(steps: Sequence[int], at: float, _place: int) -> str:
+    """Return what stands below a column: the number of its step."""
+    return str(steps[int(at)]) if 0 <= at < len(steps) else ""
+
+
+def _powers_of_ten(axis: Axis, low: float, high: float) -> None:
+    """Write plain numbers along an axis of their logarithms, from `low` to `high`."""
+    if high - low > 2:
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+    else:
+        few, many = (
+            _plain_powers(low, high, digits) for digits in ("125", "123456789")
+        )
+        shown = few if few[1:] else many
+        axis.set_major_locator(FixedLocator(shown) if shown[1:] else MaxNLocator(4))
+    axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _plain_powers(low: float, high: float, digits: str) -> list[float]:
+    """Return the logarithms of numbers with one digit, from `low` to `high`."""
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    found = [power + math.log10(int(digit)) for power in decades for digit in digits]
+    return [at for at in found if low <= at <= high]
+
+
+def _power_of_ten(exponent: float, _place: int) -> str:
+    return f"{10.0**exponent:.3g}" if abs(exponent) < 4 else f"1e{exponent:g}"
+
+
+def _finished(ax: Axes, *, something: bool) -> Figure:
+    """Add the legend, or say that there is nothing, and return the figure."""
+    labels = ax.get_legend_handles_labels()[1]
+    if not something:
         ax.set_title("no backward pass was recorded")
+    elif labels:
+        columns = min(max(int(_inches(ax).width / ENTRY), 1), 3)
+        ax.legend(
+            frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
+        )
+    return _figure(ax)
+
+
+def _inches(ax: Axes) -> Bbox:
+    return ax.get_window_extent().transformed(_figure(ax).dpi_scale_trans.inverted())
+
+
+def _figure(ax: Axes) -> Figure:
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure
 
 
-def _mark_nonfinite(norms: Mapping[str, Sequence[Sequence[float]]], ax: Axes) -> None:
-    """Put a cross beside every module whose gradients hold NaN or infinity."""
-    at = {
-        i
-        for columns in norms.values()
-        for i, column in enumerate(columns)
-        if not all(map(math.isfinite, column))
-    }
-    if at:
-        ax.scatter(
-            [1.02] * len(at),
-            sorted(at),
-            marker="x",
-            color="#CC0000",
-            clip_on=False,
-            transform=ax.get_yaxis_transform(),  # 1 is the right edge
-            label="nan or inf",
-        )
-
-
 def _scale(ax: Axes) -> None:
     """Make the horizontal axis logarithmic, with plain numbers on it."""
     ax.set_xscale("log")
+    room = min(max(int(_inches(ax).width / NUMBER), 2), 9)
+    ax.xaxis.set_major_locator(LogLocator(numticks=room))
     ax.xaxis.set_major_formatter("{x:g}")
     low, high = ax.get_xlim()
     if high < 100 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
@@ -120,8 +384,9 @@ class _ShownOnce(Figure):
         importlib.import_module("IPython.display").display(self)
 
 
-def _new_axes(height: float) -> Axes:
-    """Return the axes of a new figure, `height` inches high."""
+def _new_axes(labels: Sequence[str], line: float) -> Axes:
+    """Return the axes of a new figure, with `line` inches for each module."""
+    height = 1.4 + line * min(max(len(labels), 3), LINES)
     figure = plt.figure(
         FigureClass=_ShownOnce, figsize=(6, height), layout="constrained"
     )

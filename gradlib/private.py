@@ -7,13 +7,16 @@ Each was there in every release from 2.4 to 2.13 that was tried.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from operator import methodcaller
 from types import FrameType
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.testing
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -26,6 +29,12 @@ running_frame: Callable[[int], FrameType] = sys._getframe
 
 # Copy-on-write: the clone shares the storage until somebody writes to either one.
 lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
+
+# Whether a tensor still shares its memory with a lazy clone: nobody has written to it.
+is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
+
+# Where a tensor's data begins, without the copy that asking data_ptr() may cause.
+data_address: Callable[[Tensor], int] = _C._data_address
 
 # The node that adds to the .grad of a leaf.
 AccumulateGrad: type[Node] = _C._functions.AccumulateGrad
@@ -47,6 +56,11 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
+
+# The rtol and atol of torch.testing.assert_close, the coarser of all dtypes given.
+default_tolerances: Callable[..., tuple[float, float]] = (
+    torch.testing._comparison.default_tolerances
+)
 
 
 def never_compiled(function: Function) -> Function:
@@ -76,9 +90,54 @@ def forget_compiled() -> None:
         dynamo.reset()
 
 
+def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any]:
+    """Set a hook as ``tensor.register_hook`` does, at a third of its price.
+
+    Returns:
+        The tensor's hooks in their order. Ours has itself as its key.
+    """
+    place: Any = tensor
+    hooks: dict[Any, Any] | None = place._backward_hooks
+    if hooks is None:
+        hooks = OrderedDict[Any, Any]()
+        place._backward_hooks = hooks
+        if place.grad_fn is not None:
+            place.grad_fn._register_hook_dict(place)
+    hooks[hook] = hook
+    return hooks
+
+
+def run_eagerly() -> AbstractContextManager[None]:
+    """Have what torch.compile has compiled run as it was written."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return nullcontext()
+    return cast(Any, torch.compiler).set_stance("force_eager")
+
+
+def refresh_weights(module: nn.Module) -> None:
+    """Have an LSTM, GRU or RNN use its parameters: it has a list of its own of them."""
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
+
+
+def values_are_stand_ins() -> bool:
+    """Tell whether tensors stand for others: under torch.func, or while jit traces."""
+    return (
+        _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+    )
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
-    return cast(Any, node).variable if type(node) is AccumulateGrad else None
+    leaf: Any = node
+    return leaf.variable if type(node) is AccumulateGrad else None
+
+
+# What a module has under these names it uses when it is called.
+PARAMETERS, BUFFERS = "_parameters", "_buffers"
+FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

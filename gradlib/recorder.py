@@ -12,6 +12,7 @@ compute alone. Where each gradient is seen:
   returns; what they hand to an input or a parameter is this call's share.
 """
 
+import itertools
 import sys
 import threading
 from collections import Counter
@@ -22,18 +23,25 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
-from optree import PyTreeSpec
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from gradlib import notes
+from gradlib.checkpoints import (
+    Checkpoints,
+    around_forward,
+    checkpoint_around,
+    is_reentrant,
+)
 from gradlib.errors import NotAModuleError, UnknownFieldError
 from gradlib.forward_values import Value, Values
 from gradlib.frame import Frame, hand_on
 from gradlib.graph import leaving_edges
-from gradlib.passes import Passes, Tap
+from gradlib.module_hook import ModuleHook
+from gradlib.passes import Passes
 from gradlib.private import (
     backward_pass_id,
     forget_compiled,
@@ -42,11 +50,12 @@ from gradlib.private import (
     next_sequence_number,
     own_parameters,
     running_frame,
+    values_are_stand_ins,
 )
 from gradlib.recording import Recording
 from gradlib.selection import Choice, modules_of, recorded_names, selector
 from gradlib.state import History
-from gradlib.trace import FIELDS, GRADIENTS, Block, CallTrace, Grads, Key
+from gradlib.trace import FIELDS, GRADIENTS, Block, CallTrace, Grads
 from gradlib.tree import Tree
 from gradlib.values import Keep, keeper
 from gradlib.views import Region, watch
@@ -164,17 +173,22 @@ class _Recorder:
         self._chosen = chosen
         self._calls: list[CallTrace] = []
         self._counts: Counter[str] = Counter()
-        self._forwards = 0
+        self._forwards = itertools.count()
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
         self._now = _Running(keep if values else _nothing)
         self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
+        self._checkpoints = Checkpoints(self._calls)
         self._modules = modules_of(model)  # by name; more may be added in the block
         self._names = recorded_names(model)
         # Whoever computes a call again needs its arguments, and the state they met.
         history = History(self._modules) if "args" in fields and not reduces else None
-        self._block = Block(fields, self._passes.numbers, history)
+        self._block = Block(
+            fields, self._passes.numbers, self._passes.with_graph, history
+        )
         self._gathers = not fields.isdisjoint(GRADIENTS)
+        self._gathers_inputs = "grad_input" in fields
+        self._gathers_parameters = "param_grads" in fields
         self._handles: list[RemovableHandle] = []
         # The parameters met, each with what it got: its id is its own while it lives.
         self._parameters: dict[int, tuple[nn.Parameter, Grads]] = {}
@@ -189,19 +203,22 @@ class _Recorder:
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for handle in self._handles + self._passes.handles:
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._passes.handles.clear()
-        self._passes.finish()
+        self._passes.remove_hooks()
         forget_compiled()
 
     def _attach(self, name: str, module: nn.Module) -> None:
         """Hook a module that was chosen: before all other hooks, and after them."""
-        if not self._chosen(name, module):
-            self._block.left_out.add(name)
+        if isinstance(module, torch.jit.ScriptModule):
+            self._block.left_out[name] = "a ScriptModule takes no hooks"
             return
-        before, after = _ModuleHook(self._before, name), _ModuleHook(self._after)
+        if not self._chosen(name, module):
+            self._block.left_out[name] = "record(..., modules=...) left it out"
+            if name:
+                return  # the model is hooked all the same: it counts the forwards
+        before, after = ModuleHook(self._before, name), ModuleHook(self._after)
         self._handles += [
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True, always_call=True),
@@ -228,23 +245,35 @@ class _Recorder:
     ) -> None:
         now, python = self._now, running_frame(1)
         self._drop_broken_off(now, module, python)
+        if values_are_stand_ins():
+            self._begin(now, name, module).no_pass_because = notes.STAND_INS
+            return
         inputs = Tree.of_call(args, kwargs)
-        call = None if backward_pass_id() == -1 else self._recomputed(name, inputs)
+        running = backward_pass_id()
+        call, within = None, None
+        if running != -1 and (around := checkpoint_around(python)):
+            if not is_reentrant(around):  # its first computation is hooked
+                self._mark_recomputed(name, inputs, running)
+                return
+            call, within = self._computed_again(around, name, running), running
         if call is None:
-            call = self._begin(now, name, module, inputs.spec)
-        elif not call.no_pass_because:
-            return  # its first computation is hooked; this one only restores values
-        call.no_pass_because = ""  # without gradients the first time, now with them
-        frame = Frame(call, module, python, sys.exception())
+            call = self._begin(now, name, module)
+            call.inputs = Tree([], inputs.spec)
+            self._remember_state(now, call, module)
+        call.idle, call.no_pass_because = (), ""
+        frame = Frame(call, module, python, sys.exception(), within)
+        frame.since = next_sequence_number()
         if not self._gathers:
-            call.no_pass_because = "no field with gradients was kept"
+            call.no_pass_because = notes.NOT_ASKED
         elif torch.is_grad_enabled():
-            frame.since = next_sequence_number()
+            frame.gathers = True
             call.flows.append(frame.flow)
         else:
-            call.no_pass_because = "gradients were disabled when it was called"
+            call.checkpoints |= around_forward(python)
+            call.no_pass_because = notes.DISABLED
         self._take_inputs(now, frame, inputs.leaves)
-        self._take_parameters(frame)
+        if own := own_parameters(module):
+            self._take_parameters(frame, own)
         now.stack.append(frame)
 
     def _drop_broken_off(
@@ -262,113 +291,118 @@ class _Recorder:
             running.add(caller)
             caller = caller.f_back
         while stack and stack[-1].python not in running:
-            stack.pop().call.no_pass_because = "its forward was broken off"
+            stack.pop().call.no_pass_because = notes.BROKEN_OFF
         if not stack:
             now.end_forward()
 
-    def _recomputed(self, name: str, inputs: Tree) -> CallTrace | None:
-        """Return the call that a checkpoint computes again inside a backward pass.
-
-        The last one with these inputs: a pass goes through the calls backwards.
-        """
-        running = backward_pass_id()
-        earlier = [
-            call
-            for call in reversed(self._calls)
-            if call.name == name and call.recomputed_in != running
-        ]
-        fitting = (call for call in earlier if _same(call.inputs, inputs))
-        call = earlier[0] if len(earlier) == 1 else next(fitting, None)
+    def _mark_recomputed(self, name: str, inputs: Tree, running: int) -> None:
+        call = self._checkpoints.original(name, inputs, running)
         if call is not None:
             call.recomputed_in = running
-        return call
 
-    def _begin(
-        self, now: "_Running", name: str, module: nn.Module, spec: PyTreeSpec
-    ) -> CallTrace:
-        if now.stack:
-            now.stack[-1].call.calls_others = True
-        else:
-            self._forwards += 1
-            if self._block.history is not None:
-                self._block.history.look(len(self._calls))
+    def _computed_again(
+        self, around: FrameType, name: str, running: int
+    ) -> CallTrace | None:
+        """Return the call that a reentrant checkpoint computes again; None for none."""
+        for call in self._checkpoints.reentrant(around, running):
+            if call.name == name:
+                call.recomputed_in = running
+                return call
+        return None
+
+    def _begin(self, now: "_Running", name: str, module: nn.Module) -> CallTrace:
+        """Write down that a call begins."""
         index = self._counts[name]
         self._counts[name] = index + 1
-        call = CallTrace(
-            self._block,
-            name,
-            index,
-            self._forwards - 1,
-            type(module).__name__,
-            Tree([], spec),
-            len(self._calls),
-        )
-        if self._block.history is not None:
-            call.module = module
-            call.world = self._block.history.world(module, len(self._calls))
-        self._calls.append(call)
+        moment = len(self._calls)
+        call = CallTrace(self._block, name, index, type(module).__name__, moment)
+        if now.stack:
+            outer = now.stack[-1].call
+            outer.calls_others = True
+            call.caller, call.forward = outer.moment, outer.forward
+        else:
+            call.forward = next(self._forwards)
+            if backward_pass_id() == -1:
+                self._passes.finish()
+        if name in self._block.left_out:
+            call.moment = -1  # the model itself, which only counts the forwards
+        else:
+            self._calls.append(call)
         return call
+
+    def _remember_state(
+        self, now: "_Running", call: CallTrace, module: nn.Module
+    ) -> None:
+        """Keep what it takes to compute the call again."""
+        history = self._block.history
+        if history is not None:
+            if not now.stack:
+                history.look(call.moment)
+            call.module = module
+            call.world = history.world(module, call.moment)
 
     def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
         """Keep what the call is given, and hook it for all of what flows into it."""
-        call, outermost = frame.call, not now.stack
+        call, flow, values = frame.call, frame.flow, now.values
+        outermost = not now.stack
+        gathers = frame.gathers and self._gathers_inputs
         kept: list[Any] = []
-        idle: list[Key] = []
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 kept.append(leaf)
                 continue
-            value = now.values.of(leaf, foreign=outermost)
+            value = values.of(leaf, outermost)
             kept.append(value.kept)
             if not leaf.requires_grad:
-                idle.append(place)
-            elif frame.gathers and "grad_input" in self._block.fields:
+                call.idle = [*call.idle, place]
+            elif gathers:
                 frame.inputs.append(value)
-                frame.expect(place, value.end)
-                frame.flow.totals[place] = self._hook_value(value, call)
+                frame.has_views = frame.has_views or value.base is not None
+                flow.shares[place] = frame.ends.setdefault(value.end, {})
+                if value.grads is None:
+                    self._hook_value(value, frame.within)
+                flow.totals[place] = cast(Grads, value.grads)
         if not call.inputs.leaves:  # or it is the recomputation of an earlier call
             call.inputs.leaves = kept
-        call.idle = idle
 
-    def _take_parameters(self, frame: Frame) -> None:
+    def _take_parameters(
+        self, frame: Frame, own: dict[str, nn.Parameter | None]
+    ) -> None:
         """Hook the parameters a module has now: they may be new since the last call."""
         call, flow = frame.call, frame.flow
-        call.parameters = []
-        for name, parameter in own_parameters(frame.module).items():
+        gathers = frame.gathers and self._gathers_parameters
+        names: list[str] = []
+        for name, parameter in own.items():
             if parameter is None:
                 continue
-            if type(parameter) is not nn.Parameter and is_lazy(parameter):
-                frame.lazy = True
-                continue
-            call.parameters.append(name)
-            if not parameter.requires_grad:
-                call.idle.append(name)
-            elif frame.gathers and "param_grads" in self._block.fields:
-                known = self._parameters.get(id(parameter))
-                if known is None:
-                    known = self._parameters[id(parameter)] = parameter, {}
+            known = self._parameters.get(id(parameter))
+            if known is None:
+                if is_lazy(parameter):
+                    frame.lazy = True
+                    continue
+                known = self._parameters[id(parameter)] = parameter, {}
+                if parameter.requires_grad and self._gathers_parameters:
                     self._passes.hook_parameter(*known)
-                frame.expect(name, id(parameter))
+            names.append(name)
+            if not parameter.requires_grad:
+                call.idle = [*call.idle, name]
+            elif gathers:
+                flow.shares[name] = frame.ends.setdefault(id(parameter), {})
                 flow.totals[name] = known[1]
+        call.parameters = names
 
     def _hook_value(
-        self, value: Value, call: CallTrace, *, is_output: bool = False
-    ) -> Grads:
-        """Hook the value a tensor has now, whatever overwrites it later, once."""
-        if value.grads is not None:
-            return value.grads
+        self, value: Value, within: int | None, *, is_output: bool = False
+    ) -> None:
+        """Hook the value a tensor has now, whatever overwrites it later."""
         grads: Grads = {}
         value.grads = grads
-        tensor, within = value.tensor, call.recomputed_in
-        self._passes.hook_tensor(
-            tensor, Tap(grads, tensor.output_nr, is_output, within)
-        )
+        hook = self._passes.hook_tensor
+        value.unhook = hook(value.tensor, grads, within, is_output=is_output).remove
         if value.base is not None:
             base, _, region = value.base
-            part = partial(_if_overwritten, watch(tensor), region)
-            tap = Tap(grads, base.output_nr, is_output, within, part)
-            self._passes.hook_tensor(base, tap)
-        return grads
+            part = partial(_if_overwritten, watch(value.tensor), region)
+            hook(base, grads, within, is_output=is_output, part=part)
 
     @never_compiled
     def _after(
@@ -379,13 +413,15 @@ class _Recorder:
         if not _is_open(module, stack):
             return  # not seen to begin, or computed again only to restore values
         while (frame := stack.pop()).module is not module:
-            frame.call.no_pass_because = "its forward was broken off"
+            frame.call.no_pass_because = notes.BROKEN_OFF
         raised = sys.exception()
-        if output is None and raised is not None and raised is not frame.handled:
-            frame.call.no_pass_because = f"its forward raised {type(raised).__name__}"
+        if raised is not None and raised is not frame.handled:
+            frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
         else:
             if frame.lazy:  # its parameters are there now
-                self._take_parameters(frame)
+                self._take_parameters(frame, own_parameters(module))
+                if self._block.history is not None:
+                    self._block.history.meet(module, frame.call.moment)
             self._take_outputs(now, frame, Tree.of(output))
         if not stack:
             now.end_forward()
@@ -408,12 +444,12 @@ class _Recorder:
         self._hook_graph(now, frame, asked)
         for place, value in asked.items():
             if value in frame.inputs:
-                grads = self._hook_returned(frame, value)
-            else:
-                grads = self._hook_value(value, frame.call, is_output=True)
-            frame.flow.outputs[place] = grads
+                self._hook_returned(frame, value)
+            elif value.grads is None:
+                self._hook_value(value, frame.within, is_output=True)
+            frame.flow.outputs[place] = cast(Grads, value.grads)
         if not asked:
-            frame.call.no_pass_because = "it returned no tensor that requires grad"
+            frame.call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._hook_inner(frame, asked)
 
@@ -426,44 +462,46 @@ class _Recorder:
         out of theirs and does not lead out of this one ends in nodes of this one.
         """
         roots = frame.roots
-        roots += [value.end[0] for value in asked.values() if type(value.end) is tuple]
+        for value in asked.values():
+            if type(value.end) is tuple:
+                roots.append(value.end[0])
         if not is_of_torch(type(frame.module)):
             roots += _nodes_in_attributes(frame.module)
-        leaving = frame.leaving + leaving_edges(
-            roots, since=frame.since, ends=frame.ends, seen=now.seen
-        )
+        leaving = leaving_edges(roots, frame.since, frame.ends, now.seen)
+        if frame.leaving:
+            leaving += frame.leaving
         for node, receivers in frame.receivers(leaving).items():
-            self._passes.hook_node(node, receivers, frame.call.recomputed_in)
+            self._passes.hook_node(node, receivers, frame.within)
         if now.stack:
             hand_on(leaving, now.stack, now.seen)
 
-    def _hook_returned(self, frame: Frame, value: Value) -> Grads:
+    def _hook_returned(self, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
 
         It is the gradient of all uses of the tensor, those inside the call included.
         """
-        value.grads = None  # hooked before the call, as an input only
-        grads = self._hook_value(value, frame.call, is_output=True)
-        share = frame.ends[value.end]
-        for key, known in frame.flow.shares.items():
-            if known is share and isinstance(key, int):
-                frame.flow.shares[key] = grads
-                frame.call.returned_inputs.append(key)
-        return grads
+        # It was hooked before the call, as an input only.
+        self._hook_value(value, frame.within, is_output=True)
+        share, shares = frame.ends[value.end], frame.flow.shares
+        places = [key for key in shares if shares[key] is share]
+        for place in places:
+            if isinstance(place, int):
+                shares[place] = cast(Grads, value.grads)
+                frame.call.returned_inputs = [*frame.call.returned_inputs, place]
 
     def _hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
         """Take off what the call itself gives to an output, to make another of it."""
         ends = {value.end for value in outputs.values()}
         nodes = [end[0] for end in ends if not isinstance(end, int)]
-        edges = leaving_edges(nodes, since=frame.since, ends=ends, seen=set())
+        edges = leaving_edges(nodes, frame.since, ends, set())
         for place, value in outputs.items():
             inner = [(node, entry) for node, entry, end, _ in edges if end == value.end]
             if inner:
                 less = partial(_without, self._passes.hook_inner(inner))
                 grads = frame.flow.outputs[place] = Grads()
-                number, within = value.tensor.output_nr, frame.call.recomputed_in
-                tap = Tap(grads, number, True, within, less)
-                self._passes.hook_tensor(value.tensor, tap)
+                self._passes.hook_tensor(
+                    value.tensor, grads, frame.within, part=less, is_output=True
+                )
 
 
 class _Running(threading.local):
@@ -478,13 +516,6 @@ class _Running(threading.local):
         """Let go of what only the forward needed."""
         self.seen.clear()
         self.values.clear()
-
-
-class _ModuleHook(partial[None]):
-    """A hook of ours on a module. A copy of the module does not record."""
-
-    def __reduce__(self) -> tuple[type["_ModuleHook"], tuple[Callable[..., None]]]:
-        return _ModuleHook, (_nothing,)
 
 
 def _nothing(*_: object) -> None:
@@ -512,13 +543,3 @@ def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:
     """Return a gradient less what the running pass has put in `inner`."""
     part = inner.get(backward_pass_id())
     return grad if part is None else grad.detach() - part
-
-
-def _same(a: Tree, b: Tree) -> bool:
-    """Tell whether the tensors of two trees have the same values."""
-    pairs = zip(a.leaves, b.leaves, strict=False)
-    return a.spec == b.spec and all(
-        torch.equal(x, y.detach().to(x.device))
-        for x, y in pairs
-        if isinstance(x, Tensor) and isinstance(y, Tensor)
-    )

@@ -1,16 +1,22 @@
 """What a call needs besides its arguments to be computed again."""
 
-from collections.abc import Mapping
+import random
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.private import (
     any_autocast,
+    is_copy_on_write,
     is_of_torch,
     own_buffers,
     own_children,
@@ -28,6 +34,13 @@ class World:
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
 
 
+class Kept(NamedTuple):
+    """A parameter or buffer as it was."""
+
+    value: Tensor
+    requires_grad: bool
+
+
 class History:
     """The weights, buffers and modes of a model at every moment of a block.
 
@@ -38,25 +51,46 @@ class History:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin with nothing known of `modules`, which may grow."""
         self._modules = modules
-        self._last: dict[tuple[nn.Module, str], tuple[Tensor, int]] = {}
-        self._values: dict[tuple[nn.Module, str], list[tuple[int, Tensor]]] = {}
+        # Of each place: its tensor, version, requires_grad, and whether the kept value
+        # shares its memory until somebody writes to it, behind torch's back too.
+        self._last: dict[tuple[nn.Module, str], tuple[Tensor, int, bool, bool]] = {}
+        self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
+        # What was kept last of a tensor, by its id: it may stand in two places.
+        self._kept: dict[int, tuple[Tensor, int, int, Tensor]] = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
         self._world: World | None = None
+        # After which moment a module may have changed its buffers.
+        self._called: dict[nn.Module, int] = {}
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Every module of the model."""
+        return tuple(self._modules.values())
 
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
+        modes: dict[nn.Module, bool] = {}
         for module in self._modules.values():
-            self._look_at(module, own_parameters(module), moment)
-            self._look_at(module, own_buffers(module), moment)
-        modes = {module: module.training for module in self._modules.values()}
+            modes[module] = module.training
+            parameters, buffers = own_parameters(module), own_buffers(module)
+            if parameters:
+                self._look_at(module, parameters, moment)
+            if buffers:
+                self._look_at(module, buffers, self._called.pop(module, moment))
         if not self._modes or modes != self._modes[-1][1]:
             self._modes.append((moment, modes))
+
+    def meet(self, module: nn.Module, moment: int) -> None:
+        """Keep what a call has made: the parameters of a lazy module."""
+        self._look_at(module, own_parameters(module), moment)
+        self._look_at(module, own_buffers(module), moment)
 
     def world(self, module: nn.Module, moment: int) -> World:
         """Return what surrounds a call of `module` that begins now."""
         buffers = own_buffers(module)
         if buffers:  # a call may change its own, as BatchNorm does
-            self._look_at(module, buffers, moment)
+            self._look_at(module, buffers, self._called.get(module, moment))
+            self._called[module] = moment + 1
         known = self._world
         autocast = _autocast() if any_autocast() else {}
         if known is not None and known.autocast == autocast and _draws_nothing(module):
@@ -70,45 +104,91 @@ class History:
         self._world = World(random, cuda, autocast)
         return self._world
 
-    def tensors(self, module: nn.Module, moment: int) -> dict[str, Tensor]:
-        """Return the parameters and buffers that `module` had at a moment.
+    def at(self, module: nn.Module, moment: int) -> dict[str, Kept]:
+        """Return the own parameters and buffers that `module` had at a moment.
 
-        Names are relative to it, as in its ``state_dict``. A tensor that stands in two
-        places is one tensor here too.
+        What was not seen until later is as it was first seen. A tensor that stood in
+        two places is one tensor here too.
         """
-        found: dict[str, Tensor] = {}
-        for path, inner in cast(Any, module).named_modules():
-            for key in (*own_parameters(inner), *own_buffers(inner)):
-                values = self._values.get((inner, key), [])
-                then = [value for at, value in values if at <= moment]
-                if then:
-                    found[f"{path}.{key}" if path else key] = then[-1]
+        found: dict[str, Kept] = {}
+        for key in (*own_parameters(module), *own_buffers(module)):
+            values = self._values.get((module, key))
+            if values is not None:
+                until = bisect_right(values, moment, key=itemgetter(0))
+                found[key] = values[max(until - 1, 0)][1]
         return found
 
-    def modes(self, moment: int) -> dict[nn.Module, bool]:
-        """Return which modules were in training at a moment."""
-        return next(modes for at, modes in reversed(self._modes) if at <= moment)
+    def training(self, module: nn.Module, moment: int) -> bool:
+        """Tell whether `module` was in training at a moment."""
+        modes = next(modes for at, modes in reversed(self._modes) if at <= moment)
+        return modes.get(module, module.training)
 
     def _look_at(
         self, module: nn.Module, own: Mapping[str, Tensor | None], moment: int
     ) -> None:
         for key, tensor in own.items():
-            if tensor is None or is_lazy(tensor):
+            if tensor is None:
                 continue
             place = module, key
             last = self._last.get(place)
-            version = tensor._version
-            if last is None or last[0] is not tensor or last[1] != version:
-                self._last[place] = tensor, version
-                self._values.setdefault(place, []).append((moment, keep(tensor)))
+            if last is not None and last[0] is tensor:
+                _, version, requires_grad, copy_on_write = last
+                # An inference tensor has no version, and is kept once.
+                if version == -1 or (
+                    version == tensor._version
+                    and requires_grad == tensor.requires_grad
+                    and (not copy_on_write or is_copy_on_write(tensor))
+                ):
+                    continue
+            if not is_lazy(tensor):
+                self._keep(place, tensor, moment)
+
+    def _keep(self, place: tuple[nn.Module, str], tensor: Tensor, moment: int) -> None:
+        version = -1 if tensor.is_inference() else tensor._version
+        known = self._kept.get(id(tensor))
+        if known is not None and known[1:3] == (version, moment):
+            value = known[3]
+        else:
+            value = keep(tensor)
+            self._kept[id(tensor)] = tensor, version, moment, value
+        requires_grad = tensor.requires_grad
+        self._last[place] = tensor, version, requires_grad, _shares_memory(tensor)
+        self._values.setdefault(place, []).append((moment, Kept(value, requires_grad)))
+
+
+@contextmanager
+def random_state_kept(devices: Iterable[int] = ()) -> Generator[None]:
+    """Put the states of all generators back: torch's, NumPy's and Python's.
+
+    Args:
+        devices: The CUDA devices whose generators are put back too.
+    """
+    python, numpys = random.getstate(), numpy.random.get_state()
+    with cast(Any, torch.random).fork_rng(sorted(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numpys)
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    """Tell whether a lazy clone is one: not so where `keep` had to copy."""
+    try:
+        return is_copy_on_write(tensor)
+    except NotImplementedError:  # no memory of its own, as inside torch.func
+        return False
 
 
 def _autocast() -> dict[str, torch.dtype]:
     return {
         device: torch.get_autocast_dtype(device)
-        for device in ("cpu", "cuda")
+        for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     }
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def _draws_nothing(module: nn.Module) -> bool:

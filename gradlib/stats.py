@@ -100,7 +100,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         #> 5.0 4.0 0.5
         ```
     """
-    values = _wide(tensor.detach())
+    values = wide(tensor.detach())
     count = values.numel()
     nonfinite = count - torch.isfinite(values).sum()
     if count == 0:
@@ -138,12 +138,14 @@ def _norm(values: Tensor | TensorStats) -> float:
         return values.norm
     if values.is_meta:
         return math.nan
-    return linalg.vector_norm(_wide(values)).item()
+    return linalg.vector_norm(wide(values)).item()
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def wide(tensor: Tensor) -> Tensor:
     """Return a dense tensor of at least float32."""
     values = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if not (values.is_floating_point() or values.is_complex()):
         return values.to(torch.float64)
+    if values.dtype.itemsize == 1:  # the float8 types know no promotion
+        return values.to(torch.float32)
     return values.to(torch.promote_types(values.dtype, torch.float32))

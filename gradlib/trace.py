@@ -62,8 +62,14 @@ class Block:
     fields: frozenset[str]  # what was kept
     # torch's number of each backward pass that reached a call -> ours.
     numbers: dict[int, int]
+    # Our numbers of the passes with create_graph=True: others may go through them.
+    with_graph: set[int] = field(default_factory=set[int])
     history: History | None = None  # without it no call can be computed again
-    left_out: set[str] = field(default_factory=set[str])  # the modules not recorded
+    # The modules that were not recorded, and why.
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+
+
+NO_INPUTS = Tree.of_call((), {})
 
 
 class CallTrace:
@@ -72,7 +78,9 @@ class CallTrace:
     # Written out, not a dataclass: one is made at every call, and this takes a third.
     __slots__ = (
         "block",
+        "caller",
         "calls_others",
+        "checkpoints",
         "flows",
         "forward",
         "idle",
@@ -91,31 +99,27 @@ class CallTrace:
     )
 
     def __init__(
-        self,
-        block: Block,
-        name: str,
-        index: int,
-        forward: int,
-        module_type: str,
-        inputs: Tree,
-        moment: int,
+        self, block: Block, name: str, index: int, module_type: str, moment: int
     ) -> None:
         """Begin with what is known when the call begins."""
         self.block = block
         self.name = name
         self.index = index
-        self.forward = forward
         self.module_type = module_type
-        self.inputs = inputs  # of (args, kwargs)
         self.moment = moment  # how many calls had begun before
+        self.forward = 0
+        self.inputs = NO_INPUTS  # of (args, kwargs)
+        self.caller = -1  # the moment of the call that made it; -1 if outermost
         self.output: Tree | None = None
-        self.parameters: list[str] = []  # its own
+        self.parameters: Sequence[str] = ()  # its own
         # The inputs that are tensors, and own parameters, that require no grad.
-        self.idle: list[Key] = []
+        self.idle: Sequence[Key] = ()
         # Several where a checkpoint computed the call again, inside a backward pass.
         self.flows: list[Flow] = []
+        # The sequence numbers of the reentrant checkpoints that compute it again.
+        self.checkpoints: frozenset[int] | set[int] = frozenset()
         self.recomputed_in: int | None = None  # torch's number of the pass that did
-        self.returned_inputs: list[int] = []
+        self.returned_inputs: Sequence[int] = ()
         # What it takes to compute it again; None where too little was kept.
         self.module: nn.Module | None = None
         self.world: World | None = None
@@ -148,9 +152,19 @@ class CallTrace:
         """Return the gradients of one field of `Flow` in one backward pass."""
         numbers = self.block.numbers
         found: dict[Key, list[Any]] = {}
-        for flow in self.flows:
-            for key, grads in getattr(flow, gathered).items():
+        for key, several in self._gathered(gathered).items():
+            for grads in several:
                 for torch_number, part in grads.items():
                     if numbers.get(torch_number) == number:
                         found.setdefault(key, []).append(part)
         return {key: whole(parts) for key, parts in found.items()}
+
+    def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
+        """Return what the computations have gathered: a parameter's total is shared."""
+        found: dict[Key, list[Grads]] = {}
+        for flow in self.flows:
+            for key, grads in getattr(flow, gathered).items():
+                several = found.setdefault(key, [])
+                if not any(grads is known for known in several):
+                    several.append(grads)
+        return found

@@ -1,19 +1,18 @@
 """Trial runs of a copy of a module: the module itself stays untouched."""
 
 import copy
-import random
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.errors import NotCopyableError
 from gradlib.private import leaf_of
+from gradlib.state import random_state_kept
 from gradlib.tree import Tree
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
@@ -87,7 +86,8 @@ class Trial:
         Returns:
             What the forward returned.
         """
-        with _random_state_kept(self.module, self.inputs), _recorded(self.warnings):
+        devices = _cuda_devices(self.module, self.inputs)
+        with random_state_kept(devices), _recorded(self.warnings):
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
             on_output(output)
@@ -224,17 +224,9 @@ def _tensors(module: nn.Module) -> set[int]:
     return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
 
-@contextmanager
-def _random_state_kept(module: nn.Module, inputs: Tree) -> Generator[None]:
+def _cuda_devices(module: nn.Module, inputs: Tree) -> set[int]:
     tensors: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
-    devices = {t.device.index for t in tensors if isinstance(t, Tensor) and t.is_cuda}
-    python, numpys = random.getstate(), numpy.random.get_state()
-    with cast(Any, torch.random).fork_rng(sorted(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(numpys)
+    return {t.device.index for t in tensors if isinstance(t, Tensor) and t.is_cuda}
 
 
 @contextmanager

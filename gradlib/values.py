@@ -1,12 +1,12 @@
 """Keeping a tensor's value as it is now, at the price of a copy only if it changes."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from gradlib import private
+from gradlib.private import lazy_clone
 
 Keep: TypeAlias = Callable[[Tensor], Any]
 """A function that gives what to keep of a tensor."""
@@ -27,10 +27,18 @@ def keep(tensor: Tensor) -> Tensor:
     """
     value = tensor.detach() if tensor.requires_grad else tensor
     try:
-        return private.lazy_clone(value)
+        return lazy_clone(value)  # as in `clone`: a call less where it counts
+    except (RuntimeError, NotImplementedError):
+        return value.clone()
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """Return a copy, through which gradients flow, that shares memory where it can."""
+    try:
+        return lazy_clone(tensor)
     except (RuntimeError, NotImplementedError):
         # Memory torch does not own (NumPy's, shared memory), and other layouts.
-        return value.clone()
+        return tensor.clone()
 
 
 def keeper(
@@ -50,7 +58,14 @@ def keeper(
         if reduce is not None:
             result = reduce(result)
         if device is not None and isinstance(result, Tensor):
-            result = result.to(device, non_blocking=True)
+            moved = result.to(device)
+            cast(Any, moved).came_from = result.device
+            return moved
         return result
 
     return kept
+
+
+def came_from(kept: Tensor) -> torch.device:
+    """Return the device that a kept tensor was on."""
+    return getattr(kept, "came_from", kept.device)

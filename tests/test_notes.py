@@ -80,7 +80,12 @@ def with_gradient(model: nn.Module, x: Tensor) -> None:
     backward(model, x.requires_grad_())
 
 
+def vectorized(model: nn.Module, x: Tensor) -> None:
+    torch.vmap(model)(x)
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
+    (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.DISABLED, nn.Linear(2, 1), without_grad),
     (notes.NO_GRAD_OUT, nn.ReLU(), forward_only),
     (notes.RAISED, Fails(), failing),

@@ -123,8 +123,9 @@ def test_a_long_recording_leaves_out_the_middle() -> None:
         for _ in range(ROWS + 40):
             model(torch.ones(1))
     lines = str(recording).splitlines()
-    assert len(lines) == ROWS + 5
+    assert len(lines) == ROWS + 6
     assert "... 40 more rows" in lines
+    assert lines[-2] == "recording.to_frame() has every row"
     assert lines[-1] == "recording.forwards[i] prints one forward"
 
 
@@ -167,7 +168,7 @@ def test_the_plot_shows_each_module_that_works(recording: gradlib.Recording) -> 
 
 def test_the_plot_goes_where_it_is_told(recording: gradlib.Recording) -> None:
     figure, axes = plt.subplots()
-    assert recording.plot(axes) is figure
+    assert recording.plot(ax=axes) is figure
 
 
 def test_the_plot_without_a_backward_pass_says_so() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradlib.stats import norm
+from gradlib.stats import norm, tensor_stats
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,9 @@ def test_values_that_would_overflow_a_half() -> None:
 
 def test_a_tensor_without_values() -> None:
     assert math.isnan(norm([torch.ones(3, device="meta")]))
+
+
+def test_float8() -> None:
+    values = torch.tensor([3.0, 4.0, float("nan")]).to(torch.float8_e4m3fn)
+    assert tensor_stats(values[:2]).norm == 5
+    assert tensor_stats(values).nonfinite == 1

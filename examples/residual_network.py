@@ -1,0 +1,112 @@
+# %% [markdown]
+# # A residual network: share and total
+#
+# In a residual block `x + branch(x)` the gradient of `x` comes back by two ways: through
+# the branch, and past it over the sum. A hook on the branch sees the first alone; `x.grad`
+# is both together. A [recording](../reference/recording.md) has the two by name:
+# `grad_input` is the *share* of one call, `grad_input_total` the gradient of the tensor
+# with all its uses.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+
+import gradlib
+
+torch.manual_seed(0)
+WIDTH, BLOCKS = 32, 8
+x = torch.randn(64, WIDTH)
+
+
+class Block(nn.Module):
+    """A branch, with or without a way past it."""
+
+    def __init__(self, *, residual: bool) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.residual = residual
+        self.branch = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the branch's result, added to what came in if that is asked for."""
+        return x + self.branch(x) if self.residual else self.branch(x)
+
+
+def record(*, residual: bool) -> gradlib.Recording:
+    """Record a backward pass through a stack of blocks."""
+    model = nn.Sequential(*[Block(residual=residual) for _ in range(BLOCKS)])
+    with gradlib.record(model) as recording:
+        model(x).square().mean().backward()
+    return recording
+
+
+recording = record(residual=True)
+
+# %% [markdown]
+# ## One block
+#
+# What the block's output gets, what comes back through the branch, and what its input
+# gets in all:
+
+# %%
+block, branch = recording["4"], recording["4.branch"]
+arrives = block.grad_output[0]
+share = branch.grad_input[0]
+total = branch.grad_input_total[0]
+print(f"arrives at the block's output: {arrives.norm():.4f}")
+print(f"share, through the branch:     {share.norm():.4f}")
+print(f"total, at the block's input:   {total.norm():.4f}")
+
+# %% [markdown]
+# The way past the branch is a sum, and a sum hands its gradient on as it is. So the total
+# is the share plus what arrived, entry by entry:
+
+# %%
+print("total = share + what arrived:", torch.allclose(total, share + arrives))
+
+# %% [markdown]
+# For the block itself, share and total are one: it holds both ways.
+
+# %%
+print("block:", torch.equal(block.grad_input[0], block.grad_input_total[0]))
+print(block)
+
+# %% [markdown]
+# ## The whole network
+#
+# The plot draws the total, as a hollow square, wherever one sees that it differs from the
+# share: at the first layer of each branch.
+
+# %% alt="Gradient norms, a line for each layer of eight residual blocks, the first on top. At the linear layer of every block except the first, whose input needs no gradient, the share of the branch lies far to the left, and a dotted line leads to a hollow square, the total, which grows from block to block on the way up."
+recording.plot()
+plt.show()
+
+# %% [markdown]
+# ## Without the way past
+#
+# The same blocks, and no sum. Now all that reaches a block's input comes through its
+# branch, and there is no total to draw beside the share.
+
+# %% alt="Two lines over the blocks, on a logarithmic axis. With the way past the branches the gradient at the input of a block grows a little from the last block to the first. Without it the gradient falls from block to block, to a small fraction of what it was."
+plain = record(residual=False)
+figure, ax = plt.subplots()
+for label, shown, colour, marker in (
+    ("with the way past", recording, "#0072B2", "o"),
+    ("without", plain, "#D55E00", "s"),
+):
+    norms = [
+        shown[f"{i}.branch"].grad_input_total[0].norm().item()
+        for i in range(1, BLOCKS)  # the input of block 0 is data, and needs no gradient
+    ]
+    ax.plot(range(1, BLOCKS), norms, color=colour, marker=marker, label=label)
+ax.set_yscale("log")
+ax.set_xlabel("block")
+ax.set_ylabel("norm of the total at its input")
+ax.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# Somebody who reads the share of a branch as the gradient of its input would think that
+# the first network loses its gradient too. Which of the two you see, tool by tool:
+# [This call's share or the tensor's total?](../questions/share-or-total.md)

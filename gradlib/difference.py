@@ -1,0 +1,208 @@
+"""How far two values are apart, and how far they may be."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradlib.private import default_tolerances
+from gradlib.stats import TensorStats, tensor_stats, wide
+from gradlib.tree import Tree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where something of a call is not what it should be.
+
+    Attributes:
+        name: The module's name; the root is ``""``.
+        index: Which call of this module in the block, from 0.
+        direction: ``"forward"`` or ``"backward"``.
+        field: How one asks the call for it, as ``"args[0]"`` or
+            ``"param_grads['weight']"``.
+        error: The norm of the difference, as a part of the larger of the two norms.
+            Infinite where they cannot be subtracted.
+        reason: What differs, where it is more than numbers, or ``""``.
+    """
+
+    name: str
+    index: int
+    direction: str
+    field: str
+    error: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far two values are apart: root mean squares, over all entries."""
+
+    difference: float
+    size: float  # of the larger of the two
+    rtol: float  # what their dtypes allow, as a part of the size
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """The difference as a part of the size."""
+        if not self.difference:
+            return 0.0
+        return self.difference / self.size if self.size else math.inf
+
+
+GROWTH, MOST = 4, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far two values may be apart.
+
+    Attributes:
+        rtol: As a part of the value; ``None`` for what the dtypes allow.
+        atol: Besides.
+        least: What is allowed at least where `rtol` is ``None``: that of a coarser
+            dtype in which the values were computed on the way.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    least: float = 0.0
+
+    def allows(self, gap: Gap, drift: float = 0.0) -> bool:
+        """Tell whether two values agree.
+
+        Args:
+            gap: How far they are apart.
+            drift: The largest error before. Where `rtol` is ``None`` rounding may add
+                up: to `GROWTH` times the drift, and `MOST` times what a dtype allows.
+        """
+        rtol = self.rtol
+        if rtol is None:  # integers agree when they are equal
+            rtol = max(gap.rtol, self.least) if gap.rtol else 0.0
+            rtol = max(rtol, min(GROWTH * drift, MOST * rtol))
+        return gap.difference <= rtol * gap.size + (self.atol or 0.0)
+
+
+def rtol_of(dtypes: Iterable[torch.dtype]) -> float:
+    """Return what the coarsest of some dtypes allows; 0 for none."""
+    return sum(default_tolerances(*dtypes, torch.int64))
+
+
+def gaps(a: object, b: object) -> Iterator[tuple[str, Gap]]:
+    """Return how far the leaves of two nested values are apart, with their places."""
+    one, other = Tree.of(a), Tree.of(b)
+    if len(one.leaves) != len(other.leaves):
+        yield "", _incomparable(f"{len(one.leaves)} and {len(other.leaves)} values")
+        return
+    for place, (x, y) in enumerate(zip(one.leaves, other.leaves, strict=True)):
+        yield one.path(place), gap(x, y)
+
+
+def agree(a: object, b: object) -> bool:
+    """Tell whether two nested values are equal but for rounding."""
+    return all(Tolerance().allows(it) for _, it in gaps(a, b))
+
+
+def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
+    """Return how far nested gradients are apart; ``None`` stands for zeros.
+
+    autograd gives the one or the other for no gradient.
+    """
+    one, other = Tree.of(a), Tree.of(b)
+    if len(one.leaves) != len(other.leaves):
+        yield from gaps(a, b)
+        return
+    for place, (x, y) in enumerate(zip(one.leaves, other.leaves, strict=True)):
+        yield one.path(place), gap(_zeros(x, y), _zeros(y, x))
+
+
+def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
+    """Measure all gaps against the largest size.
+
+    The gradients of one module's parameters belong together: that of a bias may be zero
+    but for rounding, as before BatchNorm, and nothing to measure against.
+    """
+    found = list(found)
+    size = max((it.size for _, it in found), default=0.0)
+    return [(key, replace(it, size=size)) for key, it in found]
+
+
+def gap(x: Any, y: Any) -> Gap:
+    """Return how far two leaves are apart."""
+    if isinstance(x, TensorStats) or isinstance(y, TensorStats):
+        return _gap_of_stats(_stats(x), _stats(y))
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return _gap_of_tensors(x.detach(), y.detach())
+    if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
+        return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
+    if isinstance(x, _PLAIN) and isinstance(y, _PLAIN):
+        return _NONE if x == y else _incomparable(f"{x!r} and {y!r}")
+    if isinstance(x, Tensor) or isinstance(y, Tensor):
+        return _incomparable("only one of the two is a tensor")
+    return _NONE  # who knows when two others are equal
+
+
+_NUMBERS = (int, float, complex)
+_PLAIN = (*_NUMBERS, str, type(None))
+_NONE = Gap(0.0, 0.0, 0.0)
+
+
+def _incomparable(reason: str) -> Gap:
+    return Gap(math.inf, 1.0, 0.0, reason)
+
+
+def _zeros(x: Any, other: Any) -> Any:
+    """Return `x`, or zeros like the other where it is ``None``."""
+    return torch.zeros_like(other) if x is None and isinstance(other, Tensor) else x
+
+
+def _stats(x: Any) -> Any:
+    return tensor_stats(x) if isinstance(x, Tensor) else x
+
+
+def _gap_of_tensors(x: Tensor, y: Tensor) -> Gap:
+    if x.shape != y.shape:
+        return _incomparable(f"shapes {list(x.shape)} and {list(y.shape)}")
+    if x.is_meta or y.is_meta:
+        return _NONE
+    rtol = rtol_of((x.dtype, y.dtype))
+    x, y = _wide(x), _wide(y).to(x.device)
+    # Infinite entries of the same sign agree, and so do two that are NaN.
+    same = (x == y) | (x.isnan() & y.isnan())
+    difference = _rms((x - y).masked_fill(same, 0))
+    size = max(_rms(it.masked_fill(~it.isfinite(), 0)) for it in (x, y))
+    if not math.isfinite(difference):
+        return Gap(math.inf, 1.0, rtol, "NaN or inf in one of the two")
+    return Gap(difference, size, rtol)
+
+
+def _gap_of_stats(x: Any, y: Any) -> Gap:
+    if not (isinstance(x, TensorStats) and isinstance(y, TensorStats)):
+        return _incomparable("only one of the two is a tensor")
+    if x.shape != y.shape:
+        return _incomparable(f"shapes {list(x.shape)} and {list(y.shape)}")
+    if x.nonfinite or y.nonfinite:
+        same = x.nonfinite == y.nonfinite
+        return _NONE if same else _incomparable("NaN or inf in one of the two")
+    count = math.sqrt(max(x.shape.numel(), 1))
+    rtol = rtol_of((x.dtype, y.dtype))
+    differences = [abs(x.norm - y.norm) / count]
+    if x.shape.numel():
+        differences += [abs(x.mean - y.mean), abs(x.std - y.std)]
+    return Gap(max(differences), max(x.norm, y.norm) / count, rtol)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    dense = wide(tensor)
+    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+
+
+def _rms(tensor: Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    return tensor.abs().square().mean().sqrt().item()

@@ -1,0 +1,367 @@
+"""`compare` names the call in which two runs part."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return x + scale * torch.tanh(self.norm(self.fc(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.blocks = nn.ModuleList([Block(), Block(), Block()])
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+def recorded(
+    model: nn.Module,
+    x: Tensor,
+    run: Callable[[Tensor], Tensor] | None = None,
+    loss: Callable[[Tensor], Tensor] | None = None,
+    **options: Any,
+) -> gradlib.Recording:
+    with gradlib.record(model, **options) as recording:
+        output = (run or model)(x)
+        weights = torch.arange(1.0, output.numel() + 1).view_as(output)
+        (loss(output) if loss else (output.float() * weights).sum()).backward()
+    return recording
+
+
+@pytest.fixture
+def net() -> Any:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(16, 4)
+
+
+def where(found: gradlib.Comparison) -> tuple[object, ...]:
+    first = found.first
+    assert first is not None
+    return first.name, first.index, first.direction, first.field
+
+
+def test_two_runs_of_one_model(net: Any, x: Tensor) -> None:
+    found = recorded(net, x).compare(recorded(copy.deepcopy(net), x))
+    assert found.ok
+    assert found.first is None
+    assert found.unmatched == found.skipped == ()
+    assert str(found) == "Comparison of 12 calls: they agree"
+
+
+@pytest.mark.parametrize("name", ["first", "blocks.1.fc", "blocks.2.norm", "head"])
+def test_the_one_layer_that_differs(net: Any, x: Tensor, name: str) -> None:
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.get_submodule(name).bias.add_(0.1)
+    found = recorded(net, x).compare(recorded(other, x))
+    assert not found.ok
+    assert where(found) == (name, 0, "forward", "output")
+    assert found.first is not None
+    assert 0.001 < found.first.error < 1
+    lines = str(found).splitlines()
+    assert lines[0] == "Comparison of 12 calls: they part first at"
+    assert lines[2].split()[:3] == [name, "forward", "output"]
+    assert name in found._repr_html_()
+
+
+def test_what_a_modules_own_code_does_differently(net: Any, x: Tensor) -> None:
+    other = copy.deepcopy(net)
+    other.blocks[1].forward = lambda x: Block.forward(other.blocks[1], 1.5 * x) - x / 2
+    found = recorded(net, x).compare(recorded(other, x))
+    # Seen first in what the block gives to its first layer.
+    assert where(found) == ("blocks.1.fc", 0, "forward", "args[0]")
+    other.blocks[1].forward = lambda x: 2 * Block.forward(other.blocks[1], x)
+    found = recorded(net, x).compare(recorded(other, x))
+    assert where(found) == ("blocks.1", 0, "forward", "output")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_two_dtypes(net: Any, x: Tensor, dtype: torch.dtype) -> None:
+    this = recorded(net, x)
+    other = copy.deepcopy(net).to(dtype)
+    assert this.compare(recorded(other, x.to(dtype))).ok
+    with torch.no_grad():
+        other.blocks[1].fc.weight.mul_(1.3)
+    found = this.compare(recorded(other, x.to(dtype)))
+    assert where(found) == ("blocks.1.fc", 0, "forward", "output")
+
+
+def test_autocast(net: Any, x: Tensor) -> None:
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return net(x)
+
+    found = recorded(net, x).compare(recorded(net, x, run))
+    assert found.ok, str(found)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_eager_and_compiled(net: Any, x: Tensor) -> None:
+    this = recorded(net, x)
+    other = copy.deepcopy(net)
+    compiled: Any = torch.compile(other, backend="aot_eager")
+    found = this.compare(recorded(compiled, x))
+    assert found.ok, str(found)
+    assert found.compared == 12
+    with torch.no_grad():
+        other.blocks[1].norm.weight.mul_(1.3)
+    found = this.compare(recorded(compiled, x))
+    assert where(found) == ("blocks.1.norm", 0, "forward", "output")
+
+
+def test_rounding_adds_up_but_not_without_end() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(*[nn.Linear(16, 16) for _ in range(40)])
+    x = torch.randn(8, 16)
+    for parameter in net.parameters():
+        parameter.data.mul_(1.7)
+    this, other = (
+        recorded(net, x),
+        recorded(copy.deepcopy(net).bfloat16(), x.bfloat16()),
+    )
+    gaps = [
+        (one.output - two.output).norm() / one.output.norm()
+        for one, two in zip(this, other, strict=True)
+    ]
+    assert this.compare(other).ok
+    assert not this.compare(other, rtol=float(max(gaps)) / 2).ok
+    other = copy.deepcopy(net)
+    for layer in other[20:]:  # each a little off: no rounding
+        layer.weight.data.mul_(1.003)
+    assert where(this.compare(recorded(other, x))) == ("20", 0, "forward", "output")
+
+
+def test_other_inputs(net: Any, x: Tensor) -> None:
+    found = recorded(net, x).compare(recorded(net, x + 1))
+    assert where(found) == ("", 0, "forward", "args[0]")
+    found = recorded(net, x).compare(recorded(net, x[:3]))
+    assert found.first is not None
+    assert found.first.reason == "shapes [16, 4] and [3, 4]"
+
+
+def test_another_loss(net: Any, x: Tensor) -> None:
+    found = recorded(net, x).compare(recorded(net, x, loss=Tensor.sum))
+    assert where(found) == ("", 0, "backward", "grad_output[0]")
+
+
+def test_a_backward_that_differs(net: Any, x: Tensor) -> None:
+    class Halves(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            assert ctx.needs_input_grad[0]
+            return grads[0] / 2
+
+    other = copy.deepcopy(net)
+    norm = other.blocks[1].norm
+    norm.forward = lambda x: nn.LayerNorm.forward(norm, Halves.apply(x))
+    found = recorded(net, x).compare(recorded(other, x))
+    assert where(found) == ("blocks.1.norm", 0, "backward", "grad_input[0]")
+
+
+def test_a_parameters_gradient_that_differs(net: Any, x: Tensor) -> None:
+    other = copy.deepcopy(net)
+    head = other.head
+    head.forward = lambda x: nn.functional.linear(x, head.weight, head.bias.detach())
+    found = recorded(net, x).compare(recorded(other, x))
+    assert where(found) == ("head", 0, "backward", "param_grads['bias']")
+
+
+def test_steps_are_compared_in_the_order_they_happened(net: Any, x: Tensor) -> None:
+    def trained(net: Any, wrong: int) -> gradlib.Recording:
+        net = copy.deepcopy(net)
+        with gradlib.record(net) as recording:
+            for step in range(3):
+                net.zero_grad()
+                output = net(x)
+                (output.square().sum() * (2 if step == wrong else 1)).backward()
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        parameter.sub_(0.001 * parameter.grad)
+        return recording
+
+    right = trained(net, wrong=-1)
+    assert right.compare(trained(net, wrong=-1)).ok
+    found = right.compare(trained(net, wrong=1))
+    # Not the second step's end, which is the third step's beginning.
+    assert where(found) == ("", 1, "backward", "grad_output[0]")
+
+
+def test_two_forwards_of_one_recording(net: Any, x: Tensor) -> None:
+    with gradlib.record(net) as recording:
+        for _ in range(2):
+            net(x).sum().backward()
+    first, second = recording.forwards
+    assert first.compare(second).ok
+    assert first.compare(second).compared == 12
+
+
+def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
+    other = copy.deepcopy(net)
+    del other.blocks[2]
+    this, that = recorded(net, x), recorded(other, x)
+    found = this.compare(that)
+    assert not found.ok
+    names = [(it.name, it.only_in) for it in found.unmatched]
+    assert names == [
+        ("blocks.2", "this"),
+        ("blocks.2.fc", "this"),
+        ("blocks.2.norm", "this"),
+    ]
+    assert {it.only_in for it in that.compare(this).unmatched} == {"other"}
+    assert "only in this: blocks.2.fc" in str(found)
+
+
+def test_a_bias_before_batch_norm_gets_rounding_only() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
+    x = torch.randn(64, 4)
+    this = recorded(net, x)
+    other = recorded(copy.deepcopy(net).double(), x.double())
+    bias = this["0"].param_grads["bias"], other["0"].param_grads["bias"]
+    assert (bias[0].double() - bias[1]).norm() > 0.1 * bias[0].norm()
+    assert this.compare(other).ok
+
+
+def test_integers_must_be_equal() -> None:
+    class Counts(nn.Module):
+        def __init__(self, offset: int) -> None:
+            super().__init__()
+            self.offset = offset
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, (x > 0).sum() + 10**6 + self.offset
+
+    x = torch.ones(2, requires_grad=True)
+    recordings: list[gradlib.Recording] = []
+    for offset in (0, 1):
+        with gradlib.record(model := Counts(offset)) as recording:
+            model(x)[0].sum().backward()
+        recordings.append(recording)
+    this, other = recordings
+    assert where(this.compare(other)) == ("", 0, "forward", "output[1]")
+    assert not this.compare(other, rtol=1e-9).ok
+    assert this.compare(other, rtol=1e-5).ok
+
+
+def test_plain_arguments() -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor, scale: float, mode: str) -> Tensor:
+            assert mode
+            return x * scale
+
+    recordings: list[gradlib.Recording] = []
+    for scale, mode in ((2.0, "a"), (2.0, "b"), (3.0, "a")):
+        with gradlib.record(model := Scales()) as recording:
+            model(torch.ones(2, requires_grad=True), scale, mode=mode).sum().backward()
+        recordings.append(recording)
+    this, other_mode, other_scale = recordings
+    assert this.compare(this).ok
+    assert where(this.compare(other_mode)) == ("", 0, "forward", "kwargs['mode']")
+    assert where(this.compare(other_scale)) == ("", 0, "forward", "args[1]")
+
+
+def test_tolerances(net: Any, x: Tensor) -> None:
+    this, other = recorded(net, x), recorded(net, x * 1.001)
+    assert not this.compare(other).ok
+    assert this.compare(other, rtol=0.01).ok
+    assert not this.compare(other, rtol=0, atol=1e-4).ok
+    assert this.compare(other, rtol=0, atol=10.0).ok
+
+
+def test_nan_in_the_same_place_agrees() -> None:
+    x = torch.tensor([1.0, float("nan"), float("inf")], requires_grad=True)
+    model = nn.Tanh()
+    assert recorded(model, x).compare(recorded(model, x)).ok
+    found = recorded(model, x).compare(recorded(model, x.nan_to_num()))
+    assert found.first is not None
+    assert found.first.reason == "NaN or inf in one of the two"
+
+
+def test_reduced_recordings(net: Any, x: Tensor) -> None:
+    def reduced(net: Any) -> gradlib.Recording:
+        return recorded(net, x, reduce=gradlib.tensor_stats)
+
+    other = copy.deepcopy(net)
+    assert reduced(net).compare(reduced(other)).ok
+    assert recorded(net, x).compare(reduced(other)).ok
+    with torch.no_grad():
+        other.blocks[1].fc.weight.mul_(1.3)
+    for this in (recorded(net, x), reduced(net)):
+        found = this.compare(reduced(other))
+        assert where(found) == ("blocks.1.fc", 0, "forward", "output")
+
+
+def test_reduced_to_numbers(net: Any, x: Tensor) -> None:
+    def reduced(net: Any) -> gradlib.Recording:
+        return recorded(net, x, reduce=lambda tensor: tensor.norm().item())
+
+    other = copy.deepcopy(net)
+    assert reduced(net).compare(reduced(other)).ok
+    with torch.no_grad():
+        other.head.weight.mul_(1.3)
+    found = reduced(net).compare(reduced(other))
+    assert where(found) == ("head", 0, "forward", "output")
+
+
+def test_what_is_not_compared_is_said(net: Any, x: Tensor) -> None:
+    this = recorded(net, x)
+    with gradlib.record(net) as forward_only:
+        net(x)
+    found = this.compare(forward_only)
+    assert found.ok
+    assert found.skipped == ("gradients: the other recording has no backward pass",)
+    assert "not compared: gradients" in str(found)
+    found = this.compare(recorded(net, x, keep=["output", "grad_output"]))
+    assert found.ok
+    assert found.skipped[0] == '"args", which only one of the two has kept'
+
+
+def test_one_has_a_pass_more(net: Any, x: Tensor) -> None:
+    with gradlib.record(net) as twice:
+        output = net(x)
+        output.sum().backward(retain_graph=True)
+        output.sum().backward()
+    found = twice.compare(recorded(net, x, loss=Tensor.sum))
+    assert found.first is not None
+    assert found.first.reason == "2 and 1 backward passes"
+
+
+def test_a_loaded_recording(net: Any, x: Tensor, tmp_path: Any) -> None:
+    this = recorded(net, x)
+    this.save(tmp_path / "run")
+    loaded = gradlib.load_recording(tmp_path / "run")
+    assert this.compare(loaded).ok
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.blocks[1].fc.weight.mul_(1.3)
+    found = loaded.compare(recorded(other, x))
+    assert where(found) == ("blocks.1.fc", 0, "forward", "output")

@@ -1,0 +1,254 @@
+"""`first_nonfinite` names where NaN or inf first appeared."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Applies(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Wrong(torch.autograd.Function):
+    """The gradient becomes NaN, the value does not."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        assert ctx.needs_input_grad[0]
+        return grads[0] * NAN
+
+
+class Block(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.act = Applies(function)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.act(self.before(x)))
+
+
+def net(function: Callable[[Tensor], Tensor] = torch.tanh) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), Block(function), nn.Linear(3, 2))
+
+
+@pytest.fixture(params=[None, gradlib.tensor_stats, lambda t: t.norm().item()])
+def reduce(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def found_in(
+    model: nn.Module,
+    *args: Any,
+    loss: Callable[[Any], Tensor] = torch.sum,
+    **options: Any,
+) -> tuple[str, int, str, str] | None:
+    with gradlib.record(model, **options) as recording:
+        loss(model(*args)).backward()
+    found = recording.first_nonfinite()
+    return found and (found.name, found.index, found.direction, found.field)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(4, 3, requires_grad=True)
+
+
+def test_nothing(x: Tensor, reduce: Any) -> None:
+    assert found_in(net(), x, reduce=reduce) is None
+
+
+def test_made_in_the_forward(x: Tensor, reduce: Any) -> None:
+    model = net(lambda x: (x - 100).sqrt())
+    assert found_in(model, x, reduce=reduce) == ("1.act", 0, "forward", "output")
+    model = net(lambda x: (1000 * x.abs()).exp())
+    assert found_in(model, x, reduce=reduce) == ("1.act", 0, "forward", "output")
+
+
+def test_made_only_in_the_backward(x: Tensor, reduce: Any) -> None:
+    found = found_in(net(Wrong.apply), x, reduce=reduce)
+    assert found == ("1.act", 0, "backward", "grad_input[0]")
+    # The slope of a square root at 0.
+    found = found_in(net(lambda x: (x * 0).abs().sqrt()), x, reduce=reduce)
+    assert found == ("1.act", 0, "backward", "grad_input[0]")
+
+
+def test_made_by_the_loss(x: Tensor, reduce: Any) -> None:
+    found = found_in(net(), x, loss=lambda y: y.sum() * NAN, reduce=reduce)
+    assert found == ("", 0, "backward", "grad_output[0]")
+
+
+def test_given_to_the_model(x: Tensor, reduce: Any) -> None:
+    bad = x.detach().index_fill(0, torch.tensor(1), INF).requires_grad_()
+    assert found_in(net(), bad, reduce=reduce) == ("", 0, "forward", "args[0]")
+
+
+def test_made_between_the_calls(x: Tensor, reduce: Any) -> None:
+    model = net()
+    model[1].forward = lambda x: model[1].after((model[1].before(x) - 100).log())
+    # The block's own code made it, before this call.
+    found = found_in(model, x, reduce=reduce)
+    assert found == ("1.after", 0, "forward", "args[0]")
+    model[1].forward = lambda x: (model[1].after(x) - 100).log()
+    assert found_in(model, x, reduce=reduce) == ("1", 0, "forward", "output")
+    model[1].forward = lambda x: model[1].after(Wrong.apply(model[1].before(x)))
+    found = found_in(model, x, reduce=reduce)
+    assert found == ("1.before", 0, "backward", "grad_output[0]")
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_in_a_parameter(x: Tensor, name: str) -> None:
+    model = net()
+    with torch.no_grad():
+        getattr(model[1].after, name)[0] = NAN
+    assert found_in(model, x) == ("1.after", 0, "forward", f"param {name}")
+
+
+def test_in_a_buffer(x: Tensor) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    model[1].running_var[1] = NAN
+    assert found_in(model, x) == ("1", 0, "forward", "buffer running_var")
+
+
+def test_in_a_parameters_gradient(x: Tensor) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * Wrong.apply(self.scale)
+
+    model = nn.Sequential(nn.Linear(3, 3), Scaled())
+    assert found_in(model, x) == ("1", 0, "backward", "param_grads['scale']")
+
+
+def test_the_step_in_which_it_appeared(x: Tensor) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 3), Applies(lambda x: x), nn.Linear(3, 2))
+    with gradlib.record(model) as recording:
+        for step in range(3):
+            if step == 1:
+                model[1].function = Wrong.apply
+            model.zero_grad()
+            model(x).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad)
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.index, found.direction) == ("1", 1, "backward")
+    last = recording.forwards[2].first_nonfinite()
+    assert last is not None
+    assert (last.name, last.index, last.field) == ("0", 2, "param weight")
+
+
+def test_a_mask_that_does_its_work(x: Tensor, reduce: Any) -> None:
+    model = Applies(lambda x, mask: (x + mask).softmax(-1).log_softmax(-1))
+    mask = torch.tensor([0.0, 0.0, -INF])
+    assert found_in(model, x, mask, reduce=reduce) is None
+    # A row that is masked all over is what NaN comes from.
+    found = found_in(model, x, mask - INF, reduce=reduce)
+    assert found == ("", 0, "forward", "args[1]")
+
+
+def test_a_nan_that_is_taken_out_again(x: Tensor) -> None:
+    model = net(lambda x: torch.where(x > 0, x, NAN))
+    model.insert(2, Applies(torch.nan_to_num))
+    assert found_in(model, x) == ("1.act", 0, "forward", "output")
+
+
+def test_keyword_arguments_and_nested_outputs(x: Tensor) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Applies(lambda *, a, b: {"sum": [a + b, a / (b * 0)]})
+
+        def forward(self, x: Tensor, bad: float) -> Tensor:
+            return self.inner(a=x, b=x + bad)["sum"][0]
+
+    model = Model()
+    assert found_in(model, x, 0.0) == ("inner", 0, "forward", "output['sum'][1]")
+    assert found_in(model, x, NAN) == ("", 0, "forward", "args[1]")
+
+
+def test_other_dtypes(x: Tensor) -> None:
+    def many(_x: Tensor, bad: complex) -> tuple[Tensor, ...]:
+        return (
+            _x,
+            torch.arange(3),
+            _x > 0,
+            torch.ones(2).to(torch.float8_e4m3fn),
+            torch.eye(2).to_sparse(),
+            torch.ones(2, dtype=torch.complex64) * bad,
+        )
+
+    model = Applies(
+        lambda x, bad: many(x, complex(0, 1) if bad == 0 else complex(0, INF))
+    )
+    loss = lambda output: output[0].sum()  # noqa: E731 (one line says it)
+    assert found_in(model, x, 0, loss=loss) is None
+    assert found_in(model, x, 1, loss=loss) == ("", 0, "forward", "output[5]")
+
+
+def test_only_some_modules(x: Tensor) -> None:
+    model = net(lambda x: (x - 100).sqrt())
+    found = found_in(model, x, modules=["1.after", "2"])
+    assert found == ("1.after", 0, "forward", "args[0]")
+
+
+def test_the_outputs_are_needed(x: Tensor) -> None:
+    with pytest.raises(gradlib.NotKeptError, match='needs "output" to tell'):
+        found_in(net(), x, keep=["grad_output"])
+    model = net(lambda x: (x - 100).sqrt())
+    assert found_in(model, x, keep=["output"]) == ("1.act", 0, "forward", "output")
+
+
+def test_without_a_backward_pass(x: Tensor) -> None:
+    with gradlib.record(model := net(lambda x: (x - 100).sqrt())) as recording:
+        model(x)
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert found.name == "1.act"
+
+
+def test_several_passes(x: Tensor) -> None:
+    with gradlib.record(model := net()) as recording:
+        output = model(x)
+        output.sum().backward(retain_graph=True)
+        assert recording.first_nonfinite() is None
+        (output.sum() * INF).backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("", "grad_output[0]")
+
+
+def test_the_printed_answer(x: Tensor) -> None:
+    with gradlib.record(model := net(Wrong.apply)) as recording:
+        model(x).sum().backward()
+    found = recording.first_nonfinite()
+    assert str(found).replace("\n ", "") == (
+        'NaN or inf first appeared in the backward of "1.act", call 0: grad_input[0]. '
+        "The call made it: the gradient that came to it is finite."
+    )
+    assert found is not None
+    assert "1.act" in found._repr_html_()

@@ -1,0 +1,350 @@
+"""The pictures of a recording: what they show, and whether one can read it."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlib
+
+KINDS = ("flow", "steps", "histogram")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def record(
+    model: nn.Module, scales: Sequence[float] = (1,), **options: Any
+) -> gradlib.Recording:
+    """Record one step for each factor of the loss."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, dtype=next(model.parameters()).dtype)
+    with gradlib.record(model, **options) as recording:
+        for scale in scales:
+            (model(x).abs().sum() * scale).backward()
+    return recording
+
+
+def layers(count: int = 3) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)])
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + 0.1 * self.branch(x)
+
+
+def drawn(figure: Figure) -> Axes:
+    """Draw, and return the axes that were drawn on first."""
+    figure.canvas.draw()
+    return figure.axes[0]
+
+
+def legend(axes: Axes) -> list[str]:
+    shown = axes.get_legend()
+    return [text.get_text() for text in shown.get_texts()] if shown else []
+
+
+def line(axes: Axes, label: str) -> Any:
+    return next(it for it in axes.get_lines() if it.get_label() == label)
+
+
+def marks(axes: Axes, label: str) -> list[tuple[float, float]]:
+    """Return where the markers of one kind are."""
+    found = [it for it in axes.collections if it.get_label() == label]
+    assert all(isinstance(it, PathCollection) for it in found)
+    return [tuple(at) for it in found for at in np.asarray(it.get_offsets()).tolist()]
+
+
+def image(axes: Axes) -> Any:
+    (found,) = axes.images
+    return np.ma.filled(cast(Any, found.get_array()), np.nan)
+
+
+def row_names(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+@pytest.mark.parametrize("kind", ["heat", "", None])
+def test_an_unknown_kind_names_those_there_are(kind: Any) -> None:
+    with pytest.raises(gradlib.UnknownKindError) as caught:
+        record(layers()).plot(kind)
+    assert isinstance(caught.value, ValueError)
+    assert 'There are: "flow", "steps", "histogram"' in str(caught.value)
+
+
+def test_axes_in_the_place_of_the_kind_are_told_where_they_belong() -> None:
+    with pytest.raises(gradlib.UnknownKindError, match=r"plot\(ax=\.\.\.\)"):
+        record(layers()).plot(plt.figure().subplots())  # pyright: ignore
+
+
+@each_kind
+def test_it_draws_where_it_is_told(kind: str) -> None:
+    figure, axes = plt.subplots()
+    assert record(layers()).plot(kind, ax=axes) is figure
+    assert axes.get_xlabel()
+
+
+def test_totals_are_drawn_where_they_differ_from_the_shares() -> None:
+    recording = record(Residual())
+    axes = drawn(recording.plot())
+    totals = line(axes, "grad_input_total")
+    assert totals.get_ydata().tolist() == [1]
+    total = recording["branch"].grad_input_total[0].norm().item()
+    assert totals.get_xdata() == pytest.approx([total])
+    assert legend(axes) == [
+        *("grad_output", "grad_input", "param_grads", "grad_input_total")
+    ]
+
+
+def test_where_no_total_differs_none_is_drawn() -> None:
+    axes = drawn(record(layers()).plot())
+    assert legend(axes) == ["grad_output", "grad_input", "param_grads"]
+
+
+def test_the_totals_of_shared_parameters_are_drawn() -> None:
+    shared = nn.Linear(4, 4)
+    recording = record(nn.Sequential(shared, nn.Tanh(), shared))
+    totals = line(drawn(recording.plot()), "param_grads_total")
+    assert totals.get_ydata().tolist() == [0, 2]
+    assert len(set(totals.get_xdata())) == 1
+
+
+def test_flow_marks_what_has_no_size() -> None:
+    axes = drawn(record(layers(2), (0, 1)).plot())
+    assert legend(axes)[3:] == []
+    axes = drawn(record(layers(2), (0,)).plot())
+    assert [y for _, y in marks(axes, "zero")] == [0, 1]
+    axes = drawn(record(layers(2), (math.nan, 1)).plot())
+    assert [y for _, y in marks(axes, "nan or inf")] == [0, 1]
+
+
+def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
+    recording = record(layers(2), (1, 0.1, 0.001))
+    axes = drawn(recording.plot("steps"))
+    expected = [
+        [call.grad_output[0].norm().log10().item() for call in recording.calls(name)]
+        for name in ("0", "1")
+    ]
+    np.testing.assert_allclose(image(axes), expected, rtol=1e-6)
+    assert row_names(axes) == ["0", "1"]
+    assert axes.get_xlabel() == "forward"
+    assert axes.figure.axes[1].get_ylabel() == "norm of grad_output"
+
+
+def test_steps_mark_what_a_colour_cannot_show() -> None:
+    axes = drawn(record(layers(2), (1, 0, math.nan, math.inf, 2)).plot("steps"))
+    assert marks(axes, "zero") == [(1, 0), (1, 1)]
+    assert marks(axes, "nan or inf") == [(2, 0), (3, 0), (2, 1), (3, 1)]
+    assert np.isnan(image(axes)).any(axis=0).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert legend(axes) == ["zero", "nan or inf"]
+
+
+def test_steps_show_the_largest_of_several_passes() -> None:
+    model = layers(1)
+    with gradlib.record(model) as recording:
+        loss = model(torch.randn(5, 4)).sum()
+        loss.backward(retain_graph=True)
+        (3 * loss).backward()
+    expected = recording["0"].passes[1].grad_output[0].norm().log10().item()
+    assert image(drawn(recording.plot("steps"))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scales", [(1, math.nan), (math.nan, 1)])
+def test_a_pass_that_is_no_number_is_the_largest(scales: Sequence[float]) -> None:
+    model = layers(1)
+    with gradlib.record(model) as recording:
+        loss = model(torch.randn(5, 4)).sum()
+        for scale in scales:
+            (scale * loss).backward(retain_graph=True)
+    axes = drawn(recording.plot("steps"))
+    assert marks(axes, "nan or inf") == [(0, 0)]
+
+
+def test_a_forward_without_a_pass_is_blank_and_keeps_its_number() -> None:
+    model = layers(1)
+    with gradlib.record(model) as recording:
+        model(torch.randn(5, 4)).sum().backward()
+        model(torch.randn(5, 4))
+        model(torch.randn(5, 4)).sum().backward()
+    axes = drawn(recording.plot("steps"))
+    assert np.isnan(image(axes)).tolist() == [[False, True, False]]
+    assert legend(axes) == []
+    last = drawn(recording.forwards[2].plot("steps"))
+    numbers = [label.get_text() for label in last.get_xticklabels()]
+    assert [number for number in numbers if number] == ["2"]
+
+
+@pytest.mark.parametrize("keep", ["grad_input", "param_grads"])
+def test_without_grad_output_another_gradient_is_shown(keep: str) -> None:
+    recording = record(layers(2), keep=keep)
+    axes = drawn(recording.plot("steps"))
+    assert axes.figure.axes[1].get_ylabel() == f"norm of {keep}"
+    axes = drawn(recording.plot("histogram"))
+    assert axes.get_xlabel() == f"magnitude of the entries of {keep}"
+    assert legend(drawn(recording.plot()))[0] == keep
+
+
+def ridges(axes: Axes) -> list[StepPatch]:
+    return [patch for patch in axes.patches if isinstance(patch, StepPatch)]
+
+
+def test_a_histogram_counts_entries_by_magnitude() -> None:
+    model = nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 50))
+    recording = record(model, (1, 2))
+    axes = drawn(recording.plot("histogram"))
+    for row, ridge in enumerate(ridges(axes)):
+        tops, edges, baseline = ridge.get_data()
+        heights = np.asarray(baseline) - np.asarray(tops)
+        grads = [call.grad_output[0] for call in recording.calls(str(row))]
+        entries = torch.cat(grads).flatten().double().abs().log10().numpy()
+        counts, _ = np.histogram(entries, edges)
+        np.testing.assert_allclose(heights, counts / counts.max() * 0.8, atol=1e-9)
+        assert row - 0.5 < np.asarray(tops).min() < row
+
+
+def test_a_histogram_tells_the_share_of_zeros_and_marks_the_rest() -> None:
+    model = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 50))
+    recording = record(model, (1, math.nan))
+    axes = drawn(recording.plot("histogram"))
+    grads = torch.cat([call.grad_output[0] for call in recording.calls("0")])
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[:2] == ["zeros", f"{(grads == 0).double().mean():.0%}"]
+    assert [y for _, y in marks(axes, "nan or inf")] == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
+def test_a_histogram_of_any_dtype(dtype: torch.dtype) -> None:
+    recording = record(layers(2).to(dtype))
+    assert len(ridges(drawn(recording.plot("histogram")))) == 2
+
+
+def test_a_histogram_of_sparse_gradients() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    with gradlib.record(model, keep="param_grads") as recording:
+        model(torch.tensor([1, 2])).sum().backward()
+    axes = drawn(recording.plot("histogram"))
+    assert [text.get_text() for text in axes.texts] == ["zeros", "60%"]
+
+
+def test_statistics_are_enough_for_all_but_a_histogram() -> None:
+    recording = record(layers(), reduce=gradlib.tensor_stats)
+    whole = record(layers())
+    assert_close(
+        image(drawn(recording.plot("steps"))), image(drawn(whole.plot("steps")))
+    )
+    recording.plot("flow")
+    with pytest.raises(gradlib.NotKeptError, match="counts the entries of gradients"):
+        recording.plot("histogram")
+
+
+@each_kind
+def test_what_has_no_norm_cannot_be_drawn(kind: str) -> None:
+    recording = record(layers(), reduce=Tensor.numel)
+    with pytest.raises(gradlib.NotKeptError, match="has none"):
+        recording.plot(kind)
+    with pytest.raises(gradlib.NotKeptError, match="left them all out"):
+        record(layers(), keep="output").plot(kind)
+
+
+@each_kind
+def test_without_a_backward_pass_the_picture_says_so(kind: str) -> None:
+    with gradlib.record(model := layers()) as recording:
+        model(torch.ones(1, 4))
+    axes = drawn(recording.plot(kind))
+    assert axes.get_title() == "no backward pass was recorded"
+
+
+def deep(model: nn.Module) -> gradlib.Recording:
+    """Record gradients that fall from 1 to below 1e-200."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e-10)
+    return record(model.double(), (1, 1))
+
+
+def record_on_meta(model: nn.Module) -> gradlib.Recording:
+    with gradlib.record(model.to("meta")) as recording:
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+    return recording
+
+
+AWKWARD: dict[str, Callable[[], gradlib.Recording]] = {
+    "one module": lambda: record(nn.Linear(4, 4)),
+    "all zero": lambda: record(layers(), (0,)),
+    "all nan": lambda: record(layers(), (math.nan,)),
+    "all inf": lambda: record(layers(), (math.inf, math.inf)),
+    "huge range": lambda: deep(layers(20)),
+    "no values": lambda: record_on_meta(layers()),
+}
+
+
+@each_kind
+@pytest.mark.parametrize("awkward", AWKWARD)
+def test_awkward_gradients_are_drawn(awkward: str, kind: str) -> None:
+    axes = drawn(AWKWARD[awkward]().plot(kind))
+    assert axes.get_title() == ""
+
+
+@each_kind
+@pytest.mark.parametrize("count", [1, 3, 40, 500])
+def test_names_do_not_overlap(count: int, kind: str) -> None:
+    recording = record(nn.Sequential(nn.Linear(4, 4), *[nn.Tanh()] * (count - 1)))
+    apart(recording.plot(kind))
+    small = plt.figure(figsize=(4, 3)).subplots()
+    apart(recording.plot(kind, ax=small))
+
+
+@each_kind
+def test_numbers_do_not_overlap(kind: str) -> None:
+    small = plt.figure(figsize=(4, 3)).subplots()
+    apart(deep(layers(20)).plot(kind, ax=small))
+
+
+def apart(figure: Figure) -> None:
+    """Check that no name lies on another, and that there are some."""
+    axes = drawn(figure)
+    assert figure.get_size_inches()[1] < 40
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert all(above.y0 > below.y1 for above, below in pairwise(boxes))
+    across = [
+        label.get_window_extent()
+        for label in axes.get_xticklabels()
+        if label.get_text()
+    ]
+    assert all(left.x1 < right.x0 for left, right in pairwise(across))
+
+
+def test_hundreds_of_steps_have_few_numbers() -> None:
+    axes = drawn(record(layers(2), [1] * 300).plot("steps"))
+    apart(axes.get_figure(root=True))  # pyright: ignore
+    numbers = [label.get_text() for label in axes.get_xticklabels()]
+    assert 3 < len([number for number in numbers if number]) < 15

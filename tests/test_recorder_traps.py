@@ -1,0 +1,1677 @@
+"""Traps that recorders fall into, one a test, against gradients without a recorder."""
+
+import copy
+import gc
+import io
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import gradlib
+
+
+class Net(nn.Module):
+    """Two layers with a name each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def loss_of(output: Tensor) -> Tensor:
+    """Weigh the entries differently, so that no two gradients agree by chance."""
+    weights = torch.arange(1.0, output.numel() + 1, dtype=output.real.dtype)
+    return (
+        (output.abs() if output.is_complex() else output)
+        .mul(weights.view_as(output))
+        .sum()
+    )
+
+
+def run(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    """Run forward and backward, and return the output."""
+    output = model(*args, **kwargs)
+    loss_of(output).backward()
+    return output
+
+
+def grad_of(tensor: Tensor) -> Tensor:
+    """Return ``tensor.grad``, which must be there."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def grads_of(model: nn.Module) -> dict[str, Any]:
+    """Return what is in every ``.grad`` of a model."""
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def twins(model: nn.Module) -> tuple[Any, Any]:
+    """Return two copies of a model."""
+    return copy.deepcopy(model), copy.deepcopy(model)
+
+
+def assert_same_bits(found: object, expected: object) -> None:
+    assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_is_vjp(call: gradlib.Call, module: nn.Module) -> None:
+    """Hold a call's shares against the VJP of the module alone."""
+    args = [
+        arg.detach().clone().requires_grad_(given is not None)
+        for arg, given in zip(call.args, call.grad_input, strict=True)
+    ]
+    alone = copy.deepcopy(module)
+    output = alone(*args)
+    outputs = [output] if isinstance(output, Tensor) else list(output)
+    wanted = [arg for arg in args if arg.requires_grad]
+    wanted += [p for p in alone.parameters(recurse=False) if p.requires_grad]
+    pairs = zip(outputs, call.grad_output, strict=True)
+    flowed = [(out, grad) for out, grad in pairs if grad is not None]
+    expected = torch.autograd.grad(
+        [out for out, _ in flowed], wanted, [grad for _, grad in flowed]
+    )
+    found = [grad for grad in call.grad_input if grad is not None]
+    found += [grad for grad in call.param_grads.values() if grad is not None]
+    assert_close(found, list(expected))
+
+
+# Layers
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Dropout1d],
+)
+def test_dropout_in_place(dropout: type[nn.Module]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.end = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.drop = dropout(0.5, inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.end(self.drop(self.fc(x)))
+
+    model, plain = twins(Model())
+    x = torch.randn(5, 3, 4)
+    torch.manual_seed(1)
+    before = plain.fc(x)
+    before.retain_grad()
+    after = plain.drop(before.clone())
+    after.retain_grad()
+    loss_of(plain.end(after)).backward()
+    torch.manual_seed(1)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording["fc"].output, before.detach())
+    assert_close(recording["fc"].grad_output, (before.grad,))
+    assert_close(recording["drop"].args, (before.detach(),))
+    assert_close(recording["drop"].grad_input, (before.grad,))
+    assert_close(recording["drop"].grad_output, (after.grad,))
+    assert_same_bits(grads_of(model), grads_of(plain))
+
+
+def test_shares_add_up_over_several_rounds() -> None:
+    model = nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared)
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            run(model, torch.randn(2, 3))
+    calls = recording.calls("0")
+    assert len(calls) == 6
+    for name, parameter in shared.named_parameters():
+        assert_close(sum(call.param_grads[name] for call in calls), parameter.grad)
+        rounds = [forward["0", 2 * i] for i, forward in enumerate(recording.forwards)]
+        total = sum(call.param_grads_total[name] for call in rounds)
+        assert_close(total, parameter.grad)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", ["self", "cross"])
+@pytest.mark.parametrize("train", [False, True])
+def test_attention(need_weights: bool, kind: str, train: bool) -> None:
+    model, plain = twins(nn.MultiheadAttention(4, 2, batch_first=True).train(train))
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    memory = torch.randn(2, 5, 4, requires_grad=kind == "cross")
+    inputs = (x, x, x) if kind == "self" else (x, memory, memory)
+    asked = [x] if kind == "self" else [x, memory]
+
+    def grads(model: nn.Module) -> tuple[Tensor, ...]:
+        output, weights = model(*inputs, need_weights=need_weights)
+        loss = loss_of(output) + (loss_of(weights) if need_weights else 0)
+        return torch.autograd.grad(loss, [*asked, *model.parameters()])
+
+    expected = grads(plain)
+    with gradlib.record(model) as recording:
+        found = grads(model)
+    assert_same_bits(found, expected)
+    call = recording[""]
+    total = dict(zip(map(id, asked), expected, strict=False))
+    assert_close(call.grad_input, tuple(total[id(tensor)] for tensor in inputs))
+    own = dict(zip(dict(model.named_parameters()), expected[len(asked) :], strict=True))
+    assert_close(call.param_grads["in_proj_weight"], own["in_proj_weight"])
+    assert_close(call.param_grads_total["in_proj_bias"], own["in_proj_bias"])
+    assert (call.grad_output[1] is not None) == need_weights
+    if "out_proj" not in recording:
+        with pytest.raises(gradlib.NoSuchCallError, match="uses its weights directly"):
+            _ = recording["out_proj"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_layers(kind: Callable[..., nn.Module], packed: bool) -> None:
+    model, plain = twins(kind(3, 4, num_layers=2, batch_first=True))
+    x = torch.randn(2, 5, 3, requires_grad=True)
+
+    def grads(model: nn.Module) -> tuple[Tensor, ...]:
+        given: Any = pack_padded_sequence(x, [5, 3], batch_first=True) if packed else x
+        output, state = model(given)
+        if packed:
+            assert isinstance(output, PackedSequence)
+            output, _ = pad_packed_sequence(output, batch_first=True)
+        last = state[1] if isinstance(state, tuple) else state
+        loss = loss_of(output) + last.sum()
+        return torch.autograd.grad(loss, [x, *model.parameters()])
+
+    expected = grads(plain)
+    with gradlib.record(model) as recording:
+        found = grads(model)
+    assert_same_bits(found, expected)
+    call = recording[""]
+    names = [name for name, _ in model.named_parameters()]
+    assert_close(call.param_grads, dict(zip(names, expected[1:], strict=True)))
+    given, flowed = call.args[0], call.grad_input[0]
+    if packed:
+        assert isinstance(call.output[0], PackedSequence)
+        flowed, _ = pad_packed_sequence(
+            PackedSequence(flowed.data, given.batch_sizes), batch_first=True
+        )
+    assert_close(flowed, expected[0])
+    assert "LSTM" in str(call) or kind is not nn.LSTM
+    repr(call)
+    str(recording)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings(kind: type[nn.Module], sparse: bool) -> None:
+    model, plain = twins(kind(5, 3, sparse=sparse))
+    indices = torch.tensor([[0, 2], [2, 4]])
+    run(plain, indices)
+    with gradlib.record(model) as recording:
+        run(model, indices)
+        run(model, indices)
+    first, second = recording.calls("")
+    expected = grad_of(plain.weight)
+    for call in (first, second):
+        assert call.param_grads["weight"].is_sparse == sparse
+        for share in (call.param_grads, call.param_grads_total):
+            assert_close(share["weight"].to_dense(), expected.to_dense())
+        assert call.grad_input == (None,)
+        assert call.note == "args[0] does not require grad"
+    str(first)
+
+
+def test_a_sparse_gradient_of_a_weight_used_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e = nn.Embedding(5, 3, sparse=True)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.e(a) * 2 + self.e(b)
+
+    model = Twice()
+    with gradlib.record(model) as recording:
+        run(model, torch.tensor([0, 1]), torch.tensor([1, 2]))
+    shares = [call.param_grads["weight"].to_dense() for call in recording.calls("e")]
+    assert_close(sum(shares), grad_of(model.e.weight).to_dense())
+    assert shares[0][2].count_nonzero() == 0
+    assert_close(
+        recording["e", 0].param_grads_total["weight"].to_dense(),
+        grad_of(model.e.weight).to_dense(),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(dtype)
+    model, plain = twins(model)
+    x = torch.randn(2, 3).to(dtype).requires_grad_()
+    expected = torch.autograd.grad(loss_of(plain(x)), [x, *plain.parameters()])
+    with gradlib.record(model) as recording:
+        found = torch.autograd.grad(loss_of(model(x)), [x, *model.parameters()])
+    assert_same_bits(found, expected)
+    assert_same_bits(recording["0"].grad_input, (expected[0],))
+    assert_same_bits(list(recording["0"].param_grads.values()), list(expected[1:3]))
+    assert recording["1"].grad_output[0].dtype == dtype
+    str(recording)
+
+
+# Higher derivatives
+
+
+def penalty(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Return second-order gradients: of a gradient penalty."""
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(
+        grad.square().sum(), [x, *model.parameters()], allow_unused=True
+    )
+
+
+def test_double_backward() -> None:
+    model, plain = twins(Net())
+    x = torch.randn(5, 3, requires_grad=True)
+    output = plain(x)
+    first = torch.autograd.grad(output.sum(), [x, *plain.parameters()])
+    expected = penalty(plain, x)
+    with gradlib.record(model) as recording:
+        found = penalty(model, x)
+    assert_same_bits(found, expected)
+    for call in recording:
+        assert [pass_.backward for pass_ in call.passes] == [0, 1]
+    call = recording["first"]
+    assert_close(call.passes[0].grad_input, (first[0],))
+    # Also through the second pass the weights got what autograd says.
+    assert_close(call.passes[1].param_grads_total["weight"], expected[1])
+    assert_close(call.passes[1].grad_input_total, (expected[0],))
+    hidden = recording["second"]
+    assert_close(hidden.passes[1].param_grads_total["weight"], expected[3])
+    for call in recording:
+        assert_close(call.passes[1].param_grads, call.passes[1].param_grads_total)
+
+
+def test_double_backward_through_the_parameters() -> None:
+    model, plain = twins(Net())
+    x = torch.randn(5, 3)
+
+    def second_order(model: nn.Module) -> tuple[Tensor, ...]:
+        loss = model(x).square().sum()
+        grads = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+        (loss + sum(grad.square().sum() for grad in grads)).backward()
+        return tuple(map(grad_of, model.parameters()))
+
+    expected = second_order(plain)
+    with gradlib.record(model) as recording:
+        found = second_order(model)
+    assert_same_bits(found, expected)
+    total = recording["first"].passes[1].param_grads_total
+    assert_close(total["weight"], expected[0])
+
+
+# Who calls what
+
+
+def test_forward_called_directly_is_no_call() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * self.fc.forward(x)
+
+    model = Parent()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording[""].grad_input, (x.grad,))
+    assert "fc" not in recording
+    with pytest.raises(gradlib.NoSuchCallError, match=r"module\.forward\(x\)"):
+        _ = recording["fc"]
+
+
+def test_a_module_added_in_the_block() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        model.append(late := nn.Linear(3, 2))
+        run(model, x)
+    assert_close(recording["1"].param_grads["weight"], late.weight.grad)
+    assert not late._forward_hooks
+    assert not late._forward_pre_hooks
+
+
+def test_a_module_deleted_in_the_block() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    gone = weakref.ref(model[1])
+    hooks = model[1]._forward_hooks
+    with gradlib.record(model) as recording:
+        run(model, torch.randn(2, 3))
+        del model[1]
+        run(model, torch.randn(2, 3))
+    assert len(recording.calls("0")) == 2
+    assert len(recording.calls("1")) == 1
+    assert not hooks
+    del recording
+    gc.collect()
+    assert gone() is None
+
+
+def test_one_module_under_two_names() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+            self.b = self.a
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x))
+
+    model = Two()
+    with gradlib.record(model) as recording:
+        run(model, torch.randn(2, 3))
+    assert [call.name for call in recording] == ["", "a", "a"]
+    assert recording["b", 1].index == 1
+    shares = [call.param_grads["weight"] for call in recording.calls("b")]
+    assert_close(sum(shares), model.a.weight.grad)
+
+
+def test_a_module_called_inside_a_function_of_autograd() -> None:
+    inner = nn.Linear(3, 3)
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return inner(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                output = inner(x)
+                output.backward(grads[0])
+            return x.grad
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = inner, nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(Inside.apply(x))
+
+    model = Outer()
+    x = torch.randn(2, 3, requires_grad=True)
+    run(model, x)
+    expected = grads_of(model), x.grad
+    for tensor in (x, *model.parameters()):
+        tensor.grad = None
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_same_bits((grads_of(model), x.grad), expected)
+    assert_close(recording[""].grad_input, (x.grad,))
+    assert_close(recording["last"].param_grads["bias"], model.last.bias.grad)
+    call = recording.calls("inner")[-1]
+    assert_close(call.param_grads["weight"], inner.weight.grad)
+    assert_close(call.grad_input, (x.grad,))
+
+
+def test_very_deep_nesting() -> None:
+    class Deep(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.01))
+            self.inner = Deep(depth - 1) if depth else nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.inner(x)
+
+    model = Deep(100)
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert len(recording) == 102
+    for name, owner in model.named_modules():
+        if isinstance(owner, Deep):
+            assert_close(recording[name].param_grads["scale"], owner.scale.grad)
+    assert_close(recording[""].grad_input, (x.grad,))
+
+
+# Hooks of other people
+
+
+def _tripled(_module: nn.Module, args: Any) -> tuple[Tensor]:
+    return (args[0] * 3,)
+
+
+def test_a_pre_hook_that_changes_the_arguments() -> None:
+    model = Net()
+    model.first.register_forward_pre_hook(_tripled)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    call = recording["first"]
+    # What the caller gave, and what came back to the caller.
+    assert_close(call.args, (x.detach(),))
+    assert_close(call.grad_input, (x.grad,))
+    (grad,) = call.grad_output
+    assert_close(call.grad_input[0], 3 * grad @ model.first.weight.detach())
+    assert_close(call.param_grads["weight"], model.first.weight.grad)
+
+
+def _tripled_output(_module: nn.Module, _args: Any, output: Any) -> Tensor:
+    return output * 3
+
+
+def test_a_forward_hook_that_changes_the_output() -> None:
+    model = Net()
+    model.first.register_forward_hook(_tripled_output)
+    x = torch.randn(2, 3, requires_grad=True)
+    plain = copy.deepcopy(model)
+    changed = plain.first(x)
+    (expected,) = torch.autograd.grad(
+        loss_of(plain.second(torch.tanh(changed))), changed
+    )
+    with gradlib.record(model) as recording:
+        run(model, x)
+    call = recording["first"]
+    assert_close(call.output, changed.detach())
+    assert_close(call.grad_output, (expected,))
+    assert_close(call.param_grads["weight"], model.first.weight.grad)
+    assert_close(call.grad_input, (x.grad,))
+
+
+def test_full_backward_hooks_that_change_gradients() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].register_full_backward_hook(lambda _m, grads, _out: (grads[0] * 2,))
+    model[2].register_full_backward_pre_hook(lambda _m, grads: (grads[0] * 3,))
+    model, plain = twins(model)
+    x = torch.randn(2, 3, requires_grad=True)
+    hidden = torch.tanh(plain[0](x))
+    hidden.retain_grad()
+    loss_of(plain[2](hidden)).backward()
+    expected = x.grad
+    x.grad = None
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_same_bits(x.grad, expected)
+    call = recording["2"]
+    assert_close(call.grad_input, (hidden.grad,))
+    # What entered the module is what its parameters got.
+    assert_close(call.grad_output[0].sum(0), model[2].bias.grad)
+    assert_close(call.param_grads["bias"], model[2].bias.grad)
+    assert_close(recording["1"].grad_output, (hidden.grad,))
+    assert_is_vjp(recording["0"], model[0])
+
+
+@pytest.mark.parametrize("when", ["before", "in the forward", "after"])
+def test_a_tensor_hook_on_a_hidden_tensor(when: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            if when == "before":
+                h.register_hook(lambda grad: grad * 10)
+            y = self.b(h)
+            if when == "in the forward":
+                h.register_hook(lambda grad: grad * 10)
+            self.hidden = h
+            return y
+
+    model = Model()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        if when == "after":
+            model.hidden.register_hook(lambda grad: grad * 10)
+        model.hidden.retain_grad()
+        loss_of(output).backward()
+    # The share of b is what b gave; what enters a is what the hook made of it.
+    assert_close(recording["b"].grad_input[0] * 10, model.hidden.grad)
+    assert_close(recording["b"].grad_input_total, (model.hidden.grad,))
+    assert_close(recording["a"].grad_output, (model.hidden.grad,))
+    assert_close(recording["a"].param_grads["bias"], model.a.bias.grad)
+    assert_is_vjp(recording["a"], model.a)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tensor_hook_on_an_output(inside: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(x)
+            if inside:
+                y.register_hook(lambda grad: grad * 5)
+            return y
+
+    model = Model()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        if not inside:
+            output.register_hook(lambda grad: grad * 5)
+        loss_of(output).backward()
+    (given,) = torch.autograd.grad(
+        loss_of(other := output.detach().requires_grad_()), other
+    )
+    for name in ("", "fc"):
+        assert_close(recording[name].grad_output, (5 * given,))
+    assert_is_vjp(recording["fc"], model.fc)
+    assert_close(recording[""].grad_input, (x.grad,))
+
+
+@pytest.mark.parametrize("when", ["before the block", "before the call", "after"])
+def test_a_tensor_hook_on_a_leaf(when: str) -> None:
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+
+    def hook() -> None:
+        for leaf in (x, model.first.weight):
+            leaf.register_hook(lambda grad: grad * 7)
+
+    if when == "before the block":
+        hook()
+    with gradlib.record(model) as recording:
+        if when == "before the call":
+            hook()
+        output = model(x)
+        if when == "after":
+            hook()
+        loss_of(output).backward()
+    call = recording["first"]
+    assert_close(call.grad_input_total, (x.grad,))
+    assert_close(call.grad_input[0] * 7, x.grad)
+    assert_close(call.param_grads_total["weight"], model.first.weight.grad)
+    assert_close(call.param_grads["weight"] * 7, model.first.weight.grad)
+    assert_is_vjp(call, model.first)
+
+
+def test_a_tensor_hook_that_sets_a_gradient_to_zero_in_place() -> None:
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        output.register_hook(lambda grad: grad * 0)
+        loss_of(output).backward()
+    assert_close(recording["second"].grad_output, (torch.zeros(2, 2),))
+
+
+def test_a_node_hook_that_changes_what_leaves_the_node() -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        output.grad_fn.register_hook(
+            lambda grads, _: tuple(grad if grad is None else grad * 4 for grad in grads)
+        )
+        loss_of(output).backward()
+    call = recording[""]
+    assert_close(call.param_grads["weight"], model.weight.grad)
+    assert_close(call.param_grads["bias"], model.bias.grad)
+    assert_close(call.grad_input, (x.grad,))
+
+
+@pytest.mark.xfail(strict=True, reason="prehooks of the node run after our tensor hook")
+def test_a_node_hook_that_changes_what_enters_the_node() -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        output.grad_fn.register_prehook(lambda grads: (grads[0] * 4,))
+        loss_of(output).backward()
+    call = recording[""]
+    assert_close(call.grad_input, (x.grad,))
+    assert_close(call.param_grads["weight"], model.weight.grad)
+    assert_is_vjp(call, model)
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_old_style_backward_hooks_that_change_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].register_backward_hook(
+        lambda _m, grads, _out: tuple(grad * 4 for grad in grads)
+    )
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    call = recording["2"]
+    assert_close(call.param_grads["weight"], model[2].weight.grad)
+    assert_close(call.param_grads["bias"], model[2].bias.grad)
+    assert_close(call.grad_input, recording["1"].grad_output)
+    assert_close(recording["0"].grad_input, (x.grad,))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pre",
+        "forward",
+    ],
+)
+def test_forward_hooks_that_raise(kind: str) -> None:
+    model = Net()
+
+    def refuse(*_: object) -> None:
+        raise ValueError("no")
+
+    if kind == "pre":
+        handle = model.second.register_forward_pre_hook(refuse)
+    else:
+        handle = model.second.register_forward_hook(refuse)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        with pytest.raises(ValueError, match="no"):
+            model(x)
+        handle.remove()
+        run(model, x)
+    assert recording["second", 0].note == "its forward raised ValueError"
+    assert recording["", 0].note == "its forward raised ValueError"
+    assert recording["", 1].index == 1
+    assert_close(recording["", 1].grad_input, (x.grad,))
+
+
+def test_a_backward_hook_that_raises() -> None:
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+
+    def refuse(_: Tensor) -> None:
+        raise ValueError("no")
+
+    def hook_input(_module: nn.Module, args: Any) -> None:
+        args[0].register_hook(refuse)
+
+    with gradlib.record(model) as recording:
+        first = model(x)
+        first.register_hook(refuse)
+        with pytest.raises(ValueError, match="no"):
+            loss_of(first).backward()
+        run(model, x)
+    assert_close(recording["", 1].grad_input, (x.grad,))
+    for reduced in (False, True):
+        model.zero_grad()
+        x.grad = None
+        reduce = gradlib.tensor_stats if reduced else None
+        with gradlib.record(model, reduce=reduce) as recording:
+            handle = model.second.register_forward_pre_hook(hook_input)
+            output = model(x)
+            handle.remove()
+            with pytest.raises(ValueError, match="no"):
+                loss_of(output).backward()
+        assert recording["second"].param_grads["bias"] is not None
+        assert recording["first"].passes == ()
+        str(recording)
+
+
+def test_weight_norm_and_spectral_norm_of_old() -> None:
+    for wrap in (_old_weight_norm, nn.utils.spectral_norm):
+        torch.manual_seed(0)
+        model, plain = twins_of(lambda wrap=wrap: nn.Sequential(wrap(nn.Linear(3, 3))))
+        x = torch.randn(2, 3)
+        for _ in range(2):
+            run(plain, x)
+        with gradlib.record(model) as recording:
+            for _ in range(2):
+                run(model, x)
+        assert_same_bits(grads_of(model), grads_of(plain))
+        calls = recording.calls("0")
+        for name, parameter in model[0].named_parameters():
+            shares = [call.param_grads[name] for call in calls]
+            assert_close(sum(shares), parameter.grad)
+            totals = [call.param_grads_total[name] for call in calls]
+            assert_close(sum(totals), parameter.grad)
+
+
+def twins_of(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
+    """Return two models that are alike, where they cannot be copied."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        made.append(make())
+    return made[0], made[1]
+
+
+def _old_weight_norm(module: nn.Module) -> nn.Module:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.utils.weight_norm(module)
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrizations(name: str) -> None:
+    wrap = getattr(nn.utils.parametrizations, name)
+    model, plain = twins_of(
+        lambda: nn.Sequential(wrap(nn.Linear(3, 3)), nn.Tanh(), wrap(nn.Linear(3, 3)))
+    )
+    x = torch.randn(2, 3, requires_grad=True)
+    run(plain, x)
+    expected = x.grad
+    x.grad = None
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_same_bits(grads_of(model), grads_of(plain))
+    assert_same_bits(x.grad, expected)
+    assert_close(recording["0"].grad_input, (x.grad,))
+    assert_close(recording["0"].param_grads["bias"], model[0].bias.grad)
+    for call in recording:
+        for own, grad in call.param_grads.items():
+            place = f"{call.name}.{own}" if call.name else own
+            assert_close(grad, model.get_parameter(place).grad)
+
+
+# Modes
+
+
+def test_inference_mode_and_no_grad_parts() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.frozen(x)
+            return self.head(h)
+
+    model = Model()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        with torch.inference_mode():
+            silent = model(x)
+        run(model, x)
+    assert silent.is_inference()
+    assert recording["frozen", 0].output.shape == (2, 3)
+    assert recording["frozen", 1].note == "gradients were disabled when it was called"
+    assert_close(recording["head", 1].param_grads["weight"], model.head.weight.grad)
+    assert recording["head", 1].note == "args[0] does not require grad"
+    str(recording)
+
+
+def test_inference_tensors_keep_their_value() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    plain = copy.deepcopy(model)
+    with torch.inference_mode(), gradlib.record(model) as recording:
+        x = torch.randn(2, 3)
+        model(x)
+        expected = plain[0](x)
+        x.zero_()
+    assert_close(recording["0"].output, expected)
+    assert not torch.equal(recording["0"].args[0], torch.zeros(2, 3))
+
+
+def test_gradients_enabled_inside_no_grad() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return self.fc(x)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        with torch.no_grad():
+            output = model(torch.randn(2, 3))
+        loss_of(output).backward()
+    assert_close(recording["fc"].param_grads["weight"], model.fc.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_scripted_and_traced_modules() -> None:
+    scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    traced: Any = torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3))
+    model = nn.Sequential(nn.Linear(3, 3), scripted, traced)
+    x = torch.randn(2, 3, requires_grad=True)
+    run(model, x)
+    expected = copy.deepcopy(grads_of(model))
+    model.zero_grad()
+    x.grad = None
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(grads_of(model), expected)
+    assert_close(recording["0"].grad_input, (x.grad,))
+    assert_close(recording["0"].param_grads["weight"], model[0].weight.grad)
+    with pytest.raises(gradlib.NoSuchCallError, match="a ScriptModule takes no hooks"):
+        _ = recording["1"]
+    assert "2" not in recording
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_tracing_a_recorded_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = torch.randn(2, 3)
+    expected = model(x)
+    with gradlib.record(model):
+        traced: Any = torch.jit.trace(model, x, check_trace=False)
+    assert_close(traced(x), expected)
+
+
+TRANSFORMS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "vmap": lambda model, x: torch.vmap(model)(x),
+    "grad": lambda model, x: torch.func.grad(_loss_with(model))(_named(model), x),
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x[0]),
+    "jacfwd": lambda model, x: torch.func.jacfwd(model)(x[0]),
+    "vmap grad": lambda model, x: torch.vmap(
+        torch.func.grad(_loss_with(model)), in_dims=(None, 0)
+    )(_named(model), x),
+}
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+def _loss_with(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_function_transforms_bend_nothing(
+    transform: Callable[[nn.Module, Tensor], Any],
+) -> None:
+    model = Net()
+    x = torch.randn(4, 3)
+    expected = transform(model, x)
+    with gradlib.record(model) as recording:
+        found = transform(model, x)
+        run(model, x)
+    assert_close(found, expected)
+    call = recording.calls("first")[-1]
+    assert_close(call.param_grads["weight"], model.first.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", ["vmap", "jacrev", "vmap grad"])
+def test_what_was_kept_of_a_function_transform_can_be_read(name: str) -> None:
+    model = Net()
+    with gradlib.record(model) as recording:
+        TRANSFORMS[name](model, torch.randn(4, 3))
+    for call in recording:
+        assert "torch.func" in str(call)
+        assert call.output is None
+
+
+def test_a_vmap_over_a_recorded_model_warns_of_nothing() -> None:
+    model = Net()
+    with gradlib.record(model):
+        torch.vmap(model)(torch.randn(4, 3))
+
+
+def test_functional_call_with_other_parameters() -> None:
+    model = Net()
+    x = torch.randn(2, 3)
+    others = {
+        name: torch.randn_like(parameter).requires_grad_()
+        for name, parameter in model.named_parameters()
+    }
+    with gradlib.record(model) as recording:
+        loss_of(torch.func.functional_call(model, others, (x,))).backward()
+    assert_close(recording["first"].param_grads["weight"], others["first.weight"].grad)
+    assert model.first.weight.grad is None
+
+
+# Threads and processes
+
+
+def _in_threads(*functions: Callable[[], object]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(each,)) for each in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_two_threads_run_one_model() -> None:
+    model = Net()
+    inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(4)]
+    with gradlib.record(model) as recording:
+        _in_threads(*(lambda x=x: run(model, x) for x in inputs))
+    calls = recording.calls("")
+    assert sorted(call.index for call in calls) == [0, 1, 2, 3]
+    for x in inputs:
+        (call,) = (call for call in calls if torch.equal(call.args[0], x))
+        assert_close(call.grad_input, (x.grad,))
+    for name, parameter in model.first.named_parameters():
+        shares = [call.param_grads[name] for call in recording.calls("first")]
+        assert_close(sum(shares), parameter.grad)
+
+
+def test_two_threads_run_two_models() -> None:
+    model: Any = nn.ModuleList([Net(), Net()])
+    inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+    with gradlib.record(model) as recording:
+        _in_threads(*(lambda i=i: run(model[i], inputs[i]) for i in range(2)))
+    for i in range(2):
+        call = recording[f"{i}.first"]
+        assert_close(call.grad_input, (inputs[i].grad,))
+        assert_close(call.param_grads["weight"], model[i].first.weight.grad)
+        assert call.forward == recording[str(i)].forward
+
+
+def test_a_forward_here_and_its_backward_there() -> None:
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        loss = loss_of(model(x))
+        _in_threads(loss.backward)
+    assert_close(recording["first"].grad_input, (x.grad,))
+
+
+@pytest.fixture
+def one_process(tmp_path: Any) -> Any:
+    """A process group of one."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=["plain", "unused", "static"],
+)
+def test_distributed_data_parallel(inner: bool, options: dict[str, Any]) -> None:
+    model, plain = twins(Net())
+    ddp = nn.parallel.DistributedDataParallel(model, **options)
+    with gradlib.record(model if inner else ddp) as recording:
+        for _ in range(3):
+            x = torch.randn(2, 3)
+            run(ddp, x)
+            run(plain, x)
+    assert_close(grads_of(model), grads_of(plain))
+    prefix = "" if inner else "module."
+    calls = recording.calls(prefix + "first")
+    assert len(calls) == 3
+    weight = sum(call.param_grads["weight"] for call in calls)
+    assert_close(weight, plain.first.weight.grad)
+    for call in calls:
+        assert_close(call.grad_output[0].sum(0), call.param_grads["bias"])
+        assert_close(call.param_grads_total["bias"], call.param_grads["bias"])
+
+
+def test_data_parallel_without_devices() -> None:
+    model = nn.DataParallel(Net())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording["module.first"].grad_input, (x.grad,))
+
+
+# Checkpoints
+
+
+class Block(nn.Module):
+    """What checkpoints recompute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x))
+
+
+def assert_shares(found: gradlib.Recording, expected: gradlib.Recording) -> None:
+    """Hold every gradient of every pass of two recordings against each other."""
+    assert [call.name for call in found] == [call.name for call in expected]
+    fields = ("grad_input", "grad_output", "param_grads", "param_grads_total")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours.passes) == len(theirs.passes)
+        for one, other in zip(ours.passes, theirs.passes, strict=True):
+            assert one.backward == other.backward
+            for field in fields:
+                assert_close(
+                    getattr(one, field),
+                    getattr(other, field),
+                    msg=lambda text, field=field, ours=ours: (
+                        f"{ours.name} {field}: {text}"
+                    ),
+                )
+
+
+@pytest.mark.parametrize(
+    "reentrant",
+    [
+        False,
+        True,
+    ],
+)
+def test_a_checkpoint_with_two_backward_passes(reentrant: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(3, 3), Block()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            h = self.first(x)
+            if again:
+                return checkpoint(self.block, h, use_reentrant=reentrant)
+            return self.block(h)
+
+    model, plain = twins(Model())
+    x = torch.randn(2, 3)
+
+    def both(model: nn.Module, again: bool) -> gradlib.Recording:
+        with gradlib.record(model) as recording:
+            output = model(x, again)
+            loss_of(output).backward(retain_graph=True)
+            (3 * output).sum().backward()
+        return recording
+
+    expected, found = both(plain, again=False), both(model, again=True)
+    assert_close(grads_of(model), grads_of(plain))
+    assert_shares(found, expected)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        False,
+        True,
+    ],
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_nested_checkpoints(outer: bool, inner: bool) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Block(), Block()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            if again:
+                return self.b(checkpoint(self.a, x, use_reentrant=inner))
+            return self.b(self.a(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.nested = nn.Linear(3, 3), Nested()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            h = self.first(x)
+            if again:
+                return checkpoint(self.nested, h, again, use_reentrant=outer)
+            return self.nested(h, again)
+
+    model, plain = twins(Model())
+    x = torch.randn(2, 3)
+    with gradlib.record(plain) as expected:
+        run(plain, x, again=False)
+    with gradlib.record(model) as found:
+        run(model, x, again=True)
+    assert_close(grads_of(model), grads_of(plain))
+    for name in ("first", "nested", "nested.a", "nested.a.fc", "nested.b"):
+        for field in ("grad_output", "param_grads", "param_grads_total"):
+            assert_close(getattr(found[name], field), getattr(expected[name], field))
+        assert found[name].grad_input[0] is None or torch.allclose(
+            found[name].grad_input[0], expected[name].grad_input[0]
+        )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_sequential(reentrant: bool) -> None:
+    layers = nn.Sequential(*(Block() for _ in range(4)))
+    model, plain = twins(layers)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(plain) as expected:
+        run(plain, x)
+    given = x.grad
+    x.grad = None
+    with gradlib.record(model) as found:
+        loss_of(checkpoint_sequential(model, 2, x, use_reentrant=reentrant)).backward()
+    assert_close(x.grad, given)
+    for i in range(4):
+        for name in (f"{i}", f"{i}.fc"):
+            assert len(found.calls(name)) == 1
+            for field in ("grad_input", "grad_output", "param_grads"):
+                assert_close(
+                    getattr(found[name], field), getattr(expected[name], field)
+                )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_in_a_module_called_twice(reentrant: bool) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            if again:
+                return checkpoint(self.block, x, use_reentrant=reentrant)
+            return self.block(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part = nn.Linear(3, 3), Half()
+
+        def forward(self, x: Tensor, again: bool) -> Tensor:
+            h = self.first(x)
+            return self.part(self.part(h, again), again)
+
+    model, plain = twins(Model())
+    x = torch.randn(2, 3)
+    with gradlib.record(plain) as expected:
+        for _ in range(2):
+            run(plain, x, again=False)
+    with gradlib.record(model) as found:
+        for _ in range(2):
+            run(model, x, again=True)
+    assert_close(grads_of(model), grads_of(plain))
+    assert [call.name for call in found] == [call.name for call in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for field in ("grad_output", "param_grads", "param_grads_total"):
+            if ours.name not in ("", "part"):
+                assert_close(getattr(ours, field), getattr(theirs, field))
+
+
+@pytest.mark.parametrize(
+    "reentrant",
+    [
+        False,
+        True,
+    ],
+)
+def test_a_module_that_checkpoints_its_child(reentrant: bool) -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Block()
+            self.scale = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.child, self.scale * x, use_reentrant=reentrant)
+
+    model = nn.Sequential(nn.Linear(3, 3), Parent())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    call = recording["1"]
+    assert call.note == ""
+    assert_close(call.param_grads["scale"], model[1].scale.grad)
+    assert_close(call.grad_input, recording["0"].grad_output)
+
+
+@pytest.mark.parametrize(
+    "order", [(0, 1), pytest.param((1, 0), id="last first"), (0,), (1,)]
+)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_the_same_inputs(
+    reentrant: bool, order: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(Block(), nn.Tanh())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        outputs = [checkpoint(model, x, use_reentrant=reentrant) for _ in range(2)]
+        for i in order:
+            (outputs[i] * (i + 1)).sum().backward()
+    for i in range(2):
+        call = recording["1", i]
+        assert len(call.passes) == (i in order)
+        if i in order:
+            assert_close(call.grad_output, (torch.full((2, 3), i + 1.0),))
+
+
+# Values
+
+
+def test_an_output_that_is_a_view_and_overwritten() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.flat = nn.Linear(3, 4), nn.Flatten()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.flat(self.fc(x))
+            h.mul_(3)
+            return h
+
+    model = Model()
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = run(model, x)
+    weights = torch.arange(1.0, 41).view(2, 20)
+    assert_close(recording[""].output, output.detach())
+    assert_close(recording[""].grad_output, (weights,))
+    assert_close(recording["flat"].output, output.detach() / 3)
+    assert_close(recording["flat"].grad_output, (3 * weights,))
+    assert_close(recording["fc"].grad_output, (3 * weights.view(2, 5, 4),))
+    assert_close(recording["fc"].grad_input, (x.grad,))
+
+
+class Left(nn.Module):
+    """Returns a view of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :2]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the part of the base replaces the gradient of the view"
+)
+def test_a_view_whose_base_is_overwritten_later() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = Left()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 1 * x
+            used = 2 * self.left(h)
+            h.mul_(10)
+            return torch.cat([used, h], dim=1)
+
+    x = torch.ones(1, 3, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x).sum().backward()
+    call = recording["left"]
+    assert_close(call.grad_output, (torch.full((1, 2), 2.0),))
+    assert_close(call.grad_input, (torch.tensor([[2.0, 2.0, 0.0]]),))
+    assert_close(call.grad_input_total, (torch.tensor([[12.0, 12.0, 10.0]]),))
+
+
+def test_a_view_that_is_used_and_then_overwritten() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = Left()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 1 * x
+            part = self.left(h)
+            used = 2 * part
+            part.mul_(10)
+            return torch.cat([used, part, 100 * h], dim=1)
+
+    x = torch.ones(1, 3, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x).sum().backward()
+    # 2 from the first use, 10 times (1 + 100) from what overwrote it.
+    assert_close(recording["left"].grad_output, (torch.full((1, 2), 1012.0),))
+
+
+@pytest.mark.xfail(strict=True, reason="other uses of the base are counted in")
+def test_a_view_overwritten_beside_another_use_of_its_base() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = Left()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 1 * x
+            part = self.left(h)
+            before = 7 * h
+            part.mul_(10)
+            return torch.cat([before, part], dim=1)
+
+    x = torch.ones(1, 3, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x).sum().backward()
+    assert_close(recording["left"].grad_output, (torch.full((1, 2), 10.0),))
+
+
+@pytest.mark.parametrize("way", ["data", "set data", "numpy"])
+def test_a_hidden_tensor_changed_behind_the_back_of_torch(way: str) -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            if way == "data":
+                h.data.mul_(2)
+            elif way == "set data":
+                h.data = h.data * 2
+            else:
+                h.detach().numpy()[...] *= 2
+            return self.second(h)
+
+    model = Model()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    before = F.linear(x, model.first.weight, model.first.bias).detach()
+    assert_close(recording["first"].output, before)
+    assert_close(recording["second"].args, (2 * before,))
+    assert_is_vjp(recording["second"], model.second)
+
+
+def test_a_tensor_detached_in_place() -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).detach_().requires_grad_())
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        run(model, torch.randn(2, 3))
+    call = recording["second"]
+    (grad,) = call.grad_output
+    assert_close(call.grad_input, (grad @ model.second.weight.detach(),))
+    assert recording["first"].passes == ()
+
+
+@pytest.mark.parametrize(
+    "hooked",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.xfail(strict=True, reason="no node runs after it")
+        ),
+    ],
+)
+def test_the_gradient_of_a_hidden_tensor_is_asked_for(hooked: bool) -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.hidden = self.first(x)
+            return self.second(self.hidden)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        output = model(torch.randn(2, 3))
+        if hooked:
+            model.hidden.register_hook(lambda grad: 10 * grad)
+        (grad,) = torch.autograd.grad(loss_of(output), model.hidden)
+    assert_close(recording["second"].grad_input_total, (grad,))
+    assert_close(recording["first"].grad_output, (grad,))
+
+
+def test_a_new_call_inside_a_backward_pass() -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            h.register_hook(lambda grad: self.first(5 * x).detach()[:, :4] + grad)
+            return self.second(h)
+
+    model = Model()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert [call.index for call in recording.calls("first")] == [0, 1]
+    assert_close(recording["first", 1].args, (5 * x,))
+    assert recording["first", 0].note == "args[0] does not require grad"
+
+
+def test_outputs_changed_in_place_without_gradients() -> None:
+    model = Net()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        expected = output.detach().clone()
+        loss = loss_of(output)
+        loss.backward()
+        with torch.no_grad():
+            output.mul_(0).add_(1)
+            for parameter in model.parameters():
+                parameter.sub_(grad_of(parameter))
+                grad_of(parameter).zero_()
+    assert_close(recording[""].output, expected)
+    assert_close(recording["second"].output, expected)
+    assert recording["first"].param_grads["weight"].abs().sum() > 0
+    assert recording["first"].param_grads_total["weight"].abs().sum() > 0
+
+
+def test_an_optimizer_step_between_rounds() -> None:
+    model, plain = twins(Net())
+    x = torch.randn(2, 3)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    expected: list[dict[str, Tensor]] = []
+    for _ in range(3):
+        optimizers[1].zero_grad()
+        run(plain, x)
+        expected.append({k: v.clone() for k, v in grads_of(plain).items()})
+        optimizers[1].step()
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            optimizers[0].zero_grad(set_to_none=False)
+            run(model, x)
+            optimizers[0].step()
+    for forward, grads in zip(recording.forwards, expected, strict=True):
+        call = next(call for call in forward if call.name == "first")
+        assert_close(call.param_grads["weight"], grads["first.weight"])
+        assert_close(call.param_grads_total["weight"], grads["first.weight"])
+    assert_same_bits(dict(model.named_parameters()), dict(plain.named_parameters()))
+
+
+class Tagged(Tensor):
+    """A tensor with a class of its own."""
+
+
+def test_a_subclass_of_tensor() -> None:
+    model = Net()
+    x = torch.randn(2, 3).as_subclass(Tagged).requires_grad_()
+    plain = copy.deepcopy(model)
+    (expected,) = torch.autograd.grad(plain(x).sum(), x)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        output.sum().backward()
+    assert type(output) is Tagged
+    assert_close(x.grad, expected)
+    call = recording["first"]
+    assert_close(call.grad_input, (x.grad,))
+    assert type(call.args[0]) is Tagged
+    assert_close(call.param_grads["weight"], model.first.weight.grad)
+
+
+def test_a_tensor_with_torch_function() -> None:
+    seen: list[str] = []
+
+    class Watching(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    x = torch.randn(2, 3).as_subclass(Watching).requires_grad_()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert_close(recording["0"].grad_input[0].as_subclass(Tensor), x.grad)
+
+
+def test_gradients_that_are_nan() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt() * 0
+
+    model = nn.Sequential(nn.Linear(3, 2), Root())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert recording["0"].grad_output[0].isnan().all()
+    assert_same_bits(recording["0"].param_grads["weight"], model[0].weight.grad)
+    assert_same_bits(recording["0"].grad_input, (x.grad,))
+    assert "nan" in str(recording)
+
+
+def test_a_batch_of_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(0, 3, requires_grad=True)
+    for reduce in (None, gradlib.tensor_stats):
+        model.zero_grad()
+        with gradlib.record(model, reduce=reduce) as recording:
+            model(x).sum().backward()
+        call = recording["0"]
+        assert call.grad_input[0].shape == (0, 3)
+        assert call.param_grads["weight"].shape == (4, 3)
+        str(recording)
+        str(call)
+
+
+def test_outputs_without_any_tensor() -> None:
+    class Empty(nn.Module):
+        def forward(self, x: Tensor, what: Any) -> Any:
+            assert x.requires_grad
+            return what
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.empty = Empty()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for what in ((), [], {}, None, "text", 3, ((), [()])):
+                assert self.empty(x, what) == what
+            return 2 * x
+
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x).sum().backward()
+    assert [call.output for call in recording.calls("empty")] == [
+        (), [], {}, None, "text", 3, ((), [()]),
+    ]  # fmt: skip
+    for call in recording.calls("empty"):
+        assert call.note == "it returned no tensor that requires grad"
+        assert call.grad_output is None
+    assert_close(recording[""].grad_input, (x.grad,))
+    str(recording)
+
+
+def test_pickles_and_copies_inside_the_block() -> None:
+    model = Net()
+    x = torch.randn(2, 3)
+    file = io.BytesIO()
+    with gradlib.record(model) as recording:
+        expected = run(model, x)
+        torch.save(model, file)
+        twin = copy.deepcopy(model)
+        run(twin, x)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert_close(loaded(x), expected)
+    assert len(recording) == 3
+    run(model, x)
+    assert len(recording) == 3
+
+
+def test_mixed_devices_of_meta() -> None:
+    model = Net().to("meta")
+    x = torch.randn(2, 3, device="meta", requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert recording["first"].grad_input[0].is_meta
+    str(recording)
+
+
+# Memory
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "some modules": {"modules": "first"},
+    "values only": {"keep": ("args", "output")},
+    "gradients only": {"keep": ("grad_input", "grad_output", "param_grads")},
+    "nothing": {"keep": ()},
+    "reduce": {"reduce": gradlib.tensor_stats},
+    "device": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("backward", [True, False])
+def test_nothing_is_kept_alive_after_the_block(
+    options: dict[str, Any], backward: bool
+) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            made.append(weakref.ref(ctx))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            assert ctx.needs_input_grad[0]
+            return grads[0]
+
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = Watched.apply(self.first(x))
+            made.append(weakref.ref(h))
+            return self.second(h)
+
+    model = Model()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model, **options) as recording:
+        output = model(x)
+        if backward:
+            output.sum().backward()
+    made += [weakref.ref(x), weakref.ref(output)]
+    del x, output
+    gc.collect()
+    assert [dead() for dead in made] == [None] * 4
+    made = [weakref.ref(model), *map(weakref.ref, model.parameters())]
+    kept_weights = "args" in options.get("keep", ("args",))
+    del model
+    gc.collect()
+    if not kept_weights:
+        assert [dead() for dead in made] == [None] * 5
+    del recording
+    gc.collect()
+    assert [dead() for dead in made] == [None] * 5
+
+
+def test_a_block_left_by_an_exception_lets_go() -> None:
+    model = Net()
+    made: list[weakref.ref[Any]] = []
+
+    def broken() -> None:
+        with gradlib.record(model):
+            output = model(torch.randn(2, 3))
+            made.append(weakref.ref(output))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    gc.collect()
+    assert made[0]() is None
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    for parameter in model.parameters():
+        assert not parameter._backward_hooks
+
+
+def test_no_hook_is_left_on_tensors_that_live_on() -> None:
+    model = Net()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        hidden = F.relu(output)
+        hidden.sum().backward(retain_graph=True)
+    for tensor in (x, output, *model.parameters()):
+        assert not tensor._backward_hooks
+    before = len(recording["second"].passes)
+    hidden.sum().backward()
+    assert len(recording["second"].passes) == before == 1

@@ -1,0 +1,671 @@
+"""A replayed call gives what was recorded, and leaves everything as it was."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+
+
+def loss_of(output: Tensor) -> Tensor:
+    """Weigh the entries differently, so that no two gradients agree by chance."""
+    weights = torch.arange(1.0, output.numel() + 1).view_as(output)
+    loss = (output * weights).sum()
+    return loss.abs() if loss.is_complex() else loss
+
+
+def everything(model: nn.Module) -> dict[str, Any]:
+    """Return all that a replay must leave as it was."""
+    state: dict[str, Any] = {
+        "random": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": cast(Any, np.random.get_state())[1],
+        "grad mode": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "dtype": torch.get_default_dtype(),
+    }
+    for name, module in model.named_modules():
+        state[f"vars of {name}"] = {
+            key: id(value) for key, value in vars(module).items()
+        }
+        state[f"own of {name}"] = [
+            (key, id(value)) for key, value in (*module._parameters.items(),)
+        ]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        state[name] = tensor.detach().clone()
+        state[f"version of {name}"] = tensor._version
+        state[f"requires_grad of {name}"] = tensor.requires_grad
+        grad = tensor.grad
+        state[f"grad of {name}"] = None if grad is None else (id(grad), grad.clone())
+    return state
+
+
+def assert_same(a: object, b: object) -> None:
+    assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_replays(
+    recording: gradlib.Recording, model: nn.Module, **tolerance: Any
+) -> None:
+    """Assert that each pass comes out again, and that nothing else has changed."""
+    before = everything(model)
+    kept = copy.deepcopy([call.args for call in recording])
+    for call in recording:
+        assert call.passes
+        for pass_ in call.passes:
+            again = pass_.replay()
+            assert again.backward == pass_.backward
+            assert_close(again.grad_output, pass_.grad_output)
+            for field in ("grad_input", "grad_kwargs", "param_grads"):
+                assert_close(getattr(again, field), getattr(pass_, field), **tolerance)
+            for field in ("grad_input_total", "param_grads_total"):
+                assert_close(getattr(again, field), getattr(pass_, field))
+    after = everything(model)
+    for key, value in before.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, after[key]), key
+        elif key == "numpy":
+            assert (value == after[key]).all()
+        elif key.startswith("grad of") and value is not None:
+            assert value[0] == after[key][0], key
+            assert torch.equal(value[1], after[key][1]), key
+        else:
+            assert value == after[key], key
+    assert_same([call.args for call in recording], kept)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+class Thrice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.f(x))
+        return x
+
+
+class Nested(nn.Module):
+    """Keyword tensors, a nested output, of which one part is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, Any]:
+        h = self.inner(x)
+        return {"used": (h * scale, [h + 1]), "not": 2 * h, "name": "kept"}
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nested = Nested()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.nested(x, scale=2 * x)
+        return out["used"][0] + out["used"][1][0]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, num_layers=2, dropout=0.4)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, (hidden, _) = self.lstm(x)
+        return self.head(output) + hidden.sum()
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.decoder = nn.Linear(4, 7, bias=False)
+        self.decoder.weight = self.embedding.weight  # tied
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.decoder(self.embedding(words))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return checkpoint(self.block, h, use_reentrant=self.reentrant)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Taking(nn.Module):
+    """It is given its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return 5 * x * weight + 7 * self.weight
+
+
+class GivesWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taking = Taking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.taking(x, self.taking.weight)
+
+
+class Returning(nn.Module):
+    """It returns its input, and another tensor twice."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return x, y, y
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.returning = Returning()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.returning(2 * x)
+        return a + 2 * b + 3 * c
+
+
+def overwriting() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 4),
+        nn.ReLU(inplace=True),
+        nn.Linear(4, 4),
+        nn.Dropout(0.5, inplace=True),
+    )
+
+
+def parametrized() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(4, 4)),
+        parametrizations.spectral_norm(nn.Linear(4, 3)),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (Residual, (2, 4)),
+    "one module three times": (Thrice, (2, 4)),
+    "in place": (overwriting, (2, 4)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5)), (2, 4)),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), (5, 4)),
+    "nested": (Wrapped, (2, 4)),
+    "attention": (Attention, (2, 5, 4)),
+    "recurrent": (Recurrent, (5, 2, 4)),
+    "non-reentrant checkpoint": (lambda: Checkpointed(False), (2, 4)),
+    "parametrizations": (parametrized, (2, 4)),
+    "own parameter as argument": (GivesWeight, (2, 4)),
+    "returned inputs": (Sum, (2, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_comes_out_again(kind: str) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[kind]
+    model: Any = make()
+    with gradlib.record(model) as recording:
+        for _ in range(2):  # the weights of the first step are gone in the second
+            loss_of(model(torch.randn(shape, requires_grad=True))).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+            model.zero_grad()
+        assert_replays(recording, model)  # inside the block
+    count = len(recording)
+    with torch.no_grad():
+        assert_replays(recording, model)
+    assert len(recording) == count
+
+
+def test_a_reentrant_checkpoint() -> None:
+    model = Checkpointed(reentrant=True)
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4, requires_grad=True))).backward()
+    assert "computed it again" in recording["block.0"].note
+    assert_replays(recording, model)
+
+
+def test_integer_inputs_and_tied_weights() -> None:
+    model = Words()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.tensor([[1, 2], [3, 3]]))).backward()
+    assert_replays(recording, model)
+    shares = [call.replay().param_grads for call in recording]
+    total = shares[1]["weight"] + shares[2]["weight"]
+    assert_close(total, model.embedding.weight.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    model = Complex() if dtype.is_complex else nn.Linear(4, 4, dtype=dtype)
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4, dtype=dtype, requires_grad=True))).backward()
+    assert_replays(recording, model)
+
+
+def test_autocast() -> None:
+    model = Thrice()
+    with gradlib.record(model) as recording:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(torch.randn(2, 4))
+        loss_of(output).backward()
+    call = recording["f", 1]
+    assert call.output.dtype == torch.bfloat16
+    assert_replays(recording, model, rtol=0.02, atol=0.02)
+    with torch.autocast("cpu", torch.float16):
+        assert_replays(recording, model, rtol=0.02, atol=0.02)
+    with gradlib.record(model) as recording:  # and none where one is around
+        loss_of(model(torch.randn(2, 4))).backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_replays(recording, model)
+
+
+def test_the_shares_of_all_calls_add_up() -> None:
+    model = Thrice()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4))).backward()
+    for name, parameter in model.f.named_parameters():
+        shares = [call.replay().param_grads[name] for call in recording.calls("f")]
+        assert_close(sum(shares), parameter.grad)
+
+
+def test_weights_of_each_step_also_where_they_change_behind_torchs_back() -> None:
+    model: Any = nn.Linear(3, 2)
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            model(torch.randn(4, 3, requires_grad=True)).square().sum().backward()
+            for parameter in model.parameters():
+                parameter.data.sub_(parameter.grad)
+                parameter.grad = None
+    assert_replays(recording, model)
+
+
+def test_buffers_of_each_call() -> None:
+    seen: list[Tensor] = []
+
+    class Reads(nn.Module):
+        def __init__(self, norm: Any) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean = self.norm.running_mean.clone()
+            seen.append(mean)
+            return self.norm(x) * mean
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.reads = Reads(self.norm)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.reads(self.norm(x)) + self.reads(x)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(5, 4, requires_grad=True) + 3)).backward()
+    assert not torch.equal(seen[0], seen[1])
+    assert_replays(recording, model)
+
+
+def test_frozen_and_thawed_parameters() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            # What it computes depends on it.
+            return self.fc(x) * (2 if self.fc.weight.requires_grad else 3)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        for frozen in (True, False):
+            model.fc.weight.requires_grad_(not frozen)
+            loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+    assert_replays(recording, model)
+    assert recording["fc", 0].replay().param_grads["weight"] is None
+    assert recording["fc", 1].replay().param_grads["weight"] is not None
+
+
+def test_modes_of_each_forward() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5))
+    with gradlib.record(model) as recording:
+        for training in (True, False):
+            model.train(training)
+            loss_of(model(torch.ones(2, 3))).backward()
+    assert_replays(recording, model)
+    assert not model.training
+
+
+def test_what_a_module_keeps_in_attributes_stays() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.last = 0, torch.zeros(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.last = 2 * x
+            self.register_buffer("new", torch.ones(1))
+            return self.last
+
+    model = Counts()
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, requires_grad=True)).backward()
+    last, call = model.last, recording[""]
+    del model.new
+    call.replay()
+    assert model.calls == 1
+    assert model.last is last
+    assert not hasattr(model, "new")
+
+
+def test_own_hooks_run_as_they_did() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].register_forward_pre_hook(lambda _m, args: (args[0] * 2,))
+    model[0].register_forward_hook(lambda _m, _args, output: cast(Tensor, output) * 3)
+    model[1].register_full_backward_hook(lambda _m, grads, _out: (grads[0] * 5,))
+    model[1].register_full_backward_pre_hook(lambda _m, grads: (grads[0] * 7,))
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        loss_of(model(x)).backward()
+    assert_replays(recording, model)
+
+
+def test_a_module_that_calls_one_it_does_not_contain() -> None:
+    class Caller(nn.Module):
+        def __init__(self, other: nn.Module) -> None:
+            super().__init__()
+            self.others = [other]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.others[0](x)
+
+    other = nn.Linear(3, 3)
+    model = nn.Sequential(other, Caller(other))
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3))).backward()
+        with torch.no_grad():
+            other.weight.zero_()
+        assert_replays(recording, model)
+        assert len(recording) == 4
+
+
+def test_no_recording_sees_a_replay() -> None:
+    model = Residual()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 4))).backward()
+    with gradlib.record(model) as other, gradlib.record(nn.Sequential(model)) as outer:
+        recording[""].replay()
+    assert len(other) == len(outer) == 0
+
+
+def test_a_lazy_module() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+    assert_replays(recording, model)
+
+
+def test_several_passes() -> None:
+    model = Residual()
+    with gradlib.record(model) as recording:
+        output = model(torch.randn(2, 4, requires_grad=True))
+        output.sum().backward(retain_graph=True)
+        loss_of(output).backward()
+    assert_replays(recording, model)
+    with pytest.raises(
+        gradlib.AmbiguousCallError, match=r"call.passes\[i\].replay\(\), i from 0 to 1"
+    ):
+        recording["f"].replay()
+
+
+def test_grad_output_of_which_parts_are_none() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return 2 * x, 3 * x
+
+    with gradlib.record(model := Parts()) as recording:
+        model(torch.ones(2, requires_grad=True))[1].sum().backward()
+    assert recording[""].grad_output[0] is None
+    assert_close(recording[""].replay().grad_input, (torch.full((2,), 3.0),))
+    assert_replays(recording, model)
+
+
+def test_one_tensor_in_two_places_stays_one() -> None:
+    class Same(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            assert a is b
+            return a * b
+
+    x = torch.randn(3, requires_grad=True)
+    with gradlib.record(model := Same()) as recording:
+        model(x, x).sum().backward()
+    assert_replays(recording, model)
+
+
+def test_kept_elsewhere() -> None:
+    model = Residual()
+    with gradlib.record(model, device="cpu", modules="f") as recording:
+        loss_of(model(torch.randn(2, 4, requires_grad=True))).backward()
+    assert_replays(recording, model)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_model() -> None:
+    model = Residual()
+    compiled = torch.compile(model, backend="eager")
+    with gradlib.record(model) as recording:
+        loss_of(compiled(torch.randn(2, 4, requires_grad=True))).backward()
+    assert_replays(recording, model)
+
+
+def test_a_copied_value_is_not_changed() -> None:
+    class Clamps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((3,), 5.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data.clamp_(max=2)
+            return x.mul_(self.weight)
+
+    model = Clamps()
+    with gradlib.record(model) as recording:
+        loss_of(model(2 * torch.ones(3, requires_grad=True))).backward()
+    with torch.no_grad():
+        model.weight.fill_(4)
+    for _ in range(2):
+        assert_close(recording[""].replay().grad_input[0], torch.tensor([2.0, 4, 6]))
+    assert model.weight.tolist() == [4, 4, 4]
+    assert recording[""].args[0].tolist() == [2, 2, 2]
+
+
+# Where it cannot
+
+
+def replays(model: nn.Module, x: Tensor, **options: Any) -> gradlib.Recording:
+    with gradlib.record(model, **options) as recording:
+        model(x).sum().backward()
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduce": gradlib.tensor_stats}, "Replay where you record, without reduce="),
+        ({"keep": ["grad_output", "output"]}, 'A replay needs "args"'),
+        ({"keep": ["args", "grad_input"]}, 'A replay needs "grad_output"'),
+    ],
+)
+def test_what_a_replay_needs(options: dict[str, Any], message: str) -> None:
+    recording = replays(nn.Linear(2, 2), torch.ones(1, 2), **options)
+    with pytest.raises(gradlib.CannotReplayError) as caught:
+        recording[""].replay()
+    assert message in str(caught.value)
+    assert caught.value.code == "GL207"
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_a_loaded_recording(tmp_path: Any) -> None:
+    recording = replays(nn.Linear(2, 2), torch.ones(1, 2))
+    recording.save(tmp_path / "run")
+    loaded = gradlib.load_recording(tmp_path / "run")
+    with pytest.raises(gradlib.CannotReplayError, match="loaded from a file"):
+        loaded[""].replay()
+
+
+def test_without_a_backward_pass() -> None:
+    model = nn.Linear(2, 2)
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 2))
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+    for call, why in zip(recording, ("no backward pass", "disabled"), strict=True):
+        with pytest.raises(gradlib.CannotReplayError, match=why):
+            call.replay()
+
+
+def test_a_module_that_does_not_repeat() -> None:
+    class Drifts(nn.Module):
+        factors = iter(range(1, 9))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * next(self.factors)
+
+    recording = replays(Drifts(), torch.ones(1, 2, requires_grad=True))
+    with pytest.raises(gradlib.CannotReplayError, match="does not repeat"):
+        recording[""].replay()
+
+
+def test_an_output_of_another_form() -> None:
+    class Shrinks(nn.Module):
+        sizes = iter((3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[: next(self.sizes)]
+
+    recording = replays(Shrinks(), torch.ones(4, requires_grad=True))
+    with pytest.raises(gradlib.CannotReplayError, match="does not repeat"):
+        recording[""].replay()
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_an_exception_leaves_everything_as_it_was(when: str) -> None:
+    class Breaks(torch.autograd.Function):
+        broken = False
+
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            assert ctx.needs_input_grad[0]
+            if Breaks.broken and when == "backward":
+                raise KeyError("broken")
+            return grads[0]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.dropout(self.norm(x), 0.5)
+            self.last = x
+            if Breaks.broken and when == "forward":
+                random.random()
+                np.random.rand()
+                raise KeyError("broken")
+            return Breaks.apply(x)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(4, 3, requires_grad=True))).backward()
+    Breaks.broken = True
+    before = everything(model)
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(
+            gradlib.CannotReplayError, match="again raised KeyError"
+        ) as caught,
+    ):
+        recording[""].replay()
+    assert isinstance(caught.value.__cause__, KeyError)
+    after = everything(model)
+    assert str(before) == str(after)
+
+
+def test_a_script_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    recording = replays(model, torch.ones(1, 2))
+    with pytest.warns(DeprecationWarning, match="jit"):
+        scripted: Any = torch.jit.trace(nn.Tanh(), torch.ones(1))
+    model.append(scripted)
+    with pytest.raises(gradlib.CannotReplayError, match="contains a ScriptModule"):
+        recording[""].replay()
+
+
+def test_the_printed_replay() -> None:
+    recording = replays(nn.Linear(2, 2), torch.ones(1, 2))
+    again = recording[""].replay()
+    assert repr(again) == "<replay of backward pass 0 of (root), call 0 in forward 0>"
+    assert str(again).splitlines()[1].split() == ["field", "shape", "norm"]

@@ -1,0 +1,415 @@
+"""`verify` names what does not repeat and what is wrong, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import progress
+
+
+class Double(torch.autograd.Function):
+    """Doubles; what the backward multiplies by is told each time."""
+
+    factor: Callable[[], float] = staticmethod(lambda: 2.0)
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        assert ctx.needs_input_grad[0]
+        return cast(Any, Double).factor() * grads[0]
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Double.apply(x)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.doubled = nn.Linear(4, 4), Doubled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.doubled(self.fc(x)).tanh()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), Block(), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def recorded(model: nn.Module, *args: Tensor, **options: Any) -> gradlib.Recording:
+    with gradlib.record(model, **options) as recording:
+        output = model(*args)
+        output = output if isinstance(output, Tensor) else output[0]
+        weights = torch.randn_like(output)
+        loss = (output * weights).sum()
+        (loss.abs() if loss.is_complex() else loss).backward()
+    return recording
+
+
+@pytest.fixture
+def backward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_factor(factor: Callable[[], float]) -> None:
+        monkeypatch.setattr(Double, "factor", staticmethod(factor))
+
+    return set_factor
+
+
+def test_a_right_backward_passes() -> None:
+    recording = recorded(model(), torch.randn(5, 3, requires_grad=True))
+    for found in (recording.verify(), recording.verify(numerical=True)):
+        assert found.ok
+        assert found.agreed == len(recording) == 7
+        assert found.disagreements == found.skipped == ()
+        assert str(found) == "Verification: 7 of 7 calls agree"
+
+
+def test_a_wrong_backward_is_named(backward: Callable[..., None]) -> None:
+    backward(lambda: 1.0)
+    recording = recorded(model(), torch.randn(5, 3))
+    assert recording.verify().ok  # it repeats
+    found = recording.verify(numerical=True)
+    assert not found.ok
+    (wrong,) = found.disagreements
+    assert (wrong.name, wrong.index, wrong.direction) == ("1.doubled", 0, "backward")
+    assert wrong.field == "grad_input[0]"
+    assert 0.01 < wrong.error < 10
+    lines = str(found).splitlines()
+    assert lines[0] == "Verification: 4 of 7 calls agree"
+    assert lines[-1] == "not checked: 2, with a disagreement inside"
+    assert lines[2].startswith("1.doubled  grad_input[0]")
+    assert "finite differences disagree" in lines[2]
+    assert "1.doubled" in found._repr_html_()
+
+
+def test_a_backward_that_does_not_repeat_is_named(
+    backward: Callable[..., None],
+) -> None:
+    factors = iter([2.0] + [3.0] * 20)
+    backward(lambda: next(factors))
+    recording = recorded(model(), torch.randn(5, 3))
+    found = recording.verify()
+    (wrong,) = found.disagreements
+    assert (wrong.name, wrong.field) == ("1.doubled", "grad_input[0]")
+    assert wrong.error == pytest.approx(1 / 3)
+    # Neither the block nor the model around it is listed, and neither agrees.
+    assert found.agreed == 4
+
+
+def test_a_forward_that_does_not_repeat_is_named() -> None:
+    class Drifts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = iter(range(1, 99))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * next(self.factors)
+
+    found = recorded(nn.Sequential(nn.Linear(3, 3), Drifts()), torch.ones(2, 3))
+    wrong = found.verify().disagreements
+    assert [(it.name, it.direction, it.field) for it in wrong] == [
+        ("1", "forward", "output"),
+        ("1", "backward", "grad_input[0]"),
+    ]
+
+
+def test_an_output_of_another_shape() -> None:
+    class Shrinks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes = iter((3, 2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[: next(self.sizes)]
+
+    recording = recorded(Shrinks(), torch.ones(4, requires_grad=True))
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.field, wrong.error) == ("output", float("inf"))
+    assert wrong.reason == "shapes [3] and [2]"
+
+
+def test_tolerances(backward: Callable[..., None]) -> None:
+    factors = iter([2.0] + [2.02] * 99)
+    backward(lambda: next(factors))
+    recording = recorded(Doubled(), torch.randn(50, 3, requires_grad=True))
+    assert not recording.verify().ok
+    assert recording.verify(rtol=0.02).ok
+    assert not recording.verify(rtol=0.005).ok
+    assert recording.verify(rtol=0.0, atol=0.1).ok
+
+
+def test_each_pass_is_checked(backward: Callable[..., None]) -> None:
+    factors = iter([2.0, 5.0] + [2.0] * 9)
+    backward(lambda: next(factors))
+    with gradlib.record(net := Doubled()) as recording:
+        output = net(torch.randn(3, requires_grad=True))
+        output.sum().backward(retain_graph=True)
+        output.sum().backward()
+    (wrong,) = recording.verify().disagreements
+    assert wrong.field == "passes[1].grad_input[0]"
+
+
+def test_what_cannot_be_replayed_is_listed() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with gradlib.record(net) as recording:
+        net(torch.randn(2, 3)).sum().backward()
+        with torch.no_grad():
+            net[0](torch.randn(2, 3))
+    found = recording.verify()
+    assert found.ok
+    assert found.agreed == 3
+    (skipped,) = found.skipped
+    assert (skipped.name, skipped.index) == ("0", 1)
+    assert skipped.reason == "gradients were disabled when it was called"
+    assert str(found).splitlines()[-1] == (
+        "not replayed: 1 (gradients were disabled when it was called)"
+    )
+
+
+def test_nothing_verified_is_not_ok() -> None:
+    net = nn.Linear(3, 3)
+    with gradlib.record(net) as recording:
+        net(torch.randn(2, 3))
+    assert not recording.verify().ok
+    for options in ({"reduce": gradlib.tensor_stats}, {"keep": "output"}):
+        with pytest.raises(gradlib.CannotReplayError):
+            recorded(net, torch.randn(2, 3), **options).verify()
+
+
+def test_what_a_pass_was_not_asked_for_is_not_missed() -> None:
+    net: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with gradlib.record(net) as recording:
+        torch.autograd.grad(net(torch.randn(2, 3)).sum(), net[1].weight)
+    assert recording.verify().ok
+
+
+def test_a_pass_through_the_graph_of_another() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(5, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        grad.norm().backward()
+    found = recording.verify()
+    assert found.disagreements == ()
+    assert "Backward pass 0 had create_graph=True" in found.skipped[0].reason
+    assert len(found.skipped) == found.calls == 4
+    again = recording["0"].passes[0].replay()
+    torch.testing.assert_close(again.grad_input, recording["0"].passes[0].grad_input)
+
+
+def test_what_one_pass_shows_is_kept_where_another_cannot_be_replayed(
+    backward: Callable[..., None],
+) -> None:
+    factors = iter([3.0] + [2.0] * 9)
+    backward(lambda: next(factors))
+    with gradlib.record(net := Doubled()) as recording:
+        x = torch.ones(3, requires_grad=True)
+        output = net(x).square().sum()
+        torch.autograd.grad(output, x, retain_graph=True)
+        torch.autograd.grad(output, x, create_graph=True)
+        torch.autograd.grad(output, x)
+    found = recording.verify()
+    assert [it.field for it in found.disagreements] == ["passes[0].grad_input[0]"]
+    assert len(found.skipped) == 1
+
+
+def test_tensors_without_values() -> None:
+    net = nn.Linear(3, 4, device="meta")
+    recording = recorded(net, torch.randn(5, 3, device="meta", requires_grad=True))
+    assert "without values" in recording.verify(numerical=True).skipped[0].reason
+
+
+def test_only_some_fields_kept() -> None:
+    recording = recorded(model(), torch.randn(5, 3), keep=["args", "grad_output"])
+    assert recording.verify().ok
+
+
+# What finite differences must not be fooled by
+
+
+class Norm32(nn.Module):
+    """Computes in float32, whatever it is given, as many models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        scale = torch.ones(x.shape[-1], dtype=torch.float32)
+        return (wide * scale * wide.float().square().mean(-1, True).rsqrt()).to(x.dtype)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).exp()
+
+
+class Taking(nn.Module):
+    """It is given its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is None:
+            return self(x, self.weight)
+        return (x * weight).sin() + self.weight.cos()
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return y, y, x
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Twice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.twice(2 * x)
+        return a + 2 * b + 3 * c
+
+
+RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "kinks at the recorded point": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()
+        ),
+        lambda: torch.randn(2, 2, 12, 12),
+    ),
+    "zeros": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        lambda: torch.zeros(3, 4),
+    ),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()),
+        lambda: torch.randn(6, 4),
+    ),
+    "float32 inside": (
+        lambda: nn.Sequential(nn.Linear(4, 4), Norm32()),
+        lambda: torch.randn(6, 4),
+    ),
+    "complex": (lambda: nn.Sequential(Complex(), Complex()), lambda: torch.randn(2, 3)),
+    "words": (
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.GELU()),
+        lambda: torch.tensor([[0, 3], [3, 3]]),
+    ),
+    "sparse gradients": (
+        lambda: nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Tanh()),
+        lambda: torch.tensor([[0, 3], [3, 3]]),
+    ),
+    "recurrent": (lambda: nn.LSTM(3, 4, 2, dropout=0.4), lambda: torch.randn(5, 2, 3)),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True),
+        lambda: torch.randn(2, 5, 4),
+    ),
+    "its own parameter as argument": (Taking, lambda: torch.randn(3, 4)),
+    "one tensor returned twice": (Both, lambda: torch.randn(3, requires_grad=True)),
+    "bfloat16": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(torch.bfloat16),
+        lambda: torch.randn(3, 4, dtype=torch.bfloat16),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_right_ones_pass(kind: str) -> None:
+    torch.manual_seed(0)
+    make, given = RIGHT[kind]
+    net = make()
+    recording = recorded(net, given())
+    before = torch.get_rng_state(), torch.get_default_dtype()
+    found = recording.verify(numerical=True)
+    assert found.ok, str(found)
+    assert found.skipped == ()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_default_dtype() == before[1]
+
+
+def test_autocast() -> None:
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with gradlib.record(net) as recording:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = net(torch.randn(2, 5, 8))
+        (output.float() * torch.randn(output.shape)).sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok, str(found)
+
+
+@pytest.mark.parametrize("wrong", ["weight", "bias"])
+def test_a_wrong_gradient_of_one_parameter(wrong: str) -> None:
+    class Affine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return F.linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+            x, weight = ctx.saved_tensors
+            (grad,) = grads
+            of_weight, of_bias = grad.T @ x, grad.sum(0)
+            if wrong == "weight":
+                of_weight = of_weight + 0.01
+            else:
+                of_bias = of_bias[[1, 0, *range(2, len(of_bias))]]
+            return grad @ weight, of_weight, of_bias
+
+    class Layer(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+            return Affine.apply(input, self.weight, self.bias)
+
+    recording = recorded(nn.Sequential(Layer(3, 5), nn.Tanh()), torch.randn(6, 3))
+    assert recording.verify().ok
+    (found,) = recording.verify(numerical=True).disagreements
+    assert (found.name, found.field) == ("0", f"param_grads[{wrong!r}]")
+
+
+def test_what_has_no_float64_is_skipped() -> None:
+    class Narrow(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("float32 only")
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            assert ctx.needs_input_grad[0]
+            return 2 * grads[0]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Narrow.apply(x)
+
+    recording = recorded(Model(), torch.randn(3, requires_grad=True))
+    assert recording.verify().ok
+    found = recording.verify(numerical=True)
+    assert not found.ok
+    assert "again raised TypeError: float32 only" in found.skipped[0].reason
+
+
+def test_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = recorded(model(), torch.randn(5, 3))
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    recording.verify()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    recording.verify()
+    shown = capsys.readouterr().err
+    assert shown.startswith("\rverify: 0 of 7 calls\rverify: 1 of 7 calls")
+    assert shown.endswith(" \r")
