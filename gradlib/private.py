@@ -114,12 +114,6 @@ def run_eagerly() -> AbstractContextManager[None]:
     return cast(Any, torch.compiler).set_stance("force_eager")
 
 
-def refresh_weights(module: nn.Module) -> None:
-    """Have an LSTM, GRU or RNN use its parameters: it has a list of its own of them."""
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
-
-
 def values_are_stand_ins() -> bool:
     """Tell whether tensors stand for others: under torch.func, or while jit traces."""
     return (

@@ -370,9 +370,7 @@ class Recording(Printable):
         fields = self._fields()
         rows = [row for call in self for row in _rows(call, fields)]
         columns = ("module", "type", *fields)
-        footer = [
-            "output: shape; gradients: norm over all entries, - where there is none"
-        ]
+        footer = [_legend(fields)]
         if len(rows) > ROWS:
             gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(columns) - 1))
             rows[ROWS // 2 : -ROWS // 2] = [gap]
@@ -429,6 +427,14 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
 
 
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
+
+
+def _legend(fields: list[str]) -> str:
+    """Say what the columns show."""
+    parts = ["output: shape"] if "output" in fields else []
+    if set(fields) - {"output"}:
+        parts.append("gradients: norm over all entries, - where there is none")
+    return "; ".join(parts)
 
 
 def _name_and_index(key: object) -> tuple[str, int | None]:

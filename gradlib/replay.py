@@ -27,7 +27,6 @@ from gradlib.private import (
     own_buffers,
     own_children,
     own_parameters,
-    refresh_weights,
     run_eagerly,
 )
 from gradlib.state import AUTOCAST_DEVICES, History, Kept, World, random_state_kept
@@ -203,7 +202,6 @@ class _Scene:
             hooks = state[kind].items()
             others = {key: it for key, it in hooks if not isinstance(it, ModuleHook)}
             state[kind] = OrderedDict(others)
-        refresh_weights(module)
         if module is self._module:
             # What was recorded for the output is what these had made of it.
             state[BACKWARD_PRE_HOOKS] = OrderedDict[int, Any]()
@@ -357,7 +355,7 @@ def _cuda_devices() -> range:
 
 @contextmanager
 def _eagerly() -> Generator[None]:
-    with torch.inference_mode(False), torch.enable_grad(), run_eagerly():
+    with torch.inference_mode(False), run_eagerly():  # gradients are enabled then too
         yield
 
 

@@ -110,7 +110,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     else:
         mean = values.mean()
         numbers = {
-            "norm": linalg.vector_norm(values),
+            "norm": _sum_of_squares_root(values),
             "mean": mean,
             "std": linalg.vector_norm(values - mean) / math.sqrt(count),
             "largest": linalg.vector_norm(values, ord=math.inf),
@@ -138,7 +138,13 @@ def _norm(values: Tensor | TensorStats) -> float:
         return values.norm
     if values.is_meta:
         return math.nan
-    return linalg.vector_norm(wide(values)).item()
+    return _sum_of_squares_root(wide(values)).item()
+
+
+def _sum_of_squares_root(values: Tensor) -> Tensor:
+    # In float32 the square of a gradient that has vanished is zero.
+    precise = torch.complex128 if values.is_complex() else torch.float64
+    return linalg.vector_norm(values, dtype=precise)
 
 
 def wide(tensor: Tensor) -> Tensor:

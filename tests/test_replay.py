@@ -189,6 +189,18 @@ class Taking(nn.Module):
         return 5 * x * weight + 7 * self.weight
 
 
+class Owner(nn.Module):
+    """It has a parameter that stands in a module inside too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+        self.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + F.linear(x, self.weight).sin()
+
+
 class GivesWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -245,6 +257,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "parametrizations": (parametrized, (2, 4)),
     "own parameter as argument": (GivesWeight, (2, 4)),
     "returned inputs": (Sum, (2, 4)),
+    "two owners": (Owner, (2, 4)),
 }
 
 
@@ -398,6 +411,7 @@ def test_what_a_module_keeps_in_attributes_stays() -> None:
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
             self.last = 2 * x
+            self.fresh = 3
             self.register_buffer("new", torch.ones(1))
             return self.last
 
@@ -405,11 +419,12 @@ def test_what_a_module_keeps_in_attributes_stays() -> None:
     with gradlib.record(model) as recording:
         model(torch.ones(1, requires_grad=True)).backward()
     last, call = model.last, recording[""]
-    del model.new
+    del model.new, model.fresh
     call.replay()
     assert model.calls == 1
     assert model.last is last
     assert not hasattr(model, "new")
+    assert not hasattr(model, "fresh")
 
 
 def test_own_hooks_run_as_they_did() -> None:
@@ -517,16 +532,16 @@ def test_a_compiled_model() -> None:
 
 
 def test_a_copied_value_is_not_changed() -> None:
-    class Clamps(nn.Module):
+    class Halves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.full((3,), 5.0))
+            self.weight = nn.Parameter(torch.full((3,), 4.0))
 
         def forward(self, x: Tensor) -> Tensor:
-            self.weight.data.clamp_(max=2)
+            self.weight.data.mul_(0.5)
             return x.mul_(self.weight)
 
-    model = Clamps()
+    model = Halves()
     with gradlib.record(model) as recording:
         loss_of(model(2 * torch.ones(3, requires_grad=True))).backward()
     with torch.no_grad():

@@ -44,3 +44,9 @@ def test_float8() -> None:
     values = torch.tensor([3.0, 4.0, float("nan")]).to(torch.float8_e4m3fn)
     assert tensor_stats(values[:2]).norm == 5
     assert tensor_stats(values).nonfinite == 1
+
+
+def test_the_norm_of_a_gradient_that_has_all_but_vanished() -> None:
+    values = torch.full((4,), 1e-30)
+    assert norm([values]) == pytest.approx(2e-30)
+    assert tensor_stats(values).norm == pytest.approx(2e-30)
