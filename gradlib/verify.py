@@ -110,7 +110,7 @@ def _check(
     trace: CallTrace, numerical: bool, tolerance: Tolerance
 ) -> Iterator[Difference]:
     passes = trace.passes()
-    if trace.world is not None:  # what is cast for a call is summed up coarsely
+    if trace.world is not None:  # autocast may have been on in the backward too
         least = rtol_of(trace.world.autocast.values())
         tolerance = dataclasses.replace(tolerance, least=least)
     if not passes:

@@ -339,28 +339,22 @@ def test_right_ones_pass(kind: str) -> None:
     assert torch.get_default_dtype() == before[1]
 
 
-def test_autocast() -> None:
-    class Thrice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(3):
-                x = torch.tanh(self.f(x))
-            return x
-
+@pytest.mark.parametrize("backward_inside", [True, False])
+def test_autocast(backward_inside: bool) -> None:
     torch.manual_seed(0)
-    net = Thrice()
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    weights = torch.randn(2, 5, 8)
     with gradlib.record(net) as recording:
         with torch.autocast("cpu", torch.bfloat16):
-            outputs = [net(torch.randn(2, 4)) for _ in range(8)]
-        for output in outputs:
-            (output.float() * torch.randn(output.shape)).sum().backward()
+            loss = (net(torch.randn(2, 5, 8)).float() * weights).sum()
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
     found = recording.verify(numerical=True)
     assert found.ok, str(found)
-    # What bfloat16 summed up comes out again but for its rounding.
-    assert not recording.verify(rtol=1e-5).ok
+    # Inside, autocast rounds in the backward too.
+    assert recording.verify(rtol=1e-5).ok is not backward_inside
 
 
 @pytest.mark.parametrize("wrong", ["weight", "bias"])
