@@ -240,6 +240,16 @@ def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
     assert "only in this: blocks.2.fc" in str(found)
 
 
+def test_a_forward_more_is_a_difference(net: Any, x: Tensor) -> None:
+    with gradlib.record(net) as twice:
+        for _ in range(2):
+            net(x).sum().backward()
+    found = recorded(net, x, loss=Tensor.sum).compare(twice)
+    assert found.first is None
+    assert len(found.unmatched) == 12
+    assert not found.ok
+
+
 def test_a_bias_before_batch_norm_gets_rounding_only() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
