@@ -42,7 +42,7 @@ from gradlib.private import (
     running_frame,
     values_are_stand_ins,
 )
-from gradlib.trace import GRADIENTS, Block, CallTrace, Grads
+from gradlib.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grads
 from gradlib.tree import Tree
 from gradlib.values import Keep
 from gradlib.views import Region, watch
@@ -64,6 +64,7 @@ class ModuleCalls:
         self._passes = passes
         self._counts: Counter[str] = Counter()
         self._forwards = itertools.count()
+        self._moments = itertools.count()
         self._now = _Running(keep)
         self._checkpoints = Checkpoints(self.traces)
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
@@ -96,7 +97,6 @@ class ModuleCalls:
             call, within = self._computed_again(around, name, running), running
         if call is None:
             call = self._begin(now, name, module)
-            call.inputs = Tree([], inputs.spec)
             self._remember_state(now, call, module)
         call.idle, call.no_pass_because = (), ""
         frame = Frame(call, module, python, sys.exception(), within)
@@ -109,7 +109,7 @@ class ModuleCalls:
         else:
             call.checkpoints |= around_forward(python)
             call.no_pass_because = notes.DISABLED
-        self._take_inputs(now, frame, inputs.leaves)
+        self._take_inputs(now, frame, inputs)
         if own := own_parameters(module):
             self._take_parameters(frame, own)
         now.stack.append(frame)
@@ -152,7 +152,7 @@ class ModuleCalls:
         """Write down that a call begins."""
         index = self._counts[name]
         self._counts[name] = index + 1
-        moment = len(self.traces)
+        moment = next(self._moments)
         call = CallTrace(self._block, name, index, type(module).__name__, moment)
         if now.stack:
             outer = now.stack[-1].call
@@ -179,13 +179,13 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
+    def _take_inputs(self, now: "_Running", frame: Frame, inputs: Tree) -> None:
         """Keep what the call is given, and hook it for all of what flows into it."""
         call, flow, values = frame.call, frame.flow, now.values
         outermost = not now.stack
         gathers = frame.gathers and self._gathers_inputs
         kept: list[Any] = []
-        for place, leaf in enumerate(leaves):
+        for place, leaf in enumerate(inputs.leaves):
             if not isinstance(leaf, Tensor):
                 kept.append(leaf)
                 continue
@@ -200,8 +200,8 @@ class ModuleCalls:
                 if value.grads is None:
                     self._hook_value(value, frame.within)
                 flow.totals[place] = cast(Grads, value.grads)
-        if not call.inputs.leaves:  # or it is the recomputation of an earlier call
-            call.inputs.leaves = kept
+        if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
+            call.inputs = Tree(kept, inputs.spec)
 
     def _take_parameters(
         self, frame: Frame, own: dict[str, nn.Parameter | None]

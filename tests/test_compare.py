@@ -151,6 +151,12 @@ def test_rounding_adds_up_but_not_without_end() -> None:
     assert this.compare(other).ok
     assert not this.compare(other, rtol=float(max(gaps)) / 2).ok
     other = copy.deepcopy(net)
+    for layer in other:  # as rounding would, but too much in the end
+        layer.weight.data.mul_(1 + 8e-6)
+    found = this.compare(recorded(other, x)).first
+    assert found is not None
+    assert 10 < int(found.name) < 30
+    other = copy.deepcopy(net)
     for layer in other[20:]:  # each a little off: no rounding
         layer.weight.data.mul_(1.003)
     assert where(this.compare(recorded(other, x))) == ("20", 0, "forward", "output")
