@@ -95,10 +95,9 @@ for label, shown, colour, marker in (
     ("with the way past", recording, "#0072B2", "o"),
     ("without", plain, "#D55E00", "s"),
 ):
-    norms = [
-        shown[f"{i}.branch"].grad_input_total[0].norm().item()
-        for i in range(1, BLOCKS)  # the input of block 0 is data, and needs no gradient
-    ]
+    # The input of block 0 is data, and needs no gradient.
+    branches = [shown[f"{i}.branch"] for i in range(1, BLOCKS)]
+    norms = [call.grad_input_total[0].norm().item() for call in branches]
     ax.plot(range(1, BLOCKS), norms, color=colour, marker=marker, label=label)
 ax.set_yscale("log")
 ax.set_xlabel("block")

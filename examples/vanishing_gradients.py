@@ -118,7 +118,7 @@ for ax, recording, title in zip(
     axes, (before, after), ("sigmoids", "ReLUs"), strict=True
 ):
     recording.plot(ax=ax)
-    ax.set_title(title, loc="left", pad=24)
+    ax.set_title(title, loc="left", pad=32)
 plt.show()
 
 # %% [markdown]
