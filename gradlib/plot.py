@@ -296,7 +296,14 @@ def _mark_beside(rows: set[int], x: float, ax: Axes, **style: Any) -> None:
     if rows:
         beside = ax.get_yaxis_transform()  # 1 is the right edge
         across = [x] * len(rows)
-        ax.scatter(across, sorted(rows), clip_on=False, transform=beside, **style)
+        ax.plot(
+            across,
+            sorted(rows),
+            linestyle="none",
+            clip_on=False,
+            transform=beside,
+            **style,
+        )
 
 
 def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
@@ -333,6 +340,12 @@ def _plain_powers(low: float, high: float, digits: str) -> list[float]:
     return [at for at in found if low <= at <= high]
 
 
+def _plain(value: float, _place: int) -> str:
+    """Return a number as `_power_of_ten` writes it: ``0.05``, ``2e-5``."""
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{value:.3g}" if abs(int(exponent)) < 4 else f"{digits}e{int(exponent)}"
+
+
 def _power_of_ten(exponent: float, _place: int) -> str:
     return f"{10.0**exponent:.3g}" if abs(exponent) < 4 else f"1e{exponent:g}"
 
@@ -365,11 +378,12 @@ def _scale(ax: Axes) -> None:
     ax.set_xscale("log")
     room = min(max(int(_inches(ax).width / NUMBER), 2), 9)
     ax.xaxis.set_major_locator(LogLocator(numticks=room))
-    ax.xaxis.set_major_formatter("{x:g}")
+    ax.tick_params(axis="x", which="both", length=3.5, pad=3.5)
+    ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     low, high = ax.get_xlim()
     if high < 100 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
         ax.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-        ax.xaxis.set_minor_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(FuncFormatter(_plain))
     else:
         ax.xaxis.set_minor_formatter(NullFormatter())
 

@@ -20,7 +20,7 @@ from gradlib.module_hook import ModuleHook
 from gradlib.passes import Passes
 from gradlib.private import forget_compiled
 from gradlib.recording import Recording
-from gradlib.selection import Choice, modules_of, recorded_names, selector
+from gradlib.selection import modules_of, recorded_names, selector
 from gradlib.state import History
 from gradlib.trace import FIELDS, Block
 from gradlib.values import Keep, keeper
@@ -29,8 +29,14 @@ from gradlib.values import Keep, keeper
 def record(
     model: nn.Module,
     *,
-    modules: Choice | None = None,
-    keep: Iterable[str] = FIELDS,
+    modules: str | Iterable[str] | Callable[[str, nn.Module], bool] | None = None,
+    keep: Iterable[str] = (
+        "args",
+        "output",
+        "grad_input",
+        "grad_output",
+        "param_grads",
+    ),
     reduce: Callable[[Tensor], Any] | None = None,
     device: torch.device | str | int | None = None,
 ) -> AbstractContextManager[Recording]:

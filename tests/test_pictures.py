@@ -72,9 +72,25 @@ def line(axes: Axes, label: str) -> Any:
 
 def marks(axes: Axes, label: str) -> list[tuple[float, float]]:
     """Return where the markers of one kind are."""
-    found = [it for it in axes.collections if it.get_label() == label]
-    assert all(isinstance(it, PathCollection) for it in found)
-    return [tuple(at) for it in found for at in np.asarray(it.get_offsets()).tolist()]
+    drawn = [
+        it.get_offsets()
+        for it in axes.collections
+        if isinstance(it, PathCollection) and it.get_label() == label
+    ]
+    drawn += [it.get_xydata() for it in axes.lines if it.get_label() == label]
+    return [tuple(at) for it in drawn for at in np.asarray(it).tolist()]
+
+
+def test_marks_beside_the_axes_are_inside_the_figure() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    with gradlib.record(model) as recording:
+        (model(torch.ones(3, 2)) * torch.nan).sum().backward()
+    figure = recording.plot()
+    figure.draw_without_rendering()
+    (crosses,) = [it for it in figure.axes[0].lines if it.get_label() == "nan or inf"]
+    extent = crosses.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0
+    assert extent.x1 <= figure.bbox.x1
 
 
 def image(axes: Axes) -> Any:
