@@ -108,11 +108,11 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
         numbers = {**empty, "norm": torch.zeros_like(nan), "nonfinite": nonfinite}
     else:
-        mean = values.mean()
+        variance, mean = torch.var_mean(values, correction=0)
         numbers = {
             "norm": _sum_of_squares_root(values),
             "mean": mean,
-            "std": linalg.vector_norm(values - mean) / math.sqrt(count),
+            "std": variance.sqrt(),
             "largest": linalg.vector_norm(values, ord=math.inf),
             "zeros": 1 - torch.count_nonzero(values) / count,
             "nonfinite": nonfinite,
