@@ -334,7 +334,11 @@ class ModuleCalls:
         nodes = [end[0] for end in ends if not isinstance(end, int)]
         edges = leaving_edges(nodes, frame.since, ends, set())
         for place, value in outputs.items():
-            inner = [(node, entry) for node, entry, end, _ in edges if end == value.end]
+            inner = [
+                (node, entry)
+                for node, entry, edge, leaf in edges
+                if value.end in (edge, id(leaf))
+            ]
             if inner:
                 less = partial(_without, self._passes.hook_inner(inner))
                 grads = frame.flow.outputs[place] = Grads()

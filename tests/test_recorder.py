@@ -346,6 +346,22 @@ def test_a_module_that_uses_and_returns_its_input() -> None:
     assert_close(recording[""].grad_input_total, (torch.full((2,), 32.0),))
 
 
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_module_that_returns_its_input_and_more_of_it(leaf: bool) -> None:
+    class More(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, 10 * x
+
+    model, x = More(), torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        same, more = model(x if leaf else 1 * x)
+        (3 * same + 5 * more).sum().backward()
+    same_grad, more_grad = recording[""].grad_output
+    assert same_grad.tolist() == [3, 3]
+    assert more_grad.tolist() == [5, 5]
+    assert recording[""].grad_input[0].tolist() == [53, 53]
+
+
 def test_a_module_that_returns_its_input() -> None:
     model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
     x = torch.randn(2, 4, requires_grad=True)
