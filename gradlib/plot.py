@@ -341,7 +341,7 @@ def _plain_powers(low: float, high: float, digits: str) -> list[float]:
 
 
 def _plain(value: float, _place: int) -> str:
-    """Return a number as `_power_of_ten` writes it: ``0.05``, ``2e-5``."""
+    """Return a number as `_power_of_ten` writes it, also between two powers."""
     digits, exponent = f"{value:.0e}".split("e")
     return f"{value:.3g}" if abs(int(exponent)) < 4 else f"{digits}e{int(exponent)}"
 
