@@ -20,7 +20,7 @@ import gradlib
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-POINTS, WIDTH, DEPTH, STEPS = 512, 32, 10, 300
+POINTS, WIDTH, DEPTH, STEPS = 512, 32, 10, 150
 X = torch.rand(POINTS, 2, device=device) * 2 - 1
 Y = (X.norm(dim=1) < X.norm(dim=1).median()).long()  # inside a circle, or outside
 
@@ -125,7 +125,7 @@ plt.show()
 # ## Does it learn?
 #
 # Both are trained, and every step is recorded. With `reduce=gradlib.tensor_stats` a
-# recording holds a few numbers for each tensor, so hundreds of steps fit.
+# recording holds a few numbers for each tensor, however many steps there are.
 
 
 # %%
