@@ -56,7 +56,7 @@ def _use_torchlens(net: Net) -> Any:
 @contextmanager
 def _torchlens_at_work() -> Generator[None]:
     """Let it wrap torch's functions, and unwrap them before the others' turns."""
-    from torchlens.backends.torch import wrappers  # pyright: ignore
+    from torchlens.backends.torch import wrappers  # pyright: ignore (not a dependency)
 
     wrappers.wrap_torch()
     try:

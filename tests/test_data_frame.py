@@ -27,7 +27,7 @@ class Residual(nn.Module):
 def record(**options: object) -> gradlib.Recording:
     torch.manual_seed(0)
     model = Residual()
-    with gradlib.record(model, **options) as recording:  # pyright: ignore
+    with gradlib.record(model, **options) as recording:  # pyright: ignore (any options)
         for _ in range(2):
             loss = model(torch.randn(3, 4)).sum()
             loss.backward(retain_graph=True)

@@ -395,7 +395,7 @@ def test_nested_inputs_have_their_path_as_name() -> None:
 
 def test_an_argument_that_is_called_as_a_parameter() -> None:
     class Scaled(nn.Linear):
-        def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override] (fewer)
             return super().forward(weight)
 
     report = report_of(Scaled(3, 2), given(4, 3))
@@ -446,7 +446,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 def test_a_module_that_calls_itself_is_reported_as_called_from_outside() -> None:
     class Again(nn.Linear):
-        def forward(self, input: Tensor, times: int = 2) -> Tensor:  # noqa: A002
+        def forward(self, input: Tensor, times: int = 2) -> Tensor:  # noqa: A002 (a usual name)
             y = super().forward(input).tanh()
             return self(y, times - 1) * 2 if times else y
 
@@ -705,7 +705,7 @@ def test_the_results_have_short_names() -> None:
 
 def test_what_is_no_module() -> None:
     with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
-        gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type]
+        gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
 
 
 def test_what_cannot_be_copied() -> None:

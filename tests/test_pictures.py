@@ -112,7 +112,7 @@ def test_an_unknown_kind_names_those_there_are(kind: Any) -> None:
 
 def test_axes_in_the_place_of_the_kind_are_told_where_they_belong() -> None:
     with pytest.raises(gradlib.UnknownKindError, match=r"plot\(ax=\.\.\.\)"):
-        record(layers()).plot(plt.figure().subplots())  # pyright: ignore
+        record(layers()).plot(plt.figure().subplots())  # pyright: ignore (on purpose)
 
 
 @each_kind
@@ -361,6 +361,6 @@ def apart(figure: Figure) -> None:
 
 def test_hundreds_of_steps_have_few_numbers() -> None:
     axes = drawn(record(layers(2), [1] * 300).plot("steps"))
-    apart(axes.get_figure(root=True))  # pyright: ignore
+    apart(axes.get_figure(root=True))  # pyright: ignore (it has one)
     numbers = [label.get_text() for label in axes.get_xticklabels()]
     assert 3 < len([number for number in numbers if number]) < 15
