@@ -1,8 +1,5 @@
 """See how gradients flow through PyTorch modules."""
 
-from gradlib.call import Call, Pass
-from gradlib.compare import Comparison, Unmatched
-from gradlib.difference import Difference
 from gradlib.errors import (
     AmbiguousCallError,
     BrokenFileError,
@@ -18,13 +15,16 @@ from gradlib.errors import (
     UnknownFieldError,
     UnknownKindError,
 )
-from gradlib.hook_reports import HookEntry, HookKind, HookReport, hook_report
-from gradlib.nonfinite import Nonfinite
-from gradlib.recorder import record
-from gradlib.recording import Recording, load_recording
+from gradlib.hook_reports.report import HookEntry, HookKind, HookReport, hook_report
+from gradlib.recorder.record import record
+from gradlib.recording.call import Call, Pass
+from gradlib.recording.compare import Comparison, Unmatched
+from gradlib.recording.difference import Difference
+from gradlib.recording.nonfinite import Nonfinite
+from gradlib.recording.recording import Recording, load_recording
+from gradlib.recording.verify import Skipped, Verification
 from gradlib.stats import TensorStats, tensor_stats
 from gradlib.storage import NotSaved
-from gradlib.verify import Skipped, Verification
 
 __all__ = [
     "AmbiguousCallError",

@@ -20,9 +20,10 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib import private, saving, storage
-from gradlib.call import CALL_FIELDS, PASS_FIELDS
-from gradlib.trace import Block, CallTrace
+from gradlib import private, storage
+from gradlib.recording import saving
+from gradlib.recording.call import CALL_FIELDS, PASS_FIELDS
+from gradlib.recording.trace import Block, CallTrace
 from gradlib.tree import Tree
 
 

@@ -1,0 +1,179 @@
+"""What the tensors of a module call are called, and the gradients they get."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from gradlib.hook_reports.naming import close, name_by_value
+from gradlib.hook_reports.trial import Trial, computed, cotangent, differentiable
+from gradlib.private import leaf_of, own_parameters
+from gradlib.tree import Tree
+
+OUTSIDE = "a tensor from outside the module"
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Names:
+    """What the arguments and parameters of one call are called."""
+
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Take the names of the arguments from the signature of `forward`."""
+        taken = {name for name, _ in module.named_parameters()} | {"output"}
+        positional = enumerate(_positional_names(module, args))
+        by_path = {f"[0][{i}]": name for i, name in positional}
+        by_path |= {f"[1][{name!r}]": name for name in kwargs}
+        self._by_path = {
+            path: f"argument {name}" if name in taken else name
+            for path, name in by_path.items()
+        }
+
+    def of_argument(self, i: int) -> str:
+        """Return the name of a positional argument."""
+        return self._by_path[f"[0][{i}]"]
+
+    def of_input(self, inputs: Tree, place: int) -> str:
+        """Return the name of a leaf of the inputs: ``x['mask']``."""
+        path = inputs.path(place)
+        start = next(start for start in self._by_path if path.startswith(start))
+        return self._by_path[start] + path.removeprefix(start)
+
+    def of_node(self, trial: Trial, node: Node) -> str | None:
+        """Return the name of the tensor whose gradient `node` takes on, if it has one.
+
+        That is an input or parameter: what the module computes has no name.
+        """
+        leaf = leaf_of(node)
+        for place, tensor in differentiable(trial.inputs).items():
+            if trial.made_by[place] is node or tensor is leaf:
+                return self.of_input(trial.inputs, place)
+        for name, tensor in _parameters(trial.module):
+            if tensor is leaf:
+                return name
+        return None if leaf is None else OUTSIDE
+
+
+class KnownGradients:
+    """Every gradient of a call that has a name, computed without a backward hook.
+
+    Attributes:
+        warnings: What was warned of meanwhile.
+    """
+
+    def __init__(self, trial: Trial, names: Names) -> None:
+        """Run the trial, and listen at every tensor that has a name."""
+        self._outputs: dict[str, Tensor] = {}
+        self._totals = _Sums()  # of the outputs, the use of one in another included
+        self._leaves = _Sums()
+        self._inner = _Sums()
+        self._listen_to_inputs(trial, names)
+        self._listen_inside(trial.module)
+        trial.run(partial(self._listen_outside, trial.module))
+        self.warnings = trial.warnings
+        for name, total in self._totals.arrived().items():
+            if not close(total, self._outputs[name]):
+                self._outputs[f"{name} with its use in other outputs"] = total
+
+    def name(self, grad: Tensor, *, outputs_first: bool) -> str | None:
+        """Name a gradient by its value; ``None`` where it has no name.
+
+        Args:
+            grad: A gradient of any shape.
+            outputs_first: Which goes first where an output's is equal to an input's.
+        """
+        groups = (self._outputs, self._leaves.arrived())
+        first, second = groups if outputs_first else groups[::-1]
+        return name_by_value(grad, {**first, **second}, self._inner.arrived())
+
+    def _listen_inside(self, module: nn.Module) -> None:
+        calls: Counter[str] = Counter()
+        seen: dict[tuple[int, int], Tensor] = {}
+
+        def hook(name: str, _module: object, _args: object, output: object) -> None:
+            outputs = Tree.of(output)
+            call = f", call {calls[name]}" if calls[name] else ""
+            calls[name] += 1
+            for place, tensor in differentiable(outputs).items():
+                key = id(tensor), tensor._version
+                if key in seen:
+                    continue  # a module inside this one returned it, too
+                seen[key] = tensor
+                label = f"output{outputs.path(place)} of {name}{call}"
+                _listen(tensor, self._inner.adder(label))
+
+        for name, part in cast(Any, module).named_modules():
+            if name:
+                part.register_forward_hook(partial(hook, name))
+
+    def _listen_to_inputs(self, trial: Trial, names: Names) -> None:
+        """Listen at each place of its own, as one tensor may stand in several."""
+        for place, tensor in differentiable(trial.inputs).items():
+            alias = trial.inputs.leaves[place] = computed(tensor)
+            if alias.grad_fn is not None:
+                add = self._leaves.adder(names.of_input(trial.inputs, place))
+                # Not a hook on the alias: the module may overwrite it.
+                alias.grad_fn.register_prehook(add)
+
+    def _listen_outside(self, module: nn.Module, output: Tree) -> None:
+        """Listen to the outputs and, as a forward may make them, the parameters."""
+        for name, tensor in _parameters(module):
+            _listen(tensor, self._leaves.adder(name))
+        for place, tensor in differentiable(output).items():
+            name = f"output{output.path(place)}"
+            self._outputs[name] = cotangent(place, tensor)
+            _listen(tensor, self._totals.adder(name))
+
+
+class _Sums:
+    """Gradients by name, in the order of the names; what comes in parts is added up."""
+
+    def __init__(self) -> None:
+        self._grads: dict[str, Tensor | None] = {}
+
+    def adder(self, name: str) -> Callable[[Any], None]:
+        """Return a hook for a tensor, or for before a node with one output."""
+        self._grads[name] = None
+
+        def add(grad: Tensor | tuple[Tensor | None]) -> None:
+            part = grad[0] if isinstance(grad, tuple) else grad
+            if part is not None:
+                before = self._grads[name]
+                self._grads[name] = kept(part) if before is None else before + part
+
+        return add
+
+    def arrived(self) -> dict[str, Tensor]:
+        return {name: grad for name, grad in self._grads.items() if grad is not None}
+
+
+def kept(grad: Tensor) -> Tensor:
+    """Return a dense copy of a gradient, which may be overwritten later."""
+    value = grad.detach()
+    return (value if grad.layout == torch.strided else value.to_dense()).clone()
+
+
+def _listen(tensor: Tensor, hook: Callable[[Any], None]) -> None:
+    cast(Any, tensor).register_hook(hook)
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name what can get a gradient: parameters, and tensors kept as attributes."""
+    for name, part in cast(Any, module).named_modules():
+        attributes: dict[str, Any] = {**own_parameters(part), **vars(part)}
+        for key, value in attributes.items():
+            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+                yield f"{name}.{key}".removeprefix("."), value
+
+
+def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:
+    """Return what `forward` calls its positional arguments."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, POSITIONAL)]
+    return [*named, *(f"args[{i}]" for i in range(len(named), len(args)))][: len(args)]

@@ -1,0 +1,247 @@
+"""What each kind of backward hook receives for a module, every entry named by value."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradlib.errors import NotAModuleError
+from gradlib.hook_reports.known import kept
+from gradlib.hook_reports.trial import backward_hooks, differentiable
+from gradlib.hook_reports.words import KINDS, TENSOR, HookedCall
+from gradlib.render import Printable, Table
+from gradlib.tree import Tree
+
+COLUMNS = ("entry", "shape", "what it is")
+
+
+@dataclass(frozen=True, eq=False)
+class HookEntry:
+    """One entry of what a hook received.
+
+    Attributes:
+        place: Where it stood, as ``"grad_input[0]"``.
+        value: The gradient, of any shape, or ``None``.
+        what: What it is, as ``"gradient of weight, transposed"``.
+    """
+
+    place: str
+    value: Tensor | None
+    what: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HookKind(Printable):
+    """What hooks of one kind received.
+
+    Attributes:
+        name: The method that sets such a hook.
+        entries: What the hook received, in order; for a hook on a tensor, what the
+            hook on each output received. Empty where it was never called.
+        why: Why there are that many entries, and what would change it.
+        warnings: What was warned of with this hook, and not without it.
+        error: What was raised with this hook, and not without it, or ``""``.
+    """
+
+    name: str
+    entries: tuple[HookEntry, ...]
+    why: str
+    warnings: tuple[str, ...]
+    error: str
+
+    @property
+    def grad_input(self) -> tuple[HookEntry, ...]:
+        """The entries of ``grad_input``."""
+        return tuple(e for e in self.entries if e.place.startswith("grad_input["))
+
+    @property
+    def grad_output(self) -> tuple[HookEntry, ...]:
+        """The entries of ``grad_output``."""
+        return tuple(e for e in self.entries if e.place.startswith("grad_output["))
+
+    def __repr__(self) -> str:
+        """Name the kind."""
+        return f"<HookKind: {self.name}>"
+
+    def _table(self) -> Table:
+        return _table_of(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HookReport(Printable):
+    """What each kind of backward hook receives for one module and its inputs.
+
+    Attributes:
+        module_type: The name of the module's class.
+        last_node: The autograd node of the first output tensor, as
+            ``"AddmmBackward0"``; ``""`` where it has none. The legacy hook sits on it.
+        last_node_inputs: One name for each input of its operation: that of an argument
+            or parameter, or else of the node the input comes from; ``"-"`` where the
+            input needs no gradient.
+        kinds: By the name of the method that sets the hook.
+        notes: What to know about the whole.
+    """
+
+    module_type: str
+    last_node: str
+    last_node_inputs: tuple[str, ...]
+    kinds: Mapping[str, HookKind]
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Name the module's class."""
+        return f"<HookReport: {self.module_type}>"
+
+    def __str__(self) -> str:
+        """Return the tables as text."""
+        return "\n\n".join(table.text() for table in self._tables())
+
+    def _repr_html_(self) -> str:
+        return "".join(table.html() for table in self._tables())
+
+    def _tables(self) -> list[Table]:
+        inputs = f"({', '.join(self.last_node_inputs)})" if self.last_node else "none"
+        head = f"{self.module_type}, last autograd node: {self.last_node}{inputs}"
+        return [Table(head, (), [], self.notes), *map(_table_of, self.kinds.values())]
+
+
+def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
+    """Show what each kind of backward hook receives, and what every entry is.
+
+    Each kind runs on its own copy of `module` and of its inputs, from the same random
+    state; `module`, the inputs and the random state stay as they are. Every output
+    that requires grad is given a random cotangent, and each entry is named by its
+    value: by the gradient it is equal to.
+
+    A copy has the forward hooks of `module`, and no backward hook but the one tried.
+
+    Args:
+        module: The module to call, on any device, in either mode.
+        args: Its positional arguments. ``requires_grad`` counts: pass tensors that
+            require grad, as they do inside a model.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The report, to print or to ask: ``report.kinds["register_backward_hook"]``.
+
+    Raises:
+        NotAModuleError: `module` is not a ``torch.nn.Module``.
+        NotCopyableError: The module or an argument cannot be copied.
+        Exception: What the module itself raises without a hook, unchanged.
+
+    Example:
+        ```python
+        import torch
+        from torch import nn
+
+        import gradlib
+
+        linear = nn.Linear(20, 30)
+        x = torch.randn(4, 20, requires_grad=True)
+        report = gradlib.hook_report(linear, x)
+
+        print(report.kinds["register_full_backward_hook"])
+        #> register_full_backward_hook
+        #> entry           shape    what it is
+        #> grad_input[0]   [4, 20]  gradient of input
+        #> grad_output[0]  [4, 30]  gradient of output
+        #> 1 entry in grad_input: one for each positional argument. The operations
+        #>   inside do not change that.
+        for entry in report.kinds["register_backward_hook"].grad_input:
+            print(entry.place, list(entry.value.shape), entry.what)
+        #> grad_input[0] [30] gradient of bias
+        #> grad_input[1] [4, 20] gradient of input
+        #> grad_input[2] [20, 30] gradient of weight, transposed
+        ```
+    """
+    if not isinstance(cast(object, module), nn.Module):
+        raise NotAModuleError(
+            "hook_report(module, *args): module must be a torch.nn.Module, but it is "
+            f"of type {type(module).__name__}. Pass the module first, then its inputs."
+        )
+    call = HookedCall(module, args, kwargs)
+    name, inputs = call.last_node()
+    kinds = {kind: _tried(call, kind) for kind in KINDS}
+    notes = tuple(_notes(module))
+    return HookReport(type(module).__name__, name, inputs, kinds, notes)
+
+
+_Received: TypeAlias = dict[str, list[Tensor | None]]
+
+
+def _tried(call: HookedCall, kind: str) -> HookKind:
+    """Try one kind of hook on a copy of its own."""
+    if why_not := call.why_not_tried(kind):
+        return HookKind(kind, (), why_not, (), "")
+    trial = call.trial()
+    received: _Received = {}
+    error = ""
+    try:
+        trial.run(_set_hook(trial.module, kind, received))
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    entries = tuple(
+        HookEntry(call.place(field, i), grad, call.what(kind, field, i, grad))
+        for field, grads in received.items()
+        for i, grad in enumerate(grads)
+    )
+    if received:
+        why = call.why(kind, {field: len(grads) for field, grads in received.items()})
+    elif error:
+        why = (
+            "Never called: with this hook there is an error, without it there is none."
+        )
+    else:
+        why = call.why_never(kind)
+    fresh = dict.fromkeys(w for w in trial.warnings if w not in call.warnings)
+    return HookKind(kind, entries, why, tuple(fresh), error)
+
+
+def _set_hook(
+    module: nn.Module, kind: str, received: _Received
+) -> Callable[[Tree], None]:
+    """Set a hook that writes down what it gets; return what sets one on the outputs."""
+
+    def on_module(_module: nn.Module, *tuples: tuple[Tensor | None, ...]) -> None:
+        fields = ("grad_input", "grad_output")[-len(tuples) :]
+        for field, grads in zip(fields, tuples, strict=True):
+            received[field] = [None if grad is None else kept(grad) for grad in grads]
+
+    def on_outputs(output: Tree) -> None:
+        tensors = differentiable(output)
+        if tensors:
+            received["grad"] = [None] * len(tensors)
+        for i, tensor in enumerate(tensors.values()):
+            cast(Any, tensor).register_hook(partial(on_tensor, i))
+
+    def on_tensor(i: int, grad: Tensor) -> None:
+        received["grad"][i] = kept(grad)
+
+    if kind == TENSOR:
+        return on_outputs
+    handle = getattr(module, kind)(on_module)
+    # A module may call itself: torch has taken up the hook of the outermost call.
+    module.register_forward_pre_hook(partial(_remove, handle))
+    return lambda _: None
+
+
+def _remove(handle: RemovableHandle, *_: object) -> None:
+    handle.remove()
+
+
+def _notes(module: nn.Module) -> Iterator[str]:
+    if hooks := sum(map(len, backward_hooks(module))):
+        yield f"Left out of the copies: {hooks} backward hook(s) of the module itself."
+
+
+def _table_of(kind: HookKind) -> Table:
+    rows = [(e.place, _shape(e.value), e.what) for e in kind.entries]
+    footer = (kind.why, *kind.warnings, kind.error)
+    return Table(kind.name, COLUMNS if rows else (), rows, footer)
+
+
+def _shape(value: Tensor | None) -> str:
+    return "-" if value is None else str(list(value.shape))

@@ -1,0 +1,243 @@
+"""Trial runs of a copy of a module: the module itself stays untouched."""
+
+import copy
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from gradlib.errors import NotCopyableError
+from gradlib.private import leaf_of
+from gradlib.recording.state import random_state_kept
+from gradlib.tree import Tree
+
+SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
+
+
+class Trial:
+    """A copy of a module and its inputs, to be hooked and run once.
+
+    It keeps forward hooks, which may be part of what the module computes, as those of
+    ``weight_norm`` are. Backward hooks are left out: they would change gradients, and
+    torch refuses two kinds of them on one module.
+
+    Attributes:
+        module: The copy.
+        inputs: The copied ``(args, kwargs)``. A leaf stays a leaf, and what was
+            computed before stays computed; nothing leads back to the originals.
+        made_by: By place, the node that made an input before the module got it.
+        warnings: What was warned of, as ``"UserWarning: ..."``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Tree,
+        change: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> None:
+        """Copy.
+
+        Args:
+            module: The module to copy.
+            inputs: Its ``(args, kwargs)``.
+            change: What to make of each tensor in `inputs`.
+
+        Raises:
+            NotCopyableError: The module cannot be copied.
+        """
+        own = _tensors(module)  # one that is passed to it, too, stays one tensor
+        tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
+        copies = {
+            key: _copied(x, change) for key, x in tensors.items() if key not in own
+        }
+        without_hooks = {id(d): type(d)() for d in backward_hooks(module)}
+        memo = {**copies, **_without_history(module), **without_hooks}
+        self.module, leaves = _deep_copied((module, inputs.leaves), memo)
+        self.inputs = Tree(leaves, inputs.spec)
+        self.made_by = {
+            place: tensor.grad_fn
+            for place, tensor in differentiable(self.inputs).items()
+        }
+        self.warnings: list[str] = []
+        for part in self.module.modules():
+            part._is_full_backward_hook = None  # as torch sets it at first
+        if own & _tensors(self.module):
+            raise NotCopyableError(
+                f"hook_report works on a copy, but a copy of {type(module).__name__} "
+                "shares tensors with it: see its __deepcopy__."
+            )
+
+    def run(
+        self,
+        on_output: Callable[[Tree], None] = lambda _: None,
+        *,
+        backward: bool = True,
+    ) -> Tree:
+        """Run the copy forward and backward, each trial from the same random state.
+
+        Args:
+            on_output: Called between the two.
+            backward: Whether to run a backward pass, from every output at once.
+
+        Returns:
+            What the forward returned.
+        """
+        devices = _cuda_devices(self.module, self.inputs)
+        with random_state_kept(devices), _recorded(self.warnings):
+            args, kwargs = self.inputs.build()
+            output = Tree.of(self.module(*args, **kwargs))
+            on_output(output)
+            if backward:
+                _backward(output)
+            return output
+
+
+class Before(torch.autograd.Function):
+    """What stands for the computations before the module: it copies a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
+        """Copy."""
+        return _exact_copy(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
+        """Hand on the gradient."""
+        return grads[0]
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """Return a copy of `tensor` that has a node of its own in the graph."""
+    return cast(Any, Before).apply(tensor)
+
+
+def differentiable(tree: Tree) -> dict[int, Tensor]:
+    """Return the tensors of a tree that require grad, by place."""
+    return {
+        place: leaf
+        for place, leaf in enumerate(tree.leaves)
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    }
+
+
+def cotangent(place: int, output: Tensor) -> Tensor:
+    """Return v for the output at `place`, random: equal values then mean something."""
+    generator = torch.Generator("cpu").manual_seed(SEED + place)
+    dtype = torch.complex128 if output.is_complex() else torch.float64
+    v = torch.randn(output.shape, generator=generator, dtype=dtype, device="cpu")
+    return v.to(output.device, output.dtype)
+
+
+def _backward(output: Tree) -> None:
+    """Run a backward pass that leaves no gradient behind on any leaf."""
+    outputs = differentiable(output)
+    leaves = _leaves_behind(outputs.values())
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None  # or it would be added to in place
+        vs = [cotangent(place, tensor) for place, tensor in outputs.items()]
+        if outputs:
+            torch.autograd.backward(list(outputs.values()), vs)
+    finally:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = grad
+
+
+def _leaves_behind(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves that `outputs` were computed from, or are."""
+    leaves = [tensor for tensor in outputs if tensor.is_leaf]
+    stack = [tensor.grad_fn for tensor in outputs]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = leaf_of(node)
+        leaves += [] if leaf is None else [leaf]
+        stack += [before for before, _ in node.next_functions]
+    return list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(source, memo)
+    except Exception as error:
+        raise NotCopyableError(
+            f"hook_report works on a copy, and {type(source[0]).__name__} with its "
+            f"arguments cannot be copied: {type(error).__name__}: {error}"
+        ) from error
+
+
+def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """Return the dicts that hold the backward hooks of a module and all inside it."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks")
+    return [getattr(part, kind) for part in module.modules() for kind in kinds]
+
+
+def _without_history(module: nn.Module) -> dict[int, Tensor]:
+    """Return what deepcopy shall take for tensors that were computed: it refuses them.
+
+    Modules keep such tensors as attributes: activations, ``weight_norm``'s weight.
+    """
+    return {
+        id(value): _exact_copy(value).requires_grad_()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
+def _copied(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    leaf = _exact_copy(change(tensor.detach()))
+    if not tensor.requires_grad:
+        return leaf
+    leaf.requires_grad_()
+    return leaf if tensor.is_leaf else computed(leaf)
+
+
+def _exact_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy with the same strides: the operation may depend on them.
+
+    ``clone`` keeps them only where the tensor has no gaps and no overlaps.
+    """
+    source = tensor.detach()
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return source.clone()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)
+    made = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    if tensor.numel():
+        whole = source.as_strided((span,), (1,), source.storage_offset())
+        made.as_strided((span,), (1,)).copy_(whole)
+    return made
+
+
+def _tensors(module: nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _cuda_devices(module: nn.Module, inputs: Tree) -> set[int]:
+    tensors: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
+    return {t.device.index for t in tensors if isinstance(t, Tensor) and t.is_cuda}
+
+
+@contextmanager
+def _recorded(into: list[str]) -> Generator[None]:
+    """Record warnings, and those that torch gives only once every time."""
+    always = torch.is_warn_always_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.set_warn_always(True)
+        try:
+            yield
+        finally:
+            torch.set_warn_always(always)
+            into += [f"{w.category.__name__}: {w.message}" for w in caught]

@@ -1,0 +1,240 @@
+"""The words of a hook report: what each entry is, and why there are that many."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from gradlib.hook_reports.known import OUTSIDE, KnownGradients, Names
+from gradlib.hook_reports.trial import Trial, differentiable
+from gradlib.private import own_parameters
+from gradlib.tree import Tree, tensors_in
+
+LEGACY = "register_backward_hook"
+FULL = "register_full_backward_hook"
+FULL_PRE = "register_full_backward_pre_hook"
+TENSOR = "Tensor.register_hook"
+KINDS = (LEGACY, FULL, FULL_PRE, TENSOR)
+
+
+class HookedCall:
+    """A module with its inputs, and what is known of its call without a hook."""
+
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Run the module without a hook; what it raises comes through."""
+        self.module = module
+        self._args = args
+        self._keywords = [key for key, value in kwargs.items() if tensors_in(value)]
+        self.inputs = Tree.of((args, kwargs))
+        self._names = Names(module, args, kwargs)
+        plain = self.trial()
+        self._output = plain.run(backward=False)
+        self._node = _first_node(self._output)
+        self._before = [n for n, _ in self._node.next_functions] if self._node else []
+        self._tensors = [
+            None if node is None else self._names.of_node(plain, node)
+            for node in self._before
+        ]
+        made = plain.made_by.items()
+        returned = (place for place, node in made if node and node is self._node)
+        self._returned = next(returned, None)
+        self._known = KnownGradients(self.trial(), self._names)
+        self.warnings = {*plain.warnings, *self._known.warnings}
+
+    def last_node(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the last node, and one for each of its inputs."""
+        node, tensors = self._node, self._tensors
+        if self._returned is not None:  # of a copy it is a stand-in
+            node = self.inputs.leaves[self._returned].grad_fn
+            tensors = [None] * len(node.next_functions)
+        if node is None:
+            return "", ()
+        before = (n for n, _ in node.next_functions)
+        pairs = zip(before, tensors, strict=True)
+        return node.name(), tuple(name or _name(n) for n, name in pairs)
+
+    def trial(self) -> Trial:
+        """Return a fresh copy of the module and its inputs."""
+        return Trial(self.module, self.inputs)
+
+    def why_not_tried(self, kind: str) -> str:
+        """Say why a kind of hook cannot even be tried, or ``""``."""
+        if kind == LEGACY and isinstance(_first(self._output.build()), str):
+            return "Not tried: torch would look for a tensor inside a str for ever."
+        return ""
+
+    def place(self, field: str, i: int) -> str:
+        """Return where an entry stood: a hook on a tensor has no tuple."""
+        if field != "grad":
+            return f"{field}[{i}]"
+        return f"grad of output{self._output.path([*differentiable(self._output)][i])}"
+
+    def what(self, kind: str, field: str, i: int, grad: Tensor | None) -> str:
+        """Name an entry by its value, or say why it has none."""
+        if grad is None:
+            return f"None: {self._why_nothing(kind, field, i)}"
+        if not grad.any():
+            dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
+            return f"{dtype}zeros: {self._why_nothing(kind, field, i)}"
+        name = self._known.name(grad, outputs_first=field != "grad_input")
+        if name is not None:
+            return name
+        if kind != LEGACY or field == "grad_output":
+            return "gradient of an inner tensor"
+        tensor = self._tensors[i]
+        if tensor == OUTSIDE:
+            return f"gradient for {OUTSIDE}"
+        if tensor:
+            return f"a part of the gradient of {tensor}, which has other uses, too"
+        return f"gradient of an inner tensor, from {_name(self._before[i])}"
+
+    def why(self, kind: str, lengths: dict[str, int]) -> str:
+        """Say why the tuples have their lengths, and what would change them."""
+        if kind == LEGACY:
+            return self._why_legacy(lengths["grad_input"])
+        if kind == FULL:
+            return self._why_full(lengths["grad_input"])
+        if kind == FULL_PRE:
+            count = _entries(lengths["grad_output"])
+            return f"{count} in grad_output: one for each output. No grad_input."
+        return "No tuple: each output that requires grad has a hook of its own."
+
+    def why_never(self, kind: str) -> str:
+        """Say why a hook was never called, though nothing was raised."""
+        if not differentiable(self._output):
+            off = "" if torch.is_grad_enabled() else ": gradients are disabled"
+            return f"Never called: no output requires grad{off}."
+        if kind == LEGACY and self._node is None:
+            return (
+                "Never called: the first output tensor has no autograd node, as it is "
+                "a leaf or does not require grad."
+            )
+        output = self._output.build()
+        if kind != LEGACY and not isinstance(output, Tensor | tuple):
+            return (
+                f"Never called: the output is of type {type(output).__name__}, and "
+                "this hook needs a tensor or a tuple of tensors."
+            )
+        top = cast(Any, output if isinstance(output, tuple) else (output,))
+        if kind != LEGACY and not any(map(_requires_grad, top)):
+            return "Never called: no tensor that requires grad is at the top level."
+        return "Never called, for a reason that this report does not know."
+
+    def _why_legacy(self, length: int) -> str:
+        maker, inputs = self.last_node()
+        if self._returned is not None:
+            name = self._names.of_input(self.inputs, self._returned)
+            return (
+                f"The module returns {name} itself, so this hook sits on the node that "
+                f"made {name}, {maker}, outside the module: where that is, it receives "
+                f"{_entries(len(inputs))}. In the copy a stand-in has one."
+            )
+        several = len(tensors_in(self._output.build())) > 1
+        of = "the first output tensor" if several else "the output"
+        said = (
+            f"{_entries(length)} in grad_input: one for each input of {maker}, the "
+            f"node of {of}."
+        )
+        changes = [
+            f"{words}: {len(node.next_functions)}, for {node.name()}."
+            if node
+            else f"{words}: never called."
+            for words, node in self._variants()
+            if node is None or len(node.next_functions) != length
+        ]
+        general = "Another last operation would give another length."
+        return " ".join([said, *(changes or [general])])
+
+    def _why_full(self, length: int) -> str:
+        said = f"{_entries(length)} in grad_input: one for each positional argument."
+        if self._keywords:
+            said += f" None for a keyword argument ({', '.join(self._keywords)})."
+        if not any(map(_requires_grad, self._args)):
+            said += " No tensor among them requires grad."
+        return said + " The operations inside do not change that."
+
+    def _why_nothing(self, kind: str, field: str, i: int) -> str:
+        """Say why an entry is ``None`` or zeros, from where it stands."""
+        if kind == LEGACY:
+            name, _ = self.last_node()
+            if field == "grad_output":
+                return f"nothing flows into output {i} of {name}"
+            if self._before[i] is None:
+                return f"input {i} of {name} needs no gradient"
+            return f"nothing flows out of input {i} of {name}"
+        if field == "grad":
+            return "nothing flows to it"
+        if field == "grad_input" and i >= len(self._args):
+            return "a forward pre-hook added the argument"
+        name, value = self._position(field, i)
+        if not isinstance(value, Tensor):
+            lost = ", and no tensor inside gets an entry" if tensors_in(value) else ""
+            return f"{name} is of type {type(value).__name__}{lost}"
+        if not value.requires_grad:
+            return f"{name} does not require grad"
+        return f"nothing flows to {name}"
+
+    def _position(self, field: str, i: int) -> tuple[str, Any]:
+        """Return the name and value of what a full hook's entry stands for."""
+        if field == "grad_input":
+            return self._names.of_argument(i), self._args[i]
+        output = self._output.build()
+        if isinstance(output, tuple):
+            return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
+        return "output", output
+
+    def _variants(self) -> Iterator[tuple[str, Node | None]]:
+        """Try what often changes the last node, and give the node it then is."""
+        bias = self.trial()
+        if own_parameters(bias.module).get("bias") is not None:
+            bias.module.bias = None
+            yield from _tried("Without bias", bias)
+        deeper = Trial(self.module, self.inputs, lambda tensor: tensor.unsqueeze(0))
+        yield from _tried("With one more leading dimension", deeper)
+        switched = self.trial()
+        switched.module.train(not self.module.training)
+        mode = "eval" if self.module.training else "training"
+        yield from _tried(f"In {mode} mode", switched)
+
+
+def _tried(words: str, trial: Trial) -> Iterator[tuple[str, Node | None]]:
+    try:
+        output = trial.run(backward=False)
+    except Exception:
+        return  # the module does not take that
+    yield words, _first_node(output)
+
+
+def _first_node(output: Tree) -> Node | None:
+    """Return the node that the legacy hook sits on."""
+    first = _first(output.build())
+    return first.grad_fn if isinstance(first, Tensor) else None
+
+
+def _first(value: Any) -> Any:
+    """Go to the first tensor as torch does, and return where that ends."""
+    while not isinstance(value, Tensor):
+        if isinstance(value, dict):
+            inside = cast("dict[Any, Any]", value).values()
+            value = next((x for x in inside if isinstance(x, Tensor)), None)
+        elif isinstance(value, tuple | list) and value:
+            value = cast("list[Any]", value)[0]
+        else:
+            break
+    return cast(Any, value)
+
+
+def _requires_grad(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _name(node: Node | None) -> str:
+    return node.name().removeprefix("torch::autograd::") if node else "-"
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"

@@ -1,0 +1,1 @@
+"""Who records: hooks on modules, tensors and graph nodes."""

@@ -1,0 +1,96 @@
+"""Which earlier calls a checkpoint computes again inside a backward pass.
+
+A checkpoint keeps no values inside the forward, and computes them again when the
+backward pass needs them. There are two kinds. The reentrant one computes without
+gradients first; what flows back goes through the second computation. The other one
+makes its graph in the first, and the second only restores values.
+"""
+
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from gradlib.private import sequence_number
+from gradlib.recording.trace import CallTrace
+from gradlib.tree import Tree
+
+FILE = torch.utils.checkpoint.__file__
+
+
+class Checkpoints:
+    """The checkpoints met in a block."""
+
+    def __init__(self, calls: Sequence[CallTrace]) -> None:
+        """Begin with none; `calls` are those of the block, and grow."""
+        self._calls = calls
+        # By the sequence number of a reentrant checkpoint's node.
+        self._inside: dict[int, list[CallTrace]] = {}
+        self._next: dict[tuple[int, int], Iterator[CallTrace]] = {}
+
+    def reentrant(self, frame: FrameType, running: int) -> Iterator[CallTrace]:
+        """Return the calls that a reentrant checkpoint is still to compute again.
+
+        Args:
+            frame: Where torch runs its backward.
+            running: torch's number of the backward pass.
+        """
+        number = _number(frame)
+        if (number, running) not in self._next:
+            inside = [call for call in self._calls if number in call.checkpoints]
+            self._next[number, running] = iter(self._inside.setdefault(number, inside))
+        return self._next[number, running]
+
+    def original(self, name: str, inputs: Tree, running: int) -> CallTrace | None:
+        """Return the call that the other kind computes again.
+
+        The last one with these inputs: a pass goes through the calls backwards.
+        """
+        earlier = [
+            call
+            for call in reversed(self._calls)
+            if call.name == name and call.recomputed_in != running
+        ]
+        fitting = (call for call in earlier if _same(call.inputs, inputs))
+        return next(fitting, None) or next(iter(earlier), None)
+
+
+def around_forward(frame: FrameType | None) -> set[int]:
+    """Return the sequence numbers of the reentrant checkpoints whose forward runs."""
+    return {_number(found) for found in _frames_of(frame, "forward")}
+
+
+def checkpoint_around(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the checkpoint that computes again, if one does."""
+    return next(_frames_of(frame, "backward", "unpack_hook"), None)
+
+
+def is_reentrant(frame: FrameType) -> bool:
+    """Tell of which kind the checkpoint is that `checkpoint_around` found."""
+    return frame.f_code.co_name == "backward"
+
+
+def _frames_of(frame: FrameType | None, *names: str) -> Iterator[FrameType]:
+    """Go outwards through the frames of torch's checkpoints."""
+    while frame is not None:
+        code = frame.f_code
+        is_one = code.co_filename == FILE and code.co_name in names
+        if is_one and (code.co_name == "unpack_hook" or "ctx" in frame.f_locals):
+            yield frame
+        frame = frame.f_back
+
+
+def _number(frame: FrameType) -> int:
+    return sequence_number(frame.f_locals["ctx"])
+
+
+def _same(a: Tree, b: Tree) -> bool:
+    """Tell whether two trees have the same values, as far as these were kept."""
+    pairs = zip(a.leaves, b.leaves, strict=False)
+    return a.spec == b.spec and all(
+        x.shape == y.shape and (x.device != y.device or torch.equal(x, y.detach()))
+        for x, y in pairs
+        if isinstance(x, Tensor) and isinstance(y, Tensor)
+    )

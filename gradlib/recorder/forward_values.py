@@ -1,0 +1,127 @@
+"""The tensors that one forward meets, each as it was at a moment."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor
+
+from gradlib.private import data_address
+from gradlib.recorder.graph import Edge
+from gradlib.recorder.views import Region, base_of
+from gradlib.recording.trace import Grads
+from gradlib.values import Keep
+
+End: TypeAlias = Edge | int
+"""Where a gradient goes: an edge of the graph, or the id of a leaf."""
+
+
+class Value:
+    """A tensor as it was at one moment of a forward: until somebody overwrites it."""
+
+    __slots__ = (
+        "address",
+        "base",
+        "end",
+        "grads",
+        "kept",
+        "node",
+        "tensor",
+        "unhook",
+        "version",
+    )
+
+    def __init__(self, tensor: Tensor, version: int, kept: object) -> None:
+        """Take the tensor as it is now."""
+        self.tensor = tensor
+        self.version = version
+        self.kept = kept
+        # What is kept shares memory with the tensor until somebody writes to it.
+        self.address = _shared_address(tensor, kept)
+        self.node = tensor.grad_fn
+        self.end: End = id(tensor)
+        if self.node is not None:
+            self.end = self.node, tensor.output_nr
+        # If it is a view that somebody overwrites, its gradient goes to its base.
+        self.base = None if tensor._base is None else _base_of(tensor)
+        # Its gradient, all uses together; None as long as it is not hooked.
+        self.grads: Grads | None = None
+        self.unhook: Callable[[], None] | None = None
+
+    def is_now(self, version: int) -> bool:
+        """Tell whether the tensor, now of this version, is still what it was.
+
+        Its version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
+        as it is.
+        """
+        return (
+            version == self.version
+            and self.tensor.grad_fn is self.node
+            and (self.address is None or data_address(self.tensor) == self.address)
+        )
+
+    def overwritten(self) -> bool:
+        """Tell whether the tensor was overwritten since."""
+        return self.tensor._version != self.version
+
+
+class Values:
+    """The tensors met in one forward, each once.
+
+    What one module returns the next one takes: it is the same value, unless somebody
+    overwrote the tensor in between.
+    """
+
+    def __init__(self, keep: Keep) -> None:
+        """Begin with none; `keep` gives what to keep of each."""
+        self._keep = keep
+        # The tensor is held too: its id is its own only while it lives.
+        self._known: dict[int, Value] = {}
+
+    def of(self, tensor: Tensor, foreign: bool = False) -> Value:
+        """Return the value that `tensor` has now.
+
+        Args:
+            tensor: Any tensor.
+            foreign: Whether it comes from outside the model. Then somebody may write to
+                its memory in ways torch does not see, as NumPy does, and what is kept
+                is copied at once.
+        """
+        known = self._known.get(id(tensor))
+        try:
+            version = tensor._version
+        except RuntimeError:  # an inference tensor: nothing tells if it is overwritten
+            version, known = -1, None
+        if known is not None and known.is_now(version):
+            return known
+        if known is not None and known.version == version and known.unhook is not None:
+            known.unhook()  # detach_() makes another tensor of it, and leaves its hooks
+        copy_now = foreign and tensor.grad_fn is None
+        kept = self._keep(tensor.detach().clone() if copy_now else tensor)
+        value = self._known[id(tensor)] = Value(tensor, version, kept)
+        return value
+
+    def clear(self) -> None:
+        """Forget the tensors of the forward that ended."""
+        self._known.clear()
+
+
+def end_of(tensor: Tensor) -> End:
+    """Return where the gradient of `tensor` goes."""
+    node = tensor.grad_fn
+    return id(tensor) if node is None else (node, tensor.output_nr)
+
+
+def _shared_address(tensor: Tensor, kept: object) -> int | None:
+    """Return where the data begins that a tensor and what was kept of it share."""
+    if not isinstance(kept, Tensor):
+        return None
+    try:
+        address = data_address(tensor)
+        return address if address == data_address(kept) else None
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
+        return None
+
+
+def _base_of(tensor: Tensor) -> tuple[Tensor, End, Region] | None:
+    found = base_of(tensor)
+    return found and (found[0], end_of(found[0]), found[1])

@@ -1,0 +1,313 @@
+"""What autograd calls while a backward pass runs: each gradient goes where it belongs.
+
+The hooks only keep what they are given, and never change it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from gradlib.private import backward_pass_id, current_node, hook_tensor
+from gradlib.recording.trace import Grads, Sum, whole
+from gradlib.values import Keep, keep
+
+Part: TypeAlias = Callable[[Tensor], Tensor | None]
+"""What is meant of a gradient; ``None`` for nothing of it."""
+
+Receiver: TypeAlias = tuple[int, Grads, Part | None]
+"""Which of the gradients a node computes goes where; without `Part` all of it."""
+
+
+class Tap:
+    """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
+
+    __slots__ = (
+        "grads",
+        "hooks",
+        "keep",
+        "number",
+        "part",
+        "passes",
+        "reaches_call",
+        "within",
+    )
+
+    # All hooks of the tensor, in their order; set when this one is.
+    hooks: dict[Any, Any]
+
+    def __init__(
+        self,
+        passes: "Passes",
+        grads: Grads,
+        number: int,
+        keep: Keep,
+        within: int | None,
+        part: Part | None,
+        reaches_call: bool,
+    ) -> None:
+        """Say what is meant.
+
+        Args:
+            passes: The passes of the block.
+            grads: Where the gradient goes.
+            number: Which of its node's outputs the tensor is.
+            keep: Gives what to keep of the gradient.
+            within: The pass in which a checkpoint made the tensor.
+            part: What is meant of the gradient, if not all.
+            reaches_call: Whether a pass that comes through it has reached a call.
+        """
+        self.passes = passes
+        self.grads = grads
+        self.number = number
+        self.keep = keep
+        self.within = within
+        self.part = part
+        self.reaches_call = reaches_call
+
+    def __call__(self, grad: Tensor) -> None:
+        """Keep what is meant of `grad`, the gradient in the running pass."""
+        running = backward_pass_id()
+        meant = grad if self.part is None else self.part(grad)
+        if meant is None:
+            return
+        if self.reaches_call and running not in self.passes.numbers:
+            self.passes.reached(running, self.within)
+        self.grads[running] = self.keep(meant)
+        if next(reversed(self.hooks)) is not self:
+            self._take_again()
+
+    def remove(self) -> None:
+        """Take the hook from its tensor."""
+        self.hooks.pop(self, None)
+
+    def _take_again(self) -> None:
+        """Take the gradient anew when the hooks that follow have had it too.
+
+        They may change it. Its node gets what they return, just before it runs.
+        """
+        node: Any = current_node()
+        if node is None:
+            return
+
+        def take(gathered: tuple[Tensor | None, ...]) -> None:
+            handle.remove()
+            grad = gathered[self.number]
+            if grad is not None and self.part is not None:
+                grad = self.part(grad)
+            if grad is not None:
+                self.grads[backward_pass_id()] = self.keep(grad)
+
+        handle = node.register_prehook(take)
+        self.passes.handles.append(handle)
+
+
+class NodeHook:
+    """The hook of a graph node: it adds what the node computes to where it belongs."""
+
+    __slots__ = ("passes", "receivers", "within")
+
+    def __init__(
+        self, passes: "Passes", receivers: list[Receiver], within: int | None
+    ) -> None:
+        """Say where the node's gradients go.
+
+        Args:
+            passes: The passes of the block.
+            receivers: Which of them goes where.
+            within: The pass in which a checkpoint made the node.
+        """
+        self.passes = passes
+        self.receivers = receivers
+        self.within = within
+
+    def __call__(
+        self,
+        grads_in: tuple[Tensor | None, ...],
+        _grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Keep the parts of `grads_in` in the running pass."""
+        passes, running = self.passes, backward_pass_id()
+        if running not in passes.numbers:
+            passes.reached(running, self.within)
+        for entry, grads, part in self.receivers:
+            grad = grads_in[entry]
+            if grad is not None and part is not None:
+                grad = part(grad)
+            if grad is None:
+                continue
+            if running in grads or passes.reduces:
+                passes.add(grads, running, grad)
+            else:
+                grads[running] = passes.keep(grad)
+
+
+class Passes:
+    """The backward passes of a block, and the hooks that gather their gradients."""
+
+    def __init__(self, keep: Keep, keep_total: Keep, *, reduces: bool) -> None:
+        """Begin with no pass seen.
+
+        Args:
+            keep: Gives what to keep of a gradient.
+            keep_total: The same for all that reaches an input or output.
+            reduces: Whether that is nothing one could add to. Then a gradient that
+                comes in parts is kept when the last one has come.
+        """
+        self.keep = keep
+        self.keep_total = keep_total
+        self.reduces = reduces
+        # torch's number of each pass that reached a call -> ours, from 0 as they began.
+        self.numbers: dict[int, int] = {}
+        self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
+        self.handles: list[Any] = []
+        self._taps: list[Tap] = []
+        self._expected: Counter[int] = Counter()  # parts, by id of where they go
+        self._open: list[Grads] = []  # of which more parts may come
+        self._of_parameters: list[Grads] = []
+        self._inner: list[dict[int, Tensor]] = []
+
+    def hook_tensor(
+        self,
+        tensor: Tensor,
+        grads: Grads,
+        within: int | None = None,
+        *,
+        part: Part | None = None,
+        is_output: bool = False,
+    ) -> Tap:
+        """Take the gradient of `tensor` as it is now, all its uses together.
+
+        Args:
+            tensor: The tensor.
+            grads: Where the gradient goes.
+            within: The pass in which a checkpoint made the tensor.
+            part: What is meant of the gradient, if not all.
+            is_output: Whether a call returned it, so that a pass that comes through it
+                has reached a call.
+
+        Returns:
+            The hook.
+        """
+        number = tensor.output_nr
+        tap = Tap(self, grads, number, self.keep_total, within, part, is_output)
+        tap.hooks = hook_tensor(tensor, tap)
+        self._taps.append(tap)
+        return tap
+
+    def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> None:
+        """Take the gradient of a parameter, all its uses together.
+
+        A pass may give it in parts: a checkpoint of the reentrant kind runs passes
+        inside the pass. All of them are complete in `finish`.
+        """
+        keep = self.keep
+        if self.reduces:
+            keep = self._sum_up
+            self._of_parameters.append(grads)
+        tap = Tap(self, grads, 0, keep, None, None, False)
+        tap.hooks = hook_tensor(parameter, tap)
+        self._taps.append(tap)
+
+    def hook_node(
+        self, node: Node, receivers: list[Receiver], within: int | None
+    ) -> None:
+        """Take what `node` computes: shares of gradients, which may come in parts."""
+        if self.reduces:
+            self._expected.update(id(grads) for _, grads, _ in receivers)
+        self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
+
+    def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
+        """Add up what nodes give to one tensor, each with which of its gradients.
+
+        Returns:
+            The sum for each pass, by torch's number.
+        """
+        sums: dict[int, Tensor] = {}
+        for node, entry in nodes:
+            hook = partial(_add_entry, sums, entry)
+            self.handles.append(node.register_hook(hook))
+        self._inner.append(sums)
+        return sums
+
+    def remove_hooks(self) -> None:
+        """Remove every hook, and reduce what is still open."""
+        for tap in self._taps:
+            tap.remove()
+        for handle in self.handles:
+            handle.remove()
+        self._taps.clear()
+        self.handles.clear()
+        self.finish()
+
+    def finish(self) -> None:
+        """Reduce what is still open: no pass runs, so nothing more will come."""
+        for grads in self._open + self._of_parameters:
+            sums = {key: part for key, part in grads.items() if isinstance(part, Sum)}
+            for number in {self.numbers.get(key) for key in sums}:
+                same = [key for key in sums if self.numbers.get(key) == number]
+                kept = whole([grads.pop(key) for key in same])
+                if number is not None:
+                    grads[same[0]] = kept
+        for sums in self._inner:
+            sums.clear()
+        self.handles = [it for it in self.handles if it.hooks_dict_ref() is not None]
+        self._open.clear()
+
+    def reached(self, running: int, within: int | None) -> None:
+        """Number a pass when it first reaches a call.
+
+        A checkpoint of the reentrant kind runs a pass of its own inside the pass that
+        recomputes, which `within` names: the two are one.
+        """
+        self._be_last()
+        if within is None or within == running:
+            number = self.numbers[running] = len(set(self.numbers.values()))
+            if torch.is_grad_enabled():
+                self.with_graph.add(number)
+        else:
+            if within not in self.numbers:
+                self.reached(within, None)
+            self.numbers[running] = self.numbers[within]
+
+    def _be_last(self) -> None:
+        """Put our hooks of nodes after those set since: these may change gradients."""
+        for handle in self.handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
+                hooks[handle.id] = hooks.pop(handle.id)
+
+    def add(self, grads: Grads, running: int, grad: Tensor) -> None:
+        """Add a part of a gradient, and reduce the sum when its last part has come."""
+        known: Any = grads.get(running)
+        if not self.reduces:
+            grads[running] = known + self.keep(grad)  # which may move it
+            return
+        parts = self._expected[id(grads)]
+        if known is None:
+            known = grads[running] = Sum(keep(grad), parts, self.keep)
+            if parts > 1:
+                self._open.append(grads)
+        else:
+            known.total = known.total + grad.detach()
+        known.missing -= 1
+        if known.missing == 0:
+            grads[running] = whole([known])
+
+    def _sum_up(self, grad: Tensor) -> Sum:
+        return Sum(keep(grad), 0, self.keep)
+
+
+def _add_entry(
+    sums: dict[int, Tensor],
+    entry: int,
+    grads_in: tuple[Tensor | None, ...],
+    _grads_out: tuple[Tensor | None, ...],
+) -> None:
+    grad, running = grads_in[entry], backward_pass_id()
+    if grad is not None:
+        sums[running] = sums[running] + grad if running in sums else keep(grad)

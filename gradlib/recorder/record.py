@@ -1,0 +1,204 @@
+"""Recording what goes through modules, forward and backward.
+
+The only file that attaches hooks to modules. It builds on hooks of tensors and of graph
+nodes, not on full backward hooks: those raise on in-place operations and see only
+tensors and tuples of tensors.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradlib.errors import NotAModuleError, UnknownFieldError
+from gradlib.module_hook import ModuleHook
+from gradlib.private import forget_compiled
+from gradlib.recorder.module_calls import ModuleCalls
+from gradlib.recorder.passes import Passes
+from gradlib.recording.recording import Recording
+from gradlib.recording.state import History
+from gradlib.recording.trace import FIELDS, Block
+from gradlib.selection import modules_of, recorded_names, selector
+from gradlib.values import Keep, keeper
+
+
+def record(
+    model: nn.Module,
+    *,
+    modules: str | Iterable[str] | Callable[[str, nn.Module], bool] | None = None,
+    keep: Iterable[str] = (
+        "args",
+        "output",
+        "grad_input",
+        "grad_output",
+        "param_grads",
+    ),
+    reduce: Callable[[Tensor], Any] | None = None,
+    device: torch.device | str | int | None = None,
+) -> AbstractContextManager[Recording]:
+    """Record every module call in the block, forward and backward.
+
+    Call ``backward()`` inside the block: after it no hook is left, and the recording
+    keeps what it saw. Results and gradients are what they would be without it.
+
+    Args:
+        model: The module to record, with all modules inside it. On any device.
+        modules: Which of them: names as ``named_modules()`` gives them, patterns as
+            ``"layers.*"``, or a function ``(name, module) -> bool``. Default: all.
+        keep: Which fields of a call: any of ``"args"``, ``"output"``,
+            ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. The keyword
+            arguments travel with ``"args"``, the totals with their shares.
+        reduce: A function of a tensor, as `tensor_stats`. What it returns is kept
+            instead of the tensor. It gets each tensor detached, on its own device.
+        device: Where the kept tensors go: ``"cpu"`` to spare the memory of a GPU.
+
+    Returns:
+        A context manager that gives the recording, which fills while the block runs.
+
+    Raises:
+        NotAModuleError: `model` is not a ``torch.nn.Module``.
+        NoSuchModuleError: A name or pattern in `modules` fits no module.
+        UnknownFieldError: `keep` names something that no call has.
+
+    Example:
+        ```python
+        import torch
+        from torch import nn
+
+        import gradlib
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        x = torch.ones(4, 3)
+        with gradlib.record(model) as recording:
+            model(x).sum().backward()
+
+        print(recording)
+        #> Recording: 4 calls, 1 forward, 1 backward pass
+        #> module  type        output  grad_output  grad_input  param_grads
+        #> (root)  Sequential  [4, 2]  2.83         -           -
+        #> 0       Linear      [4, 5]  1.01         -           4.06
+        #> 1       ReLU        [4, 5]  1.94         1.01        -
+        #> 2       Linear      [4, 2]  2.83         1.94        7.04
+        #> output: shape; gradients: norm over all entries, - where there is none
+        print(recording["2"].grad_output[0])
+        #> tensor([[1., 1.],
+        #>         [1., 1.],
+        #>         [1., 1.],
+        #>         [1., 1.]])
+        print(recording["0"].note)
+        #> args[0] does not require grad
+        ```
+    """
+    if not isinstance(cast(object, model), nn.Module):
+        raise NotAModuleError(
+            "record(model): model must be a torch.nn.Module, but it is of type "
+            f"{type(model).__name__}. Put a function into the forward() of a module."
+        )
+    recorder = _Recorder(
+        model,
+        selector(model, modules),
+        _fields(keep),
+        keeper(reduce, device),
+        reduces=reduce is not None,
+    )
+    return _recording(recorder)
+
+
+@contextmanager
+def _recording(recorder: "_Recorder") -> Generator[Recording]:
+    try:
+        recorder.attach_hooks()
+        yield recorder.recording
+    finally:
+        recorder.remove_hooks()
+
+
+def _fields(keep: Iterable[str]) -> frozenset[str]:
+    fields = frozenset([keep] if isinstance(keep, str) else keep)
+    for name in sorted(fields.difference(FIELDS)):
+        known = ", ".join(f'"{field}"' for field in FIELDS)
+        raise UnknownFieldError(
+            f'record(keep=...): "{name}" is no field that can be kept. There are: '
+            f"{known}."
+        )
+    return fields
+
+
+class _Recorder:
+    """The hooks of one block and what they share."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chosen: Callable[[str, nn.Module], bool],
+        fields: frozenset[str],
+        keep: Keep,
+        *,
+        reduces: bool,
+    ) -> None:
+        self._chosen = chosen
+        values = fields & {"args", "output"}
+        tensors = fields & {"grad_input", "grad_output"}
+        self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
+        self._modules = modules_of(model)  # by name; more may be added in the block
+        self._names = recorded_names(model)
+        # Whoever computes a call again needs its arguments, and the state they met.
+        history = History(self._modules) if "args" in fields and not reduces else None
+        self._block = Block(
+            fields, self._passes.numbers, self._passes.with_graph, history
+        )
+        keep_value = keep if values else _nothing
+        self._calls = ModuleCalls(self._block, self._passes, keep_value)
+        self._handles: list[RemovableHandle] = []
+        self.recording = Recording(self._block, self._names, self._calls.traces)
+
+    def attach_hooks(self) -> None:
+        """Hook every module, and those that are added later."""
+        for name, module in self._modules.items():
+            self._attach(name, module)
+        self._handles.append(register_module_module_registration_hook(self._added))
+        forget_compiled()
+
+    def remove_hooks(self) -> None:
+        """Remove every hook, those on tensors and graph nodes still alive included."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._passes.remove_hooks()
+        forget_compiled()
+
+    def _attach(self, name: str, module: nn.Module) -> None:
+        """Hook a module that was chosen: before all other hooks, and after them."""
+        if isinstance(module, torch.jit.ScriptModule):
+            self._block.left_out[name] = "a ScriptModule takes no hooks"
+            return
+        if not self._chosen(name, module):
+            self._block.left_out[name] = "record(..., modules=...) left it out"
+            if name:
+                return  # the model is hooked all the same: it counts the forwards
+        calls = self._calls
+        before, after = ModuleHook(calls.before, name), ModuleHook(calls.after)
+        self._handles += [
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+
+    def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
+        """Hook what is added to a module while the block runs."""
+        for name, known in list(self._modules.items()):
+            if known is parent and module is not None:
+                for path, inner in modules_of(module).items():
+                    full = ".".join(part for part in (name, key, path) if part)
+                    if inner not in self._modules.values():
+                        self._modules[full] = inner
+                        self._names[full] = full
+                        self._attach(full, inner)
+
+
+def _nothing(*_: object) -> None:
+    """Stand for a hook that does nothing, and for keeping nothing of a tensor."""

@@ -1,0 +1,1 @@
+"""What was recorded, and the questions one can ask of it."""

@@ -1,0 +1,396 @@
+"""One recorded call of a module, and what each backward pass gave it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
+from gradlib.recording.difference import agree
+from gradlib.recording.notes import note
+from gradlib.recording.replay import label, no_pass, replay
+from gradlib.recording.trace import FIELDS, CallTrace, Key
+from gradlib.render import Printable, Table
+from gradlib.stats import TensorStats, norm
+from gradlib.tree import Tree
+
+
+class Pass(Printable):
+    """What one backward pass gave one call.
+
+    A gradient has the shape and dtype of the tensor it belongs to. A bare name is this
+    call's share: what flowed through this call alone. ``_total`` is the gradient of the
+    tensor itself, all its uses together. They differ where a tensor has two uses.
+
+    Example:
+        ```python
+        import torch
+        from torch import nn
+
+        import gradlib
+
+
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.branch = nn.Linear(1, 1, bias=False)
+                nn.init.constant_(self.branch.weight, 2)
+
+            def forward(self, x):
+                return x + self.branch(x)
+
+
+        model = Residual()
+        x = torch.ones(1, 1, requires_grad=True)
+        with gradlib.record(model) as recording:
+            model(x).backward()
+
+        call = recording["branch"]
+        print("share:", call.grad_input, "total:", call.grad_input_total)
+        #> share: (tensor([[2.]]),) total: (tensor([[3.]]),)
+        ```
+    """
+
+    def __init__(
+        self,
+        call: CallTrace,
+        backward: int,
+        replayed: Mapping[Key, Any] | None = None,
+    ) -> None:
+        """Give form to what the recorder wrote down, or a replay computed."""
+        self._call = call
+        self._backward = backward
+        self._replayed = replayed
+
+    @property
+    def backward(self) -> int:
+        """Which backward pass of the block this was, from 0."""
+        return self._backward
+
+    @property
+    def grad_input(self) -> tuple[Any, ...]:
+        """Gradients of ``args``, in their structure: this call's share.
+
+        ``None`` where there is none.
+        """
+        return self._inputs("shares")[0]
+
+    @property
+    def grad_kwargs(self) -> dict[str, Any]:
+        """Gradients of ``kwargs``, in their structure: this call's share."""
+        return self._inputs("shares")[1]
+
+    @property
+    def grad_input_total(self) -> tuple[Any, ...]:
+        """Gradients of the tensors in ``args``, all their uses together.
+
+        What ``x.grad`` would say. It differs from ``grad_input`` where the tensor is
+        used outside this call too, as on a residual branch.
+        """
+        return self._inputs("totals")[0]
+
+    @property
+    def grad_output(self) -> Any:
+        """Gradients of the output, in its structure, as they arrived at this call.
+
+        A single tensor gives a 1-tuple, as a full backward hook gets it.
+        """
+        grads = self._gradients("grad_output", "outputs")
+        output = self._call.output
+        if output is None:
+            return ()
+        filled = output.filled(grads)
+        return (filled,) if output.is_leaf() else filled
+
+    @property
+    def param_grads(self) -> dict[str, Any]:
+        """Gradients of the module's own parameters, by name: this call's share."""
+        shares = self._gradients("param_grads", "shares")
+        return {name: shares.get(name) for name in self._call.parameters}
+
+    @property
+    def param_grads_total(self) -> dict[str, Any]:
+        """Gradients of the module's own parameters, all their uses together.
+
+        What this pass added to ``.grad``.
+        """
+        totals = self._gradients("param_grads", "totals")
+        return {name: totals.get(name) for name in self._call.parameters}
+
+    def replay(self) -> "Pass":
+        """Compute the call and its VJP again.
+
+        It starts from the recorded arguments and ``grad_output``, with the weights,
+        buffers, modes, random state of torch and autocast the call had. The module and
+        everything else stay as they are, and no recording sees it. Works inside the
+        block too.
+
+        A gradient that entered the call by another way than its output, as through a
+        tensor the module keeps in an attribute, is not in it.
+
+        Returns:
+            A pass with the shares computed anew; its ``grad_output`` and the totals are
+            the recorded ones. The ``param_grads`` of all calls add up to ``.grad``.
+
+        Raises:
+            CannotReplayError: Too little was kept, or the call does not repeat; the
+                message says why.
+
+        Example:
+            ```python
+            import torch
+            from torch import nn
+
+            import gradlib
+
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
+            with gradlib.record(model) as recording:
+                model(torch.ones(4, 3)).sum().backward()
+
+            call = recording["0"]
+            print(call.param_grads["bias"])
+            #> tensor([4., 6.])
+            print(call.replay().param_grads["bias"])
+            #> tensor([4., 6.])
+            ```
+        """
+        replayed = replay(self._call, self._backward)
+        recorded = self._call.output
+        if replayed.shares is None or (
+            recorded is not None
+            and _is_kept(self._call, "output")
+            and not agree(recorded.build(), replayed.output.build())
+        ):
+            raise CannotReplayError(
+                f"{label(self._call)} does not repeat: it returned something else this "
+                "time. It depends on more than its arguments, weights, buffers and "
+                "torch's random state; the recorded gradients stand."
+            )
+        return Pass(self._call, self._backward, replayed.shares)
+
+    def __repr__(self) -> str:
+        """Name the pass and its call."""
+        again = "" if self._replayed is None else "replay of "
+        return f"<{again}backward pass {self.backward} of {_label(self._call)}>"
+
+    def _inputs(self, gathered: str) -> Any:
+        return self._call.inputs.filled(self._gradients("grad_input", gathered))
+
+    def _gradients(self, field: str, gathered: str) -> Mapping[Any, Any]:
+        if gathered == "shares" and self._replayed is not None:
+            return self._replayed
+        _must_be_kept(self._call, field)
+        return self._call.gradients(gathered, self._backward)
+
+    def _table(self) -> Table:
+        return Table(repr(self)[1:-1], COLUMNS, _rows(self, PASS_FIELDS, self._call))
+
+
+class Call(Printable):
+    """One call of one module. Tensors in it are detached and keep their value."""
+
+    def __init__(self, trace: CallTrace) -> None:
+        """Give form to what the recorder wrote down."""
+        self._trace = trace
+
+    @property
+    def name(self) -> str:
+        """The module's name as ``named_modules()`` gives it; the root is ``""``."""
+        return self._trace.name
+
+    @property
+    def index(self) -> int:
+        """Which call of this module in the block, from 0."""
+        return self._trace.index
+
+    @property
+    def forward(self) -> int:
+        """Which outermost forward of the block, from 0."""
+        return self._trace.forward
+
+    @property
+    def module_type(self) -> str:
+        """The name of the module's class."""
+        return self._trace.module_type
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, as they were when the call began."""
+        return self._arguments()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, as they were when the call began."""
+        return self._arguments()[1]
+
+    @property
+    def output(self) -> Any:
+        """What the call returned, as it was then; ``None`` where it raised."""
+        _must_be_kept(self._trace, "output")
+        return None if self._trace.output is None else self._trace.output.build()
+
+    @property
+    def note(self) -> str:
+        """Why something is missing, in words, or ``""``."""
+        return note(self._trace)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What each backward pass gave this call, in the order they ran."""
+        return tuple(Pass(self._trace, number) for number in self._trace.passes())
+
+    # Typed Any, not "or None": who knows that a pass ran need not say so each time.
+
+    @property
+    def grad_input(self) -> Any:
+        """`Pass.grad_input` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_input")
+
+    @property
+    def grad_kwargs(self) -> Any:
+        """`Pass.grad_kwargs` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_kwargs")
+
+    @property
+    def grad_input_total(self) -> Any:
+        """`Pass.grad_input_total` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_input_total")
+
+    @property
+    def grad_output(self) -> Any:
+        """`Pass.grad_output` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_output")
+
+    @property
+    def param_grads(self) -> Any:
+        """`Pass.param_grads` of the only pass; ``None`` without one."""
+        return self._of_only_pass("param_grads")
+
+    @property
+    def param_grads_total(self) -> Any:
+        """`Pass.param_grads_total` of the only pass; ``None`` without one."""
+        return self._of_only_pass("param_grads_total")
+
+    def replay(self) -> Pass:
+        """`Pass.replay` of the only pass.
+
+        Raises:
+            AmbiguousCallError: There are several passes.
+            CannotReplayError: There is none, too little was kept, or the call does not
+                repeat; the message says why.
+        """
+        only = self._only_pass("replay()")
+        if only is None:
+            raise no_pass(self._trace)
+        return only.replay()
+
+    def __repr__(self) -> str:
+        """Name the call."""
+        return f"<{_label(self._trace)}>"
+
+    def _of_only_pass(self, field: str) -> Any:
+        _must_be_kept(self._trace, PASS_FIELDS[field])
+        only = self._only_pass(field)
+        return None if only is None else getattr(only, field)
+
+    def _only_pass(self, asked: str) -> Pass | None:
+        passes = self.passes
+        if len(passes) > 1:
+            raise AmbiguousCallError(
+                f"{_label(self._trace)} took part in {len(passes)} backward passes. "
+                f"Ask one of them: call.passes[i].{asked}, i from 0 to "
+                f"{len(passes) - 1}."
+            )
+        return passes[0] if passes else None
+
+    def _arguments(self) -> Any:
+        _must_be_kept(self._trace, "args")
+        return self._trace.inputs.build()
+
+    def _table(self) -> Table:
+        rows = _rows(self, CALL_FIELDS, self._trace)
+        for i, pass_ in enumerate(self.passes):
+            prefix = f"passes[{i}]." if len(self.passes) > 1 else ""
+            rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
+        title = f"{_label(self._trace)}: {self.module_type}"
+        return Table(title, COLUMNS, rows, (f"note: {self.note}",) if self.note else ())
+
+
+COLUMNS = ("field", "shape", "norm")
+# What a call and a pass show, each with the field that it travels with.
+CALL_FIELDS = {"args": "args", "kwargs": "args", "output": "output"}
+PASS_FIELDS = {
+    "grad_input": "grad_input",
+    "grad_kwargs": "grad_input",
+    "grad_input_total": "grad_input",
+    "grad_output": "grad_output",
+    "param_grads": "param_grads",
+    "param_grads_total": "param_grads",
+}
+
+
+def _is_kept(call: CallTrace, field: str) -> bool:
+    return field in call.block.fields
+
+
+def _must_be_kept(call: CallTrace, field: str) -> None:
+    if not _is_kept(call, field):
+        kept = tuple(name for name in FIELDS if _is_kept(call, name))
+        raise NotKeptError(
+            f'"{field}" was not kept: record(..., keep={kept}) left it out.'
+        )
+
+
+def _rows(
+    shown: Call | Pass, fields: Mapping[str, str], call: CallTrace, prefix: str = ""
+) -> list[tuple[str, ...]]:
+    """Return one row for each leaf of each field that was kept."""
+    trees = {
+        prefix + name: Tree.of(getattr(shown, name))
+        for name, travels_with in fields.items()
+        if _is_kept(call, travels_with)
+    }
+    return [
+        (name + tree.path(place), shape_text(leaf), norm_text(leaf))
+        for name, tree in trees.items()
+        for place, leaf in enumerate(tree.leaves)
+    ]
+
+
+def _label(trace: CallTrace) -> str:
+    return f"{shown(trace.name)}, call {trace.index} in forward {trace.forward}"
+
+
+def shown(name: str) -> str:
+    """Return a module's name for people: the root has none of its own."""
+    return name or "(root)"
+
+
+def numbered(name: str, index: int) -> str:
+    """Return a module's name for people, with the number of a later call."""
+    return shown(name) + (f" ({index})" if index else "")
+
+
+def shape_text(structure: object) -> str:
+    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``."""
+    return ", ".join(str(list(it.shape)) for it in measured_in(structure)) or "-"
+
+
+def norm_text(structure: object) -> str:
+    """Return the norm over all tensors in `structure`, to three digits.
+
+    Where tensors were reduced to plain numbers, it is these.
+    """
+    leaves = Tree.of(structure).leaves
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
+    measured = measured_in(structure)
+    if numbers and not measured:
+        return ", ".join(f"{number:.3g}" for number in numbers)
+    return f"{norm(measured):.3g}" if measured else "-"
+
+
+def measured_in(structure: object) -> list[Tensor | TensorStats]:
+    """Return the tensors of a nested structure, or what sums them up, in order."""
+    leaves = Tree.of(structure).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]

@@ -1,0 +1,229 @@
+"""Where two recordings part."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.recording.call import Call, numbered
+from gradlib.recording.difference import (
+    Difference,
+    Gap,
+    Tolerance,
+    gaps,
+    gaps_of_gradients,
+    in_one_scale,
+    rtol_of,
+)
+from gradlib.recording.order import rounds, steps
+from gradlib.recording.trace import FIELDS, CallTrace
+from gradlib.render import Printable, Table
+from gradlib.stats import TensorStats
+
+# What of a call is there when it begins, when it ends, and in a backward pass.
+BEGIN, END = ("args", "kwargs"), ("output",)
+ARRIVES, LEAVES = ("grad_output",), ("grad_input", "grad_kwargs", "param_grads")
+TRAVELS_WITH = {"kwargs": "args", "grad_kwargs": "grad_input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A call that only one of two recordings has.
+
+    Attributes:
+        name: The module's name; the root is ``""``.
+        index: Which call of this module in the block, from 0.
+        only_in: ``"this"`` recording or the ``"other"``.
+    """
+
+    name: str
+    index: int
+    only_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Printable):
+    """What `Recording.compare` found.
+
+    Attributes:
+        first: Where the two part first; ``None`` where they agree.
+        unmatched: The calls that only one of them has.
+        skipped: What could not be compared, in words.
+        compared: How many calls both have.
+    """
+
+    first: Difference | None
+    unmatched: tuple[Unmatched, ...]
+    skipped: tuple[str, ...]
+    compared: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether both have the same calls, and these agree."""
+        return self.first is None and not self.unmatched
+
+    def _table(self) -> Table:
+        count = f"Comparison of {self.compared} calls"
+        footer = [
+            f"only in {'this' if it.only_in == 'this' else 'the other'}: "
+            f"{numbered(it.name, it.index)}"
+            for it in self.unmatched[:ROWS]
+        ]
+        if len(self.unmatched) > ROWS:
+            footer.append(f"and {len(self.unmatched) - ROWS} more calls")
+        footer += [f"not compared: {reason}" for reason in self.skipped]
+        first = self.first
+        if first is None:
+            return Table(f"{count}: they agree", (), [], tuple(footer))
+        row = (
+            numbered(first.name, first.index),
+            first.direction,
+            first.field,
+            f"{first.error:.2g}",
+            first.reason,
+        )
+        return Table(f"{count}: they part first at", COLUMNS, [row], tuple(footer))
+
+
+COLUMNS = ("module", "direction", "field", "error", "reason")
+ROWS = 20
+
+
+def compare(
+    traces: Sequence[CallTrace], others: Sequence[CallTrace], tolerance: Tolerance
+) -> Comparison:
+    """Compare two recordings; see `Recording.compare`."""
+    by_key = dict(_keyed(others))
+    pairs: dict[int, CallTrace] = {}
+    unmatched: list[Unmatched] = []
+    for key, trace in dict(_keyed(traces)).items():
+        if key in by_key:
+            pairs[id(trace)] = by_key.pop(key)
+        else:
+            unmatched.append(Unmatched(trace.name, trace.index, "this"))
+    unmatched += [Unmatched(it.name, it.index, "other") for it in by_key.values()]
+    both = _Both(traces, others, pairs)
+    # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
+    tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
+    return Comparison(
+        _first(both.gaps(), tolerance),
+        tuple(unmatched),
+        both.skipped,
+        len(pairs),
+    )
+
+
+def _keyed(traces: Iterable[CallTrace]) -> Iterator[tuple[tuple[str, int], CallTrace]]:
+    """Name each call so that it finds its like.
+
+    torch.compile wraps a module in another, whose name is no part of what it does. Of
+    the two calls the inner one, which comes later, is meant.
+    """
+    counts: Counter[str] = Counter()
+    for trace in traces:
+        parts = [part for part in trace.name.split(".") if part != "_orig_mod"]
+        yield (".".join(parts), counts[trace.name]), trace
+        counts[trace.name] += 1
+
+
+def _rtol(traces: Iterable[CallTrace]) -> float:
+    """Return what the coarsest dtype in some calls allows."""
+    leaves = (
+        leaf
+        for trace in traces
+        for tree in (trace.inputs, trace.output)
+        for leaf in (tree.leaves if tree else ())
+    )
+    return rtol_of(
+        {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor | TensorStats)}
+    )
+
+
+def _first(
+    found: Iterable[tuple[CallTrace, str, Gap]], tolerance: Tolerance
+) -> Difference | None:
+    drift = 0.0
+    for trace, field, it in found:
+        if not tolerance.allows(it, drift):
+            direction = "backward" if "grad" in field else "forward"
+            return Difference(
+                trace.name, trace.index, direction, field, it.error, it.reason
+            )
+        drift = max(drift, it.error)
+    return None
+
+
+class _Both:
+    """Two recordings, and which call of the one is which of the other."""
+
+    def __init__(
+        self,
+        traces: Sequence[CallTrace],
+        others: Sequence[CallTrace],
+        pairs: dict[int, CallTrace],
+    ) -> None:
+        self._traces = traces
+        self._pairs = pairs
+        kept = [it[0].block.fields for it in (traces, others) if it]
+        self._fields = frozenset(FIELDS).intersection(*kept)
+        skipped = [
+            f'"{field}", which only one of the two has kept'
+            for field in FIELDS
+            if any(field in fields for fields in kept) and field not in self._fields
+        ]
+        self._backward = True
+        ran = [any(it.passes() for it in each) for each in (traces, others)]
+        if ran[0] != ran[1]:
+            self._backward = False
+            which = "the other" if ran[0] else "this"
+            skipped.append(f"gradients: {which} recording has no backward pass")
+        self.skipped = tuple(skipped)
+
+    def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
+        """Go through both in the order in which it happened."""
+        for round_ in rounds(self._traces):
+            order = list(steps(round_.calls))
+            for trace, begins in order:
+                yield from self._forward(trace, BEGIN if begins else END)
+            for number in round_.passes if self._backward else ():
+                for trace, begins in reversed(order):
+                    yield from self._of_pass(trace, number, begins)
+
+    def _forward(
+        self, trace: CallTrace, fields: Iterable[str]
+    ) -> Iterator[tuple[CallTrace, str, Gap]]:
+        other = self._pairs.get(id(trace))
+        if other is None:
+            return
+        one, another = Call(trace), Call(other)
+        for field in self._kept(fields):
+            for path, it in gaps(getattr(one, field), getattr(another, field)):
+                yield trace, field + path, it
+
+    def _of_pass(
+        self, trace: CallTrace, number: int, begins: bool
+    ) -> Iterator[tuple[CallTrace, str, Gap]]:
+        other = self._pairs.get(id(trace))
+        numbers = trace.passes()
+        if other is None or number not in numbers:
+            return
+        one = Call(trace).passes[numbers.index(number)]
+        others = Call(other).passes
+        if len(others) != len(numbers):
+            reason = f"{len(numbers)} and {len(others)} backward passes"
+            yield trace, "grad_output", Gap(1.0, 0.0, 0.0, reason)
+            return
+        prefix = f"passes[{numbers.index(number)}]." if len(numbers) > 1 else ""
+        another: Any = others[numbers.index(number)]
+        for field in self._kept(LEAVES if begins else ARRIVES):
+            found = gaps_of_gradients(getattr(one, field), getattr(another, field))
+            if field == "param_grads":
+                found = in_one_scale(found)
+            for path, it in found:
+                yield trace, prefix + field + path, it
+
+    def _kept(self, fields: Iterable[str]) -> list[str]:
+        return [it for it in fields if TRAVELS_WITH.get(it, it) in self._fields]

@@ -1,0 +1,73 @@
+"""A recording as a pandas data frame: plain rows, handed to pandas."""
+
+import importlib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from gradlib.errors import MissingPackageError
+from gradlib.recording.call import Call, Pass, measured_in, shape_text
+from gradlib.stats import norm
+from gradlib.tree import Tree
+
+# The columns of a pass, each with the field that it travels with.
+GRADIENTS = {
+    "grad_output": "grad_output",
+    "grad_input": "grad_input",
+    "grad_input_total": "grad_input",
+    "param_grads": "param_grads",
+    "param_grads_total": "param_grads",
+}
+
+
+def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
+    """Return a data frame with a row for each call and pass.
+
+    Args:
+        calls: What it is about.
+        fields: The fields that were kept.
+    """
+    try:
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError as error:
+        raise MissingPackageError(
+            "to_frame() needs pandas, which is not installed: pip install pandas"
+        ) from error
+    output = ["output_shape", "output"] if "output" in fields else []
+    gradients = [name for name, needed in GRADIENTS.items() if needed in fields]
+    rows = [
+        [*_of_call(call, output), *_of_pass(pass_, gradients), call.note]
+        for call in calls
+        for pass_ in call.passes or (None,)
+    ]
+    columns = [*CALL, *output, "backward", *gradients, "note"]
+    frame = pandas.DataFrame(rows, columns=columns)
+    # A call without a pass has no number there, which plain integers cannot say.
+    return frame.astype({"backward": "Int64"})
+
+
+CALL = ("forward", "name", "index", "module_type")
+
+
+def _of_call(call: Call, output: list[str]) -> list[Any]:
+    head = [getattr(call, name) for name in CALL]
+    return [*head, shape_text(call.output), _size(call.output)] if output else head
+
+
+def _of_pass(pass_: Pass | None, gradients: list[str]) -> list[Any]:
+    if pass_ is None:
+        return [None, *[math.nan] * len(gradients)]
+    return [pass_.backward, *(_size(getattr(pass_, name)) for name in gradients)]
+
+
+def _size(structure: object) -> Any:
+    """Return the norm over all tensors in `structure`, or NaN.
+
+    Where tensors were reduced to plain numbers, it is these: one, or a tuple.
+    """
+    measured = measured_in(structure)
+    if measured:
+        return norm(measured)
+    leaves = Tree.of(structure).leaves
+    numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
+    return numbers if len(numbers) > 1 else (*numbers, math.nan)[0]

@@ -1,0 +1,184 @@
+"""Checking a call's vector-Jacobian product (VJP) against finite differences.
+
+All is computed in float64. With L = v·f(x), where v is the recorded ``grad_output``,
+the slope of L along a direction d is (L(x + h d) - L(x - h d)) / 2h, and by the VJP it
+is the product of d with the gradient.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gradlib.recording.replay import Change, forward_again, inputs_of, replay
+from gradlib.recording.trace import CallTrace, Key
+from gradlib.stats import wide
+from gradlib.values import clone
+
+TOLERANCE = 1e-4
+"""Of the slope, as a part of the gradient's norm: what a wrong backward exceeds."""
+
+# How far from the recorded point, and with which step h, both as parts of the value's
+# root mean square. A kink at the point (an input of ReLU that is exactly 0, two equal
+# ones of a maximum) fools the first look, and no later one.
+LOOKS = ((0.0, 1e-5), (1e-3, 1e-8), (1e-2, 1e-7), (1e-3, 1e-6))
+
+SEED = 7_105_243
+
+
+def wrong_shares(trace: CallTrace, number: int) -> dict[Key, float]:
+    """Return each input and own parameter whose gradient is wrong, with the error.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+
+    Raises:
+        CannotReplayError: Too little is known of the call, or it raises in float64.
+    """
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    with _in_double():
+        errors = {
+            key: _error(trace, number, key, value, generator)
+            for key, value in inputs_of(trace).items()
+        }
+    return {key: error for key, error in errors.items() if error > TOLERANCE}
+
+
+def _error(
+    trace: CallTrace, number: int, key: Key, value: Tensor, generator: torch.Generator
+) -> float:
+    """Return the smallest error of all looks: who is right once is right."""
+    least = math.inf
+    seen = False
+    for away, step in LOOKS:
+        error = _look(trace, number, key, value, away, step, generator)
+        if error is not None:
+            seen, least = True, min(least, error)
+        if least <= TOLERANCE:
+            break
+    return least if seen else 0.0
+
+
+def _look(
+    trace: CallTrace,
+    number: int,
+    key: Key,
+    value: Tensor,
+    away: float,
+    step: float,
+    generator: torch.Generator,
+) -> float | None:
+    """Return how far the two slopes are apart; ``None`` where there is no slope."""
+    point = _double(value)
+    scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
+    point = point + away * scale * _direction(point, generator)
+    direction = _direction(point, generator)
+    h = step * scale
+
+    def at(shift: float) -> Change:
+        return _moved(value, point + shift * direction)
+
+    shares = replay(trace, number, at(0.0)).shares
+    if shares is None or key not in shares:
+        return None
+    grad = shares[key]
+    grads = trace.gradients("outputs", number)
+    rise = 0.0
+    rounding = 0.0
+    ahead, behind = (forward_again(trace, at(shift)) for shift in (h, -h))
+    counted: set[int] = set()
+    for place, v in cast(dict[int, Tensor], grads).items():
+        kept = trace.output.leaves[place] if trace.output else None
+        if id(kept) in counted:
+            continue  # what is returned twice is one tensor, with one gradient
+        counted.add(id(kept))
+        y = ahead.leaves[place]
+        v = _double(v).to(y.device)
+        rise += _dot(v, y - behind.leaves[place])
+        rounding += _dot(v.abs(), y.abs())
+    slope = rise / (2 * h)
+    if not math.isfinite(slope):
+        return None
+    known = size = 0.0
+    if grad is not None:
+        dense = wide(grad)
+        known, size = _dot(dense, direction.to(dense.device)), _norm(dense)
+    noise = 100 * torch.finfo(torch.float64).eps * rounding / h
+    apart = abs(slope - known) - noise
+    if not math.isfinite(apart):
+        return math.inf
+    return apart / max(size, abs(slope)) if apart > 0 else 0.0
+
+
+def _moved(value: Tensor, moved: Tensor) -> Change:
+    def change(kept: Tensor) -> Tensor:
+        return clone(moved if kept is value else _double(kept))
+
+    return change
+
+
+def _direction(like: Tensor, generator: torch.Generator) -> Tensor:
+    made = torch.randn(like.shape, generator=generator, dtype=like.dtype, device="cpu")
+    return made.to(like.device)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(_wider(tensor.dtype))
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    """Return the change of a real L, for the gradient `a`, along `b`."""
+    return (a.conj() * b).real.sum().item() if a.is_complex() else (a * b).sum().item()
+
+
+def _norm(tensor: Tensor) -> float:
+    return tensor.abs().square().sum().sqrt().item()
+
+
+@contextmanager
+def _in_double() -> Generator[None]:
+    """Compute in float64, also what a module makes in another dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Double(TorchFunctionMode):
+    """Has every function of torch that is told a narrower dtype use the wider one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = {name: _wider(value) for name, value in (kwargs or {}).items()}
+        return _WIDER_METHODS.get(func, func)(*map(_wider, args), **given)
+
+
+def _wider(value: Any) -> Any:
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+_WIDER_METHODS: dict[Any, Any] = {
+    Tensor.half: Tensor.double,
+    Tensor.bfloat16: Tensor.double,
+    Tensor.float: Tensor.double,
+}

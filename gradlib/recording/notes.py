@@ -1,0 +1,95 @@
+"""Why a call lacks something, in words. There are no other notes than these."""
+
+from typing import Any
+
+from gradlib.recording.trace import CallTrace, Key
+
+# Why no backward pass gave the call anything.
+NOT_ASKED = "no field with gradients was kept"
+STAND_INS = "torch.func or torch.jit.trace called it, and its tensors were stand-ins"
+DISABLED = "gradients were disabled when it was called"
+NO_GRAD_OUT = "it returned no tensor that requires grad"
+RAISED = "its forward raised {}"
+BROKEN_OFF = "its forward was broken off"
+NOT_REACHED = "no backward pass reached it inside the block"
+
+# Why something of it has no gradient, or one that is not the call's alone.
+NO_GRAD = "{} does not require grad"
+NOTHING_GIVEN = "backward pass {} gave {} no gradient"
+RETURNED = (
+    "it returned {} as it was: the two are one tensor, and their gradient is that of "
+    "all its uses"
+)
+
+# What else there is to know.
+RECOMPUTED = "a checkpoint computed it again for the backward pass"
+
+
+def note(call: CallTrace) -> str:
+    """Return why something of `call` is missing, or ``""``."""
+    passes = call.passes()
+    remarks = [*_why_no_pass(call, passes), *_why_never(call)]
+    if call.recomputed_in is not None:
+        remarks.append(RECOMPUTED)
+    for number in passes:
+        remarks += _missed(call, number)
+    return "; ".join(remarks)
+
+
+def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
+    return [] if passes else [call.no_pass_because or NOT_REACHED]
+
+
+def _why_never(call: CallTrace) -> list[str]:
+    """Say what no pass can give."""
+    if call.no_pass_because:
+        return []
+    idle = [input_name(call, key) if isinstance(key, int) else key for key in call.idle]
+    returned = [input_name(call, place) for place in call.returned_inputs]
+    return [*map(NO_GRAD.format, idle), *map(RETURNED.format, returned)]
+
+
+def _missed(call: CallTrace, number: int) -> list[str]:
+    """Say what one pass could have given and did not."""
+    shares = _unfilled(call, number, "shares")
+    missed = [
+        *(input_name(call, key) for key in shares if isinstance(key, int)),
+        *(output_name(call, key) for key in _unfilled(call, number, "outputs")),
+        *(key for key in shares if isinstance(key, str)),
+    ]
+    return [NOTHING_GIVEN.format(number, name) for name in missed]
+
+
+def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
+    """Return what was waited for and got nothing in a pass."""
+    given = call.given(gathered, number)
+    waited = dict.fromkeys(
+        key for flow in call.flows for key in getattr(flow, gathered)
+    )
+    return [key for key in waited if key not in given]
+
+
+def input_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
+    path = call.inputs.path(place)
+    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
+
+
+def output_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an output: ``output`` or ``output[1]``."""
+    return "output" + (call.output.path(place) if call.output else "")
+
+
+def share_name(call: CallTrace, key: Key) -> str:
+    """Return how one asks for a share: ``grad_input[0]``, ``param_grads['bias']``."""
+    if isinstance(key, str):
+        return f"param_grads[{key!r}]"
+    path = call.inputs.path(key)
+    return ("grad_input" if path.startswith("[0]") else "grad_kwargs") + path[3:]
+
+
+def grad_output_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for the gradient of an output."""
+    if call.output is None or call.output.is_leaf():
+        return "grad_output[0]"
+    return "grad_output" + call.output.path(place)

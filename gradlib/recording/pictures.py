@@ -1,0 +1,194 @@
+"""What the pictures of a recording show: from calls to plain numbers, then drawn."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from gradlib import plot
+from gradlib.errors import NotKeptError, UnknownKindError
+from gradlib.recording.call import Call, Pass, measured_in, numbered
+from gradlib.recording.trace import CallTrace
+from gradlib.stats import norm
+from gradlib.tree import Tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Places: TypeAlias = dict[str, dict[int, list[Pass]]]
+"""By place in the forward, and by forward: the passes of the calls made there."""
+
+BINS = 60  # of a histogram
+VISIBLY = 1.05  # by this factor a total differs from its share
+
+
+def draw(
+    kind: str, calls: Iterable[CallTrace], fields: Collection[str], ax: "Axes | None"
+) -> "Figure":
+    """Draw a picture of some calls, of which `fields` were kept."""
+    if kind not in KINDS:
+        known = ", ".join(f'"{name}"' for name in KINDS)
+        raise UnknownKindError(
+            f"plot(kind={kind!r}): there is no such picture. There are: {known}; "
+            "where to draw is plot(ax=...)."
+        )
+    kept = [field for field in ORDER if field in fields]
+    if not kept:
+        raise NotKeptError(
+            "plot() shows gradients, and record(..., keep=...) left them all out."
+        )
+    return KINDS[kind](_places(calls), kept, ax)
+
+
+# The order of the legend; where one field is shown, it is the first that was kept.
+ORDER = ("grad_output", "grad_input", "param_grads")
+
+
+def _flow(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+    passes = [
+        [pass_ for passes in by_forward.values() for pass_ in passes]
+        for by_forward in places.values()
+    ]
+    norms = {field: [_norms(field, found) for found in passes] for field in fields}
+    totals = {
+        field: [
+            _where_apart(_norms(f"{field}_total", found), shares)
+            for found, shares in zip(passes, norms[field], strict=True)
+        ]
+        for field in fields
+        if field != "grad_output"  # that of a tensor, with all its uses
+    }
+    return plot.gradient_flow(list(places), norms, totals, ax)
+
+
+def _steps(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+    steps = sorted({step for by_forward in places.values() for step in by_forward})
+    norms = [
+        [_largest(_norms(fields[0], by_forward.get(step, []))) for step in steps]
+        for by_forward in places.values()
+    ]
+    return plot.heat_map(list(places), steps, norms, fields[0], ax)
+
+
+def _histogram(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+    entries = [
+        [
+            tensor
+            for passes in by_forward.values()
+            for pass_ in passes
+            for tensor in _tensors(fields[0], pass_)
+        ]
+        for by_forward in places.values()
+    ]
+    low, high = _range(entries)
+    ridges = [_ridge(tensors, low, high) for tensors in entries]
+    return plot.ridges(list(places), ridges, (low, high), fields[0], ax)
+
+
+KINDS: dict[str, Callable[[Places, list[str], Any], Any]] = {
+    "flow": _flow,
+    "steps": _steps,
+    "histogram": _histogram,
+}
+
+
+def _places(calls: Iterable[CallTrace]) -> Places:
+    """Gather the passes by place in the forward; not of calls that make others."""
+    places: Places = {}
+    seen: Counter[tuple[int, str]] = Counter()
+    for call in calls:
+        if not call.calls_others:
+            label = numbered(call.name, seen[call.forward, call.name])
+            seen[call.forward, call.name] += 1
+            place = places.setdefault(label, {})
+            place.setdefault(call.forward, []).extend(Call(call).passes)
+    return places
+
+
+def _norms(field: str, passes: list[Pass]) -> list[float]:
+    """Return the norm of a field in each pass that has it."""
+    found = (_measured(field, pass_) for pass_ in passes)
+    return [norm(measured) for measured in found if measured]
+
+
+def _measured(field: str, pass_: Pass) -> list[Any]:
+    """Return what has a norm in a field of a pass; nothing where there is nothing."""
+    structure = getattr(pass_, field)
+    measured = measured_in(structure)
+    if not measured and any(leaf is not None for leaf in Tree.of(structure).leaves):
+        raise NotKeptError(
+            "plot() draws norms, and what record(..., reduce=...) kept has none. "
+            "Reduce with gradlib.tensor_stats, or not at all."
+        )
+    return measured
+
+
+def _tensors(field: str, pass_: Pass) -> list[Tensor]:
+    """Return the tensors in a field of a pass."""
+    measured = _measured(field, pass_)
+    if not all(isinstance(it, Tensor) for it in measured):
+        raise NotKeptError(
+            'plot("histogram") counts the entries of gradients, and '
+            "record(..., reduce=...) kept only what sums them up. Record without "
+            'reduce; plot("flow") and plot("steps") need no more than that.'
+        )
+    return measured
+
+
+def _where_apart(totals: list[float], shares: list[float]) -> list[float]:
+    """Return the totals if one sees the difference from the shares, or nothing."""
+    if not totals or not shares:
+        return totals
+    total, share = median(totals), median(shares)
+    alike = total <= share * VISIBLY and share <= total * VISIBLY
+    return [] if alike or math.isnan(total) else totals
+
+
+def _largest(norms: list[float]) -> float | None:
+    """Return the largest norm, one that is no number before all; ``None`` of none."""
+    return max(norms, key=lambda it: math.inf if math.isnan(it) else it, default=None)
+
+
+def _range(entries: list[list[Tensor]]) -> tuple[float, float]:
+    """Return between which powers of ten all magnitudes lie."""
+    # One tensor after the other: together they may be more than fits into memory.
+    every = (tensor for tensors in entries for tensor in tensors)
+    logs = [_ends(_logarithms(_magnitudes(tensor))) for tensor in every]
+    low = min((ends[0] for ends in logs if ends), default=-0.5)
+    high = max((ends[1] for ends in logs if ends), default=0.5)
+    return (low, high) if high - low > 0.1 else (low - 0.5, high + 0.5)
+
+
+def _ends(values: Tensor) -> tuple[float, float] | None:
+    return (values.min().item(), values.max().item()) if len(values) else None
+
+
+def _ridge(tensors: list[Tensor], low: float, high: float) -> plot.Ridge:
+    """Count the entries of one place by magnitude."""
+    counts = [0.0] * BINS
+    zeros = nonfinite = 0
+    for tensor in tensors:
+        magnitudes = _magnitudes(tensor)
+        found = cast(Any, _logarithms(magnitudes)).histc(BINS, low, high).tolist()
+        counts = [a + b for a, b in zip(counts, found, strict=True)]
+        zeros += int((magnitudes == 0).sum())
+        nonfinite += int((~magnitudes.isfinite()).sum())
+    return plot.Ridge(counts, zeros, nonfinite)
+
+
+def _logarithms(magnitudes: Tensor) -> Tensor:
+    """Return log10 of all magnitudes that are finite and not zero."""
+    return magnitudes[(magnitudes > 0) & magnitudes.isfinite()].log10()
+
+
+def _magnitudes(tensor: Tensor) -> Tensor:
+    """Return the magnitudes of all entries in float64, NaN where there is no value."""
+    if tensor.is_meta:
+        return torch.full(tensor.shape, torch.nan, dtype=torch.double)
+    values = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return values.abs().double()

@@ -1,0 +1,469 @@
+"""What was recorded, and the questions one can ask of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gradlib import storage
+from gradlib.errors import AmbiguousCallError, NoSuchCallError
+from gradlib.recording import pictures, saving
+from gradlib.recording.call import Call, norm_text, numbered, shape_text
+from gradlib.recording.compare import Comparison, compare
+from gradlib.recording.data_frame import data_frame
+from gradlib.recording.difference import Tolerance
+from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
+from gradlib.recording.trace import Block, CallTrace
+from gradlib.recording.verify import Verification, verify
+from gradlib.render import Printable, Table
+from gradlib.selection import nearest
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    # Its types come as a package of their own, which only this line would need.
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
+
+ROWS = 60
+"""How many rows a printed recording has before it leaves out the middle."""
+
+
+class Recording(Printable):
+    """The calls recorded in a block, in the order they began.
+
+    ``recording["fc2"]`` is the call of `fc2`, ``recording["fc2", 1]`` one of several;
+    also ``"fc2" in recording``, ``len(recording)`` and iteration. Inside the block it
+    holds what was recorded so far.
+    """
+
+    def __init__(
+        self, block: Block, names: Mapping[str, str], traces: Sequence[CallTrace]
+    ) -> None:
+        """Give form to what the recorder wrote down.
+
+        Args:
+            block: What all calls have in common.
+            names: Every name the model has for a module, with the name it is recorded
+                under. They differ for a module that stands in two places.
+            traces: The calls. The recorder goes on adding to them.
+        """
+        self._block = block
+        self._names = names
+        self._traces = traces
+
+    @property
+    def forwards(self) -> "tuple[Recording, ...]":
+        """The outermost forwards of the block, each a recording of its own."""
+        parts: dict[int, list[CallTrace]] = {}
+        for trace in self._traces:
+            parts.setdefault(trace.forward, []).append(trace)
+        return tuple(
+            Recording(self._block, self._names, part) for part in parts.values()
+        )
+
+    def calls(self, name: str) -> tuple[Call, ...]:
+        """Return every call of one module.
+
+        Args:
+            name: The module's name as ``named_modules()`` gives it.
+
+        Raises:
+            NoSuchCallError: The model has no such module, or it was not called.
+        """
+        found = self._find(name)
+        if not found:
+            raise NoSuchCallError(self._why_nothing(name))
+        return tuple(map(Call, found))
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Call:
+        """Return the call of a module, or with ``name, index`` one of several.
+
+        Raises:
+            NoSuchCallError: There is no such call; the message says why.
+            AmbiguousCallError: The module was called several times; the message says
+                how to name one call.
+        """
+        name, index = _name_and_index(key)
+        calls = {call.index: call for call in self.calls(name)}
+        if index is None and len(calls) == 1:
+            return next(iter(calls.values()))
+        if index is None:
+            raise AmbiguousCallError(
+                f'"{name}" was called {len(calls)} times. Name one call: '
+                f'recording["{name}", i] with i from {min(calls)} to {max(calls)}, or '
+                f'recording.forwards[i]["{name}"].'
+            )
+        if index not in calls:
+            raise NoSuchCallError(
+                f'"{name}" has no call {index} here; its calls are '
+                f"{', '.join(map(str, calls))}."
+            )
+        return calls[index]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether a module of that name was called."""
+        return isinstance(name, str) and bool(self._find(name))
+
+    def __iter__(self) -> Iterator[Call]:
+        """Go through the calls in the order they began."""
+        return map(Call, tuple(self._traces))
+
+    def __len__(self) -> int:
+        """Return the number of calls."""
+        return len(self._traces)
+
+    def __repr__(self) -> str:
+        """Count what was recorded."""
+        return f"<{self._title()}>"
+
+    def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
+        """Draw the gradients, module by module, the first on top.
+
+        Modules that call other modules are left out, and with them the parameters they
+        have of their own. The kinds:
+
+        - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
+          parameters of a module. Where a module has several passes the line is their
+          median and the band runs from the smallest to the largest. A total is drawn
+          where one sees that it differs from the share.
+        - ``"steps"``: a column for each forward of the block; the colour is the norm of
+          ``grad_output``, the largest where a forward has several passes.
+        - ``"histogram"``: how the magnitudes of all entries of ``grad_output`` are
+          distributed.
+
+        Where ``grad_output`` was not kept, the last two show ``grad_input``, or
+        ``param_grads``.
+
+        Args:
+            kind: Which picture.
+            ax: Where to draw; a new figure without it.
+
+        Returns:
+            The figure drawn on.
+
+        Raises:
+            UnknownKindError: There is no such `kind`.
+            NotKeptError: What the picture shows was not kept: no gradients at all, or,
+                with `reduce`, nothing that has a norm or, for a histogram, entries.
+        """
+        return pictures.draw(kind, tuple(self._traces), self._block.fields, ax)
+
+    def first_nonfinite(self) -> Nonfinite | None:
+        """Return where NaN or inf first appeared, forward or backward.
+
+        What a call is given counts where its output has it too: the -inf of a mask that
+        does its work does not. Works with `tensor_stats` too, but then the weights
+        cannot be looked at.
+
+        Returns:
+            The innermost call in which it appeared; ``None`` where it never did.
+
+        Raises:
+            NotKeptError: The outputs were not kept.
+
+        Example:
+            ```python
+            import torch
+            from torch import nn
+
+            import gradlib
+
+
+            class Root(nn.Module):
+                def forward(self, x):
+                    return x.sqrt()
+
+
+            model = nn.Sequential(nn.ReLU(), Root(), nn.Linear(2, 1))
+            x = torch.tensor([[4.0, -1.0]], requires_grad=True)
+            with gradlib.record(model) as recording:
+                model(x).sum().backward()
+
+            found = recording.first_nonfinite()
+            print(found.name, found.direction, found.field)
+            #> 1 backward grad_input[0]
+            ```
+        """
+        return first_nonfinite(self._traces)
+
+    def verify(
+        self,
+        *,
+        numerical: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> Verification:
+        """Replay each call, and compare with what was recorded.
+
+        Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
+        Compared are the output and this call's shares. A call that disagrees does not
+        repeat, or computes its gradient in more ways than one. On a terminal, work that
+        takes longer shows how far it is.
+
+        Args:
+            numerical: Whether to check each call's VJP against finite differences too,
+                which names a backward that is wrong, also where it is so on purpose, as
+                behind a ``detach()``: in float64, along one random direction for each
+                input and own parameter that requires grad. A few forwards for each.
+            rtol: How large the difference may be, as a part of the value: root mean
+                squares over all entries. By default, by dtype, the rtol and atol of
+                ``torch.testing.assert_close`` together.
+            atol: What the root mean square of the difference may be besides.
+
+        Returns:
+            What disagrees, innermost calls only, and what could not be replayed.
+
+        Raises:
+            CannotReplayError: No call can be replayed, as with `reduce`.
+
+        Example:
+            ```python
+            import torch
+            from torch import nn
+
+            import gradlib
+
+
+            class Double(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return 2 * x
+
+                @staticmethod
+                def backward(ctx, grad_output):
+                    return grad_output  # should be 2 * grad_output
+
+
+            class Doubled(nn.Module):
+                def forward(self, x):
+                    return Double.apply(x)
+
+
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 3), Doubled(), nn.Linear(3, 1))
+            with gradlib.record(model) as recording:
+                model(torch.ones(2, 3)).sum().backward()
+
+            print(recording.verify())
+            #> Verification: 4 of 4 calls agree
+            print(recording.verify(numerical=True))
+            #> Verification: 2 of 4 calls agree
+            #> module  field          error  reason
+            #> 1       grad_input[0]  0.053  finite differences disagree
+            #> not checked: 1, with a disagreement inside
+            ```
+        """
+        return verify(
+            self._traces, numerical=numerical, tolerance=Tolerance(rtol, atol)
+        )
+
+    def compare(
+        self,
+        other: "Recording",
+        *,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> Comparison:
+        """Find where two runs part first.
+
+        In the order in which it happened: a call's arguments when it begins, its output
+        when it ends, and backwards in a pass. So it is the innermost call whose inputs
+        agree and whose output does not. Calls are matched by name, and by their order
+        under one name.
+
+        Args:
+            other: The recording of another model, dtype, device or run.
+            rtol: How large the difference may be, as a part of the value: root mean
+                squares over all entries. By default, by dtype, the rtol and atol of
+                ``torch.testing.assert_close`` together, those of the coarsest dtype in
+                either recording. Where the difference has grown little by little from
+                call to call, as rounding does, up to ten times as much.
+            atol: What the root mean square of the difference may be besides.
+
+        Returns:
+            Where they part, and the calls that only one of them has.
+
+        Example:
+            ```python
+            import copy
+
+            import torch
+            from torch import nn
+
+            import gradlib
+
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+            changed = copy.deepcopy(model)
+            nn.init.zeros_(changed[2].bias)
+            with gradlib.record(model) as recording, gradlib.record(changed) as other:
+                for each in (model, changed):
+                    each(torch.ones(4, 3)).sum().backward()
+
+            print(recording.compare(other))
+            #> Comparison of 4 calls: they part first at
+            #> module  direction  field   error  reason
+            #> 2       forward    output  0.82
+            ```
+        """
+        return compare(self._traces, other._traces, Tolerance(rtol, atol))
+
+    def to_frame(self) -> "DataFrame":
+        """Return a pandas data frame with a row for each call and pass.
+
+        Its columns: which call and pass it is, the shape of the output, and for the
+        output and each kind of gradient the norm over all entries, ``NaN`` where there
+        is none. Where `reduce` gave plain numbers, it is these. What was not kept has
+        no column.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        return data_frame(self, self._block.fields)
+
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write what was recorded into a file, for `load_recording`.
+
+        A file that is there is replaced when the new one is complete, and not before.
+        It is a safetensors file, which holds equal tensors once and has a checksum.
+
+        Args:
+            path: The file, as ``"run.safetensors"``.
+
+        Raises:
+            NotStorableError: A tensor is of a kind that a file cannot hold, as a nested
+                or quantized one.
+        """
+        storage.save(
+            path, saving.plain(self._block, self._names, self._traces), saving.CLASSES
+        )
+
+    def _find(self, name: str) -> list[CallTrace]:
+        recorded = self._names.get(name, name)
+        return [trace for trace in self._traces if trace.name == recorded]
+
+    def _why_nothing(self, name: str) -> str:
+        why = self._block.left_out.get(self._names.get(name, name))
+        if why is not None:
+            return f'"{name}" was not recorded: {why}.'
+        if name in self._names:
+            return (
+                f'"{name}" was not called in the block. Only module(x) is a call: a '
+                "parent that uses its weights directly, or module.forward(x), is not."
+            )
+        return f'The model has no module "{name}". {nearest(name, self._names)}'
+
+    def _title(self) -> str:
+        backwards = {number for trace in self._traces for number in trace.passes()}
+        forwards = {trace.forward for trace in self._traces}
+        return (
+            f"Recording: {_count(len(self), 'call')}, "
+            f"{_count(len(forwards), 'forward')}, "
+            f"{_count(len(backwards), 'backward pass', 'backward passes')}"
+        )
+
+    def _fields(self) -> list[str]:
+        """Return which columns of the table were kept."""
+        return [name for name in COLUMNS if name in self._block.fields]
+
+    def _table(self) -> Table:
+        fields = self._fields()
+        rows = [row for call in self for row in _rows(call, fields)]
+        columns = ("module", "type", *fields)
+        footer = [_legend(fields)]
+        if len(rows) > ROWS:
+            gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(columns) - 1))
+            rows[ROWS // 2 : -ROWS // 2] = [gap]
+            footer.append("recording.to_frame() has every row")
+            if len(self.forwards) > 1:
+                footer.append("recording.forwards[i] prints one forward")
+        return Table(self._title(), columns, rows, tuple(footer))
+
+
+def load_recording(path: "str | PathLike[str]") -> Recording:
+    """Return the recording that `Recording.save` wrote.
+
+    It answers what the saved one did, except for `Call.replay` and `Recording.verify`,
+    which need the model. Tensors are on the CPU; sparse ones have become dense.
+
+    Arguments and outputs keep their structure. Named tuples and dataclasses are made
+    anew from their names and fields; classes made of dicts come back as dicts; any
+    other class that was opened, as tuples. A value that is neither a tensor, a NumPy
+    array nor one of Python's plain values comes back as `NotSaved`, which has its
+    ``repr``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The recording, all of it or nothing.
+
+    Raises:
+        BrokenFileError: The file is no recording, was cut off or changed, or has
+            another version of the format.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from tempfile import TemporaryDirectory
+
+        import torch
+        from torch import nn
+
+        import gradlib
+
+        model = nn.Linear(2, 1)
+        with gradlib.record(model) as recording:
+            model(torch.ones(3, 2)).sum().backward()
+
+        with TemporaryDirectory() as folder:
+            recording.save(Path(folder, "run.safetensors"))
+            loaded = gradlib.load_recording(Path(folder, "run.safetensors"))
+        print(loaded[""].param_grads["weight"])
+        #> tensor([[3., 3.]])
+        ```
+    """
+    return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
+
+
+COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
+
+
+def _legend(fields: list[str]) -> str:
+    """Say what the columns show."""
+    parts = ["output: shape"] if "output" in fields else []
+    if set(fields) - {"output"}:
+        parts.append("gradients: norm over all entries, - where there is none")
+    return "; ".join(parts)
+
+
+def _name_and_index(key: object) -> tuple[str, int | None]:
+    match key:
+        case str():
+            return key, None
+        case (str() as name, int() as index):
+            return name, index
+        case _:
+            raise NoSuchCallError(
+                f"recording[{key!r}]: name a call by its module, as recording['fc2'], "
+                "or by module and index, as recording['fc2', 1]."
+            )
+
+
+def _rows(call: Call, fields: list[str]) -> list[tuple[str, ...]]:
+    """Return one row for a call, or one for each of its passes."""
+    head = (numbered(call.name, call.index), call.module_type)
+    if "output" in fields:
+        head = (*head, shape_text(call.output))
+    gradients = [field for field in fields if field != "output"]
+    if not call.passes:
+        return [(*head, *["-"] * len(gradients))]
+    return [
+        (*head, *(norm_text(getattr(pass_, field)) for field in gradients))
+        for pass_ in call.passes
+    ]
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,387 @@
+"""Computing a recorded call again, and its vector-Jacobian product (VJP).
+
+The module itself is called, with its own hooks. While it runs, its parameters, buffers
+and modes are those of the call; afterwards everything is as it was before.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from gradlib.errors import CannotReplayError
+from gradlib.module_hook import ModuleHook
+from gradlib.private import (
+    BACKWARD_PRE_HOOKS,
+    BUFFERS,
+    FORWARD_HOOKS,
+    PARAMETERS,
+    is_of_torch,
+    own_buffers,
+    own_children,
+    own_parameters,
+    run_eagerly,
+)
+from gradlib.recording.notes import note
+from gradlib.recording.state import (
+    AUTOCAST_DEVICES,
+    History,
+    Kept,
+    World,
+    random_state_kept,
+)
+from gradlib.recording.trace import Block, CallTrace, Key
+from gradlib.tree import Tree
+from gradlib.values import came_from, clone, keep
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""Gives the value that takes the place of a recorded one."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A call computed again."""
+
+    output: Tree
+    # This call's share of the gradient of each input and own parameter. None where the
+    # output has not the form it had, and what was recorded for it fits no more.
+    shares: dict[Key, Tensor | None] | None
+
+
+def replay(trace: CallTrace, number: int, change: Change = keep) -> Replayed:
+    """Compute a call again, and its VJP with what a pass gave its output.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        change: Gives a copy of a recorded tensor, or what to put in its place.
+
+    Raises:
+        CannotReplayError: Too little is known of the call, or it raised.
+    """
+    history, world = _known(trace)
+    through = [it for it in trace.passes() if it in trace.block.with_graph]
+    if through and through[0] < number:
+        raise CannotReplayError(
+            f"Backward pass {through[0]} had create_graph=True, and pass {number} may "
+            "have gone through its graph: then what it gave this call is more than the "
+            f"VJP of the forward. Pass {through[0]} can be computed again."
+        )
+    with random_state_kept(_cuda_devices()), _eagerly():
+        scene = _Scene(trace, history, change)
+        with scene.set():
+            output = scene.run(world)
+            grads = trace.gradients("outputs", number)
+            shares = scene.pull(output, grads) if _fit(grads, output) else None
+            return Replayed(output.map(_detached), shares)
+
+
+def forward_again(trace: CallTrace, change: Change) -> Tree:
+    """Compute a call's output again, from what `change` makes of the recorded values.
+
+    Raises:
+        CannotReplayError: Too little is known of the call.
+    """
+    history, world = _known(trace)
+    with random_state_kept(_cuda_devices()), _eagerly():
+        scene = _Scene(trace, history, change)
+        with scene.set():
+            return scene.run(world).map(_detached)
+
+
+def no_pass(trace: CallTrace) -> CannotReplayError:
+    """Return the error for a call that no backward pass has reached."""
+    return CannotReplayError(
+        f"There is no backward pass to compute again: {note(trace)}."
+    )
+
+
+def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
+    """Return the recorded inputs and own parameters that required grad."""
+    history, _ = _known(trace)
+    # A parameter that is passed too is one leaf, under its name.
+    not_asked = _idle(trace) | _passed_parameters(trace).keys()
+    found: dict[Key, Tensor] = {
+        place: leaf
+        for place, leaf in enumerate(trace.inputs.leaves)
+        if isinstance(leaf, Tensor) and place not in not_asked
+    }
+    own = history.at(cast(nn.Module, trace.module), trace.moment)
+    found.update(
+        (name, own[name].value)
+        for name in trace.parameters
+        if name in own and own[name].requires_grad
+    )
+    return found
+
+
+def _idle(trace: CallTrace) -> set[Key]:
+    """Return the inputs that required no grad, also when a checkpoint came back."""
+    active = {key for flow in trace.flows for key in flow.shares}
+    return set(trace.idle) - active
+
+
+class _Scene:
+    """A call's module and arguments, everything as it was when the call began."""
+
+    def __init__(self, trace: CallTrace, history: History, change: Change) -> None:
+        self._trace = trace
+        self._module = cast(nn.Module, trace.module)
+        self._history = history
+        self._change = change
+        # By id of the recorded value, which is the same for one tensor in two places.
+        self._weights: dict[int, nn.Parameter] = {}
+        self._leaves: dict[Key, Tensor] = {}
+
+    @contextmanager
+    def set(self) -> Generator[None]:
+        """Give the module, and whatever it may call, the state they had."""
+        before = {module: dict(vars(module)) for module in self._modules()}
+        try:
+            for module in before:
+                self._set(module)
+            yield
+        finally:
+            for module, state in before.items():
+                vars(module).clear()
+                vars(module).update(state)
+
+    def run(self, world: World) -> Tree:
+        """Call the module."""
+        args, kwargs = self._arguments()
+        with _surrounded_by(world), self._explained("Computing"):
+            return Tree.of(self._module(*args, **kwargs))
+
+    def pull(
+        self, output: Tree, grads: Mapping[Key, Tensor | None]
+    ) -> dict[Key, Tensor | None]:
+        """Return the gradients of the inputs and own parameters."""
+        # What is returned twice is one tensor, and has one gradient.
+        roots = {
+            id(leaf): (leaf, grad.to(leaf.device, leaf.dtype))
+            for place, leaf in enumerate(output.leaves)
+            if (grad := grads.get(place)) is not None
+        }
+        # As torch has it: autocast is for the forward.
+        with _autocast({}), self._explained("Computing the gradients of"):
+            shares = _vjp(list(roots.values()), list(self._leaves.values()))
+        return dict(zip(self._leaves, shares, strict=True))
+
+    @contextmanager
+    def _explained(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise CannotReplayError(
+                f"{what} {label(self._trace)} again raised {type(error).__name__}: "
+                f"{error}"
+            ) from error
+
+    def _modules(self) -> Iterable[nn.Module]:
+        """Return what the call may call: a module may know others than those in it."""
+        if is_of_torch(type(self._module)) and not own_children(self._module):
+            return [self._module]
+        inner = cast(Any, self._module).modules()
+        return dict.fromkeys((*inner, *self._history.modules))
+
+    def _set(self, module: nn.Module) -> None:
+        moment, state = self._trace.moment, vars(module)
+        parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
+        known = self._history.at(module, moment)
+        for name, parameter in parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                now = Kept(parameter, parameter.requires_grad)
+                parameters[name] = self._weight(*known.get(name, now))
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                value = known[name].value if name in known else buffer
+                buffers[name] = self._change(value)
+        state[PARAMETERS], state[BUFFERS] = parameters, buffers
+        state["training"] = self._history.training(module, moment)
+        for kind in FORWARD_HOOKS:
+            hooks = state[kind].items()
+            others = {key: it for key, it in hooks if not isinstance(it, ModuleHook)}
+            state[kind] = OrderedDict(others)
+        if module is self._module:
+            # What was recorded for the output is what these had made of it.
+            state[BACKWARD_PRE_HOOKS] = OrderedDict[int, Any]()
+            for name in self._trace.parameters:
+                parameter = parameters.get(name)
+                if parameter is not None and parameter.requires_grad:
+                    self._leaves[name] = parameter
+
+    def _weight(self, value: Tensor, requires_grad: bool) -> nn.Parameter:
+        known = self._weights.get(id(value))
+        if known is None:
+            known = nn.Parameter(self._change(value), requires_grad=requires_grad)
+            self._weights[id(value)] = known
+        return known
+
+    def _arguments(self) -> Any:
+        """Return copies: the module may overwrite them."""
+        trace, idle = self._trace, _idle(self._trace)
+        as_parameter = _passed_parameters(trace)
+        made: dict[int, tuple[Tensor, Tensor]] = {}  # the leaf, and what is given
+        filled: list[Any] = []
+        for place, kept in enumerate(trace.inputs.leaves):
+            if not isinstance(kept, Tensor):
+                filled.append(kept)
+                continue
+            if place in as_parameter:
+                leaf = given = self._leaves[as_parameter[place]]
+            elif id(kept) in made:
+                leaf, given = made[id(kept)]
+            else:
+                leaf = given = self._change(kept).to(came_from(kept))
+                if place not in idle:
+                    leaf.requires_grad_()
+                    given = clone(leaf)
+                made[id(kept)] = leaf, given
+            filled.append(given)
+            if place not in idle:
+                self._leaves[place] = leaf
+        return Tree(filled, trace.inputs.spec).build()
+
+
+def _passed_parameters(trace: CallTrace) -> dict[int, str]:
+    """Tell which inputs are own parameters: they have one share for both."""
+    found: dict[int, str] = {}
+    for flow in trace.flows:
+        names = {id(flow.shares[key]): key for key in flow.shares}
+        for key, grads in flow.shares.items():
+            name = names[id(grads)]  # parameters come after inputs
+            if isinstance(key, int) and isinstance(name, str):
+                found[key] = name
+    return found
+
+
+def _vjp(
+    roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]
+) -> list[Tensor | None]:
+    if not roots or not leaves:
+        return [None] * len(leaves)
+    outputs, grads = zip(*roots, strict=True)
+    if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
+        torch.autograd.backward(outputs, grads)
+        return [leaf.grad for leaf in leaves]
+    return list(torch.autograd.grad(outputs, leaves, grads, allow_unused=True))
+
+
+def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
+    nodes = [it.grad_fn for it in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            return True
+        new = {before for before, _ in node.next_functions} - seen
+        seen |= new
+        nodes += new
+    return False
+
+
+def _known(trace: CallTrace) -> tuple[History, World]:
+    """Return what it takes to compute a call again, or say why it is not there."""
+    history = must_be_replayable(trace.block)
+    world, called = trace.world, trace.module
+    assert world is not None, "it is kept with every history"
+    assert called is not None, "it is kept with every history"
+    for module in cast(Any, called).modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotReplayError(
+                f"{label(trace)} contains a ScriptModule, whose weights cannot be "
+                "replaced for a replay. Record the module it was made of."
+            )
+        if isinstance(module, DistributedDataParallel):
+            raise CannotReplayError(
+                f"{label(trace)} goes through DistributedDataParallel, which talks to "
+                "other processes when it is called. Replay the module that it wraps, "
+                'as recording["module"].replay().'
+            )
+    if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
+        raise CannotReplayError(
+            f"{label(trace)} was given tensors without values, or they were kept on "
+            'the device "meta". Record with another device.'
+        )
+    return history, world
+
+
+def must_be_replayable(block: Block) -> History:
+    """Return the model's history in a block.
+
+    Raises:
+        CannotReplayError: What a replay starts from was not kept.
+    """
+    for field in ("args", "grad_output"):
+        if field not in block.fields:
+            raise CannotReplayError(
+                f'A replay needs "{field}", and record(keep=...) left it out. Record '
+                'with keep=("args", "grad_output", ...).'
+            )
+    if block.history is None:
+        raise CannotReplayError(
+            "Nothing is left of the model's state at that call: the recording was made "
+            "with reduce=, or loaded from a file. Replay where you record, without "
+            "reduce=."
+        )
+    return block.history
+
+
+def label(trace: CallTrace) -> str:
+    """Return how a message names a call."""
+    return f'call {trace.index} of "{trace.name}"'
+
+
+def _fit(grads: Mapping[Key, Tensor], output: Tree) -> bool:
+    """Tell whether there is still an output for each gradient."""
+    leaves = dict[Key, Any](enumerate(output.leaves))
+    return all(
+        isinstance(leaf := leaves.get(place), Tensor)
+        and leaf.requires_grad
+        and leaf.shape == grad.shape
+        for place, grad in grads.items()
+    )
+
+
+def _detached(leaf: object) -> object:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _cuda_devices() -> range:
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
+@contextmanager
+def _eagerly() -> Generator[None]:
+    with torch.inference_mode(False), run_eagerly():  # gradients are enabled then too
+        yield
+
+
+@contextmanager
+def _surrounded_by(world: World) -> Generator[None]:
+    """Set torch's generators and autocast as they were when a call began."""
+    torch.set_rng_state(world.random)
+    for device, state in enumerate(world.cuda_random):
+        torch.cuda.set_rng_state(state, device)
+    with _autocast(world.autocast):
+        yield
+
+
+@contextmanager
+def _autocast(dtypes: Mapping[str, torch.dtype]) -> Generator[None]:
+    with ExitStack() as stack:
+        for device in AUTOCAST_DEVICES:
+            dtype = dtypes.get(device)
+            if dtype is not None:
+                stack.enter_context(torch.autocast(device, dtype))
+            elif torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

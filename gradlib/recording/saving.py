@@ -1,0 +1,136 @@
+"""A recording as plain values, to be written to a file, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gradlib.recording.trace import Block, CallTrace, Flow
+from gradlib.stats import TensorStats
+from gradlib.storage import Class, dtype_named
+from gradlib.tree import Tree
+
+# What is written of a call as it stands. Its inputs, output and gradients are too, in
+# forms of their own; what it takes to compute it again is not.
+AS_IT_IS = (
+    "name",
+    "index",
+    "forward",
+    "module_type",
+    "moment",
+    "caller",
+    "parameters",
+    "calls_others",
+    "no_pass_because",
+)
+GATHERED = ("shares", "totals", "outputs")
+
+
+def plain(
+    block: Block, names: Mapping[str, str], traces: Sequence[CallTrace]
+) -> dict[str, Any]:
+    """Return what a recording holds, as plain values and tensors."""
+    return {
+        "fields": sorted(block.fields),
+        "left_out": block.left_out,
+        "names": dict(names),
+        "calls": [_plain_call(trace) for trace in tuple(traces)],
+    }
+
+
+def restored(
+    content: dict[str, Any],
+) -> tuple[Block, dict[str, str], list[CallTrace]]:
+    """Return what `plain` was given."""
+    numbers = sorted({n for call in content["calls"] for n in call["passes"]})
+    block = Block(
+        fields=frozenset(content["fields"]),
+        numbers={number: number for number in numbers},
+        left_out=content["left_out"],
+    )
+    traces = [_restored_call(block, call) for call in content["calls"]]
+    return block, content["names"], traces
+
+
+def _plain_call(trace: CallTrace) -> dict[str, Any]:
+    passes = trace.passes()
+    return {
+        **{name: getattr(trace, name) for name in AS_IT_IS},
+        "passes": passes,
+        "recomputed": trace.recomputed_in is not None,
+        "inputs": _plain_tree(trace.inputs),
+        "output": None if trace.output is None else _plain_tree(trace.output),
+        "idle": trace.idle,
+        "returned_inputs": trace.returned_inputs,
+        **{gathered: _plain_grads(trace, gathered, passes) for gathered in GATHERED},
+    }
+
+
+def _plain_grads(trace: CallTrace, gathered: str, passes: list[int]) -> dict[Any, Any]:
+    """Return the gradients of one field of `Flow`, by key and number of the pass.
+
+    What was waited for and got nothing has its key too: the note tells of it.
+    """
+    found: dict[Any, dict[int, Any]] = {
+        key: {} for flow in trace.flows for key in getattr(flow, gathered)
+    }
+    for number in passes:
+        for key, value in trace.gradients(gathered, number).items():
+            found[key][number] = value
+    return found
+
+
+def _plain_tree(tree: Tree) -> dict[str, Any]:
+    places = list(range(len(tree.leaves)))
+    return {"form": tree.spec.unflatten(places), "leaves": tree.leaves}
+
+
+def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
+    inputs, input_places = _restored_tree(call["inputs"])
+    output, output_places = (None, {})
+    if call["output"] is not None:
+        output, output_places = _restored_tree(call["output"])
+    trace = CallTrace(block, "", 0, "", 0)
+    for name in AS_IT_IS:
+        setattr(trace, name, call[name])
+    trace.inputs, trace.output = inputs, output
+    trace.recomputed_in = 0 if call["recomputed"] else None
+    trace.idle = [input_places.get(key, key) for key in call["idle"]]
+    trace.returned_inputs = [input_places[place] for place in call["returned_inputs"]]
+    flow = Flow()
+    for gathered in GATHERED:
+        places = output_places if gathered == "outputs" else input_places
+        for key, grads in call[gathered].items():
+            getattr(flow, gathered)[places.get(key, key)] = grads
+    trace.flows = [flow]
+    return trace
+
+
+def _restored_tree(saved: dict[str, Any]) -> tuple[Tree, dict[Any, Any]]:
+    """Return a tree, and by the old place of each leaf its new one.
+
+    They differ where a class made of a dict, which has its leaves in their own order,
+    has become a dict, which has them in the order of its keys.
+    """
+    form = Tree.of(saved["form"])
+    order: list[int] = form.leaves
+    leaves = [saved["leaves"][place] for place in order]
+    return Tree(leaves, form.spec), {old: new for new, old in enumerate(order)}
+
+
+def _plain_stats(stats: TensorStats) -> list[Any]:
+    return [list(stats.shape), str(stats.dtype), stats.numbers()]
+
+
+def _restored_stats(saved: list[Any]) -> TensorStats:
+    shape, dtype, numbers = saved
+    # In float64 and complex128 every number is what it was.
+    wide = {float: torch.float64, complex: torch.complex128, int: torch.int64}
+    tensors = {
+        name: torch.tensor(number, dtype=wide[type(number)])
+        for name, number in numbers.items()
+    }
+    return TensorStats(torch.Size(shape), dtype_named(dtype), tensors)
+
+
+CLASSES: dict[str, Class] = {"stats": (TensorStats, _plain_stats, _restored_stats)}

@@ -1,0 +1,170 @@
+"""What the recorder writes down, flat; `call` gives it its form."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from gradlib.recording.state import History, World
+from gradlib.tree import Tree
+
+Grads: TypeAlias = dict[int, Any]
+"""What was kept of a tensor's gradients, by torch's number of the backward pass."""
+
+Key: TypeAlias = int | str
+"""A position among the flat inputs or outputs, or the name of an own parameter."""
+
+GRADIENTS = ("grad_input", "grad_output", "param_grads")
+FIELDS = ("args", "output", *GRADIENTS)
+"""What can be kept of a call; its kwargs and the totals travel with theirs."""
+
+
+@dataclass(slots=True)
+class Sum:
+    """A gradient of which parts may be missing, and what to keep of the whole."""
+
+    total: Tensor
+    missing: int
+    keep: Callable[[Tensor], Any]
+
+
+def whole(parts: Sequence[Any]) -> Any:
+    """Return what is kept of a gradient that came in `parts`; ``None`` for none."""
+    if not parts:
+        return None
+    if isinstance(parts[0], Sum):
+        return parts[0].keep(reduce(add, (part.total for part in parts)))
+    return reduce(add, parts)
+
+
+class Flow:
+    """Where the gradients of one computation of a call are gathered.
+
+    What requires no grad has no entry.
+    """
+
+    __slots__ = ("outputs", "shares", "totals")
+
+    def __init__(self) -> None:
+        """Begin with nothing asked."""
+        self.shares: dict[Key, Grads] = {}
+        self.totals: dict[Key, Grads] = {}
+        self.outputs: dict[Key, Grads] = {}
+
+
+@dataclass(slots=True)
+class Block:
+    """What all calls of one block have in common."""
+
+    fields: frozenset[str]  # what was kept
+    # torch's number of each backward pass that reached a call -> ours.
+    numbers: dict[int, int]
+    # Our numbers of the passes with create_graph=True: others may go through them.
+    with_graph: set[int] = field(default_factory=set[int])
+    history: History | None = None  # without it no call can be computed again
+    # The modules that were not recorded, and why.
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+
+
+NO_INPUTS = Tree.of_call((), {})
+
+
+class CallTrace:
+    """One call of one module."""
+
+    # Written out, not a dataclass: one is made at every call, and this takes a third.
+    __slots__ = (
+        "block",
+        "caller",
+        "calls_others",
+        "checkpoints",
+        "flows",
+        "forward",
+        "idle",
+        "index",
+        "inputs",
+        "module",
+        "module_type",
+        "moment",
+        "name",
+        "no_pass_because",
+        "output",
+        "parameters",
+        "recomputed_in",
+        "returned_inputs",
+        "world",
+    )
+
+    def __init__(
+        self, block: Block, name: str, index: int, module_type: str, moment: int
+    ) -> None:
+        """Begin with what is known when the call begins."""
+        self.block = block
+        self.name = name
+        self.index = index
+        self.module_type = module_type
+        self.moment = moment  # how many calls had begun before
+        self.forward = 0
+        self.inputs = NO_INPUTS  # of (args, kwargs)
+        self.caller = -1  # the moment of the call that made it; -1 if outermost
+        self.output: Tree | None = None
+        self.parameters: Sequence[str] = ()  # its own
+        # The inputs that are tensors, and own parameters, that require no grad.
+        self.idle: Sequence[Key] = ()
+        # Several where a checkpoint computed the call again, inside a backward pass.
+        self.flows: list[Flow] = []
+        # The sequence numbers of the reentrant checkpoints that compute it again.
+        self.checkpoints: frozenset[int] | set[int] = frozenset()
+        self.recomputed_in: int | None = None  # torch's number of the pass that did
+        self.returned_inputs: Sequence[int] = ()
+        # What it takes to compute it again; None where too little was kept.
+        self.module: nn.Module | None = None
+        self.world: World | None = None
+        self.calls_others = False
+        self.no_pass_because = ""
+
+    def passes(self) -> list[int]:
+        """Return our numbers of the backward passes that reached the call."""
+        numbers = self.block.numbers
+        found = {
+            numbers[torch_number]
+            for flow in self.flows
+            for gathered in (flow.outputs, flow.shares)
+            for grads in gathered.values()
+            for torch_number in grads
+        }
+        return sorted(found)
+
+    def given(self, gathered: str, number: int) -> set[Key]:
+        """Return what got a gradient in one backward pass."""
+        numbers = self.block.numbers
+        return {
+            key
+            for flow in self.flows
+            for key, grads in getattr(flow, gathered).items()
+            if any(numbers.get(torch_number) == number for torch_number in grads)
+        }
+
+    def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
+        """Return the gradients of one field of `Flow` in one backward pass."""
+        numbers = self.block.numbers
+        found: dict[Key, list[Any]] = {}
+        for key, several in self._gathered(gathered).items():
+            for grads in several:
+                for torch_number, part in grads.items():
+                    if numbers.get(torch_number) == number:
+                        found.setdefault(key, []).append(part)
+        return {key: whole(parts) for key, parts in found.items()}
+
+    def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
+        """Return what the computations have gathered: a parameter's total is shared."""
+        found: dict[Key, list[Grads]] = {}
+        for flow in self.flows:
+            for key, grads in getattr(flow, gathered).items():
+                several = found.setdefault(key, [])
+                if not any(grads is known for known in several):
+                    several.append(grads)
+        return found

@@ -1,0 +1,158 @@
+"""Whether what was recorded comes out again when each call is replayed."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradlib.errors import CannotReplayError
+from gradlib.progress import progress
+from gradlib.recording.call import numbered
+from gradlib.recording.difference import (
+    Difference,
+    Gap,
+    Tolerance,
+    gaps,
+    gaps_of_gradients,
+    in_one_scale,
+    rtol_of,
+)
+from gradlib.recording.finite_differences import wrong_shares
+from gradlib.recording.notes import note, share_name
+from gradlib.recording.replay import Replayed, must_be_replayable, replay
+from gradlib.recording.trace import CallTrace, Key
+from gradlib.render import Printable, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A call that was not replayed.
+
+    Attributes:
+        name: The module's name; the root is ``""``.
+        index: Which call of this module in the block, from 0.
+        reason: Why not.
+    """
+
+    name: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification(Printable):
+    """What `Recording.verify` found.
+
+    Attributes:
+        disagreements: What came out differently, in the order of the calls. Where a
+            call inside another disagrees, the one around it is not listed, nor checked.
+        skipped: The calls that could not be replayed.
+        agreed: How many calls agree.
+        calls: How many there are.
+    """
+
+    disagreements: tuple[Difference, ...]
+    skipped: tuple[Skipped, ...]
+    agreed: int
+    calls: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether calls were replayed, and all of them agree."""
+        return bool(self.agreed) and not self.disagreements
+
+    def _table(self) -> Table:
+        title = f"Verification: {self.agreed} of {self.calls} calls agree"
+        rows = [
+            (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
+            for it in self.disagreements
+        ]
+        why = Counter(it.reason for it in self.skipped)
+        footer = [f"not replayed: {count} ({reason})" for reason, count in why.items()]
+        listed = {(it.name, it.index) for it in (*self.disagreements, *self.skipped)}
+        around = self.calls - self.agreed - len(listed)
+        if around:
+            footer.append(f"not checked: {around}, with a disagreement inside")
+        return Table(title, COLUMNS if rows else (), rows, tuple(footer))
+
+
+COLUMNS = ("module", "field", "error", "reason")
+
+
+def verify(
+    traces: Sequence[CallTrace], *, numerical: bool, tolerance: Tolerance
+) -> Verification:
+    """Replay each call and compare; see `Recording.verify`."""
+    if traces:
+        must_be_replayable(traces[0].block)
+    found: list[Difference] = []
+    skipped: list[Skipped] = []
+    agreed = 0
+    around: set[int] = set()  # the moments of calls that have a disagreement inside
+    # Backwards, so that what is inside a call comes before it.
+    for trace in progress(traces[::-1], "verify"):
+        wrong: list[Difference] = []
+        if trace.moment not in around:
+            try:
+                for it in _check(trace, numerical, tolerance):
+                    wrong.append(it)  # noqa: PERF402 (kept if a later pass raises)
+                agreed += not wrong
+            except CannotReplayError as error:
+                skipped.append(Skipped(trace.name, trace.index, error.args[0]))
+        if wrong or trace.moment in around:
+            around.add(trace.caller)
+        found += reversed(wrong)
+    return Verification(tuple(found[::-1]), tuple(skipped[::-1]), agreed, len(traces))
+
+
+def _check(
+    trace: CallTrace, numerical: bool, tolerance: Tolerance
+) -> Iterator[Difference]:
+    passes = trace.passes()
+    if trace.world is not None:  # autocast may have been on in the backward too
+        least = rtol_of(trace.world.autocast.values())
+        tolerance = dataclasses.replace(tolerance, least=least)
+    if not passes:
+        raise CannotReplayError(note(trace))
+    for place, number in enumerate(passes):
+        replayed = replay(trace, number)
+        if place == 0:
+            for path, it in _outputs(trace, replayed):
+                if not tolerance.allows(it):
+                    yield _difference(trace, "output" + path, it.error, it.reason)
+        if replayed.shares is None:
+            continue
+        prefix = f"passes[{place}]." if len(passes) > 1 else ""
+        for key, it in _shares(trace.gradients("shares", number), replayed.shares):
+            if not tolerance.allows(it):
+                field = prefix + share_name(trace, key)
+                yield _difference(trace, field, it.error, it.reason)
+        if numerical:
+            for key, error in wrong_shares(trace, number).items():
+                field = prefix + share_name(trace, key)
+                yield _difference(trace, field, error, "finite differences disagree")
+
+
+def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:
+    direction = "forward" if field.startswith("output") else "backward"
+    return Difference(trace.name, trace.index, direction, field, error, reason)
+
+
+def _outputs(trace: CallTrace, replayed: Replayed) -> Iterable[tuple[str, Gap]]:
+    if trace.output is None or "output" not in trace.block.fields:
+        return ()
+    return gaps(trace.output.build(), replayed.output.build())
+
+
+def _shares(
+    recorded: Mapping[Key, Any], replayed: Mapping[Key, Any]
+) -> Iterable[tuple[Key, Gap]]:
+    """Compare what the pass gave: it may have been asked for one weight only."""
+    found = [
+        (key, next(gaps_of_gradients(grad, replayed.get(key)))[1])
+        for key, grad in recorded.items()
+    ]
+    inputs = [(key, it) for key, it in found if isinstance(key, int)]
+    own = [(key, it) for key, it in found if isinstance(key, str)]
+    return inputs + in_one_scale(own)

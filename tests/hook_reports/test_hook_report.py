@@ -1,0 +1,769 @@
+"""A hook report names what a hook gets, by value, and leaves the module as it was."""
+
+import inspect
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+from gradlib.hook_reports.known import KnownGradients, Names
+from gradlib.hook_reports.naming import name_by_value
+from gradlib.hook_reports.trial import Trial, cotangent
+from gradlib.hook_reports.words import FULL, FULL_PRE, KINDS, LEGACY, TENSOR
+from gradlib.tree import Tree
+
+torch.manual_seed(0)  # the modules of LEGACY_CASES are made on import
+MADE = torch.Generator().manual_seed(1)
+
+
+def given(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=MADE).requires_grad_()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Of(nn.Module):
+    """A function of modules and tensors, as a module."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*self.parts, *args, **kwargs)
+
+
+class WithAttribute(nn.Module):
+    """Has a tensor that somebody forgot to make a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = given(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def report_of(module: nn.Module, *args: Any, **kwargs: Any) -> gradlib.HookReport:
+    report = gradlib.hook_report(module, *args, **kwargs)
+    assert max(map(len, str(report).splitlines())) <= 100
+    assert report._repr_html_().count("<table>") == len(KINDS) + 1
+    return report
+
+
+def whats(kind: gradlib.HookKind) -> dict[str, str]:
+    return {entry.place: entry.what for entry in kind.entries}
+
+
+def test_every_kind_this_torch_has_is_tried() -> None:
+    has = {name for name in dir(nn.Module) if re.match("register_.*backward", name)}
+    assert set(KINDS) == has | {TENSOR}
+    assert tuple(report_of(nn.Linear(3, 2), given(4, 3)).kinds) == KINDS
+
+
+# Every entry, against torch.autograd.grad of the module itself
+
+
+def gradients(module: nn.Module, *args: Any) -> dict[str, Tensor]:
+    """The gradients of arguments, parameters and outputs, by name."""
+    given_as = inspect.signature(module.forward).bind(*args).arguments
+    starred = {f"args[{i}]": x for i, x in enumerate(given_as.pop("args", ()))}
+    named = {**dict(module.named_parameters()), **given_as, **starred}
+    if isinstance(module, WithAttribute):
+        named["scale"] = module.scale
+    asked = {name: x for name, x in named.items() if x.requires_grad}
+    output = module(*args)
+    several = isinstance(output, tuple)
+    outputs: tuple[Tensor, ...] = output if several else (output,)
+    vs = tuple(cotangent(i, y) for i, y in enumerate(outputs))
+    grads = torch.autograd.grad(outputs, list(asked.values()), vs)
+    names = [f"output[{i}]" if several else "output" for i in range(len(outputs))]
+    return dict(zip([*asked, *names], (*grads, *vs), strict=True))
+
+
+def claimed(what: str, known: dict[str, Tensor], shape: torch.Size) -> Tensor:
+    """What an entry must be if its name is right."""
+    name, _, form = what.removeprefix("gradient of ").partition(", ")
+    grad = known[name].to_dense() if known[name].is_sparse else known[name]
+    if form == "transposed":
+        return grad.T
+    if form.startswith("permuted by "):
+        return grad.permute([int(digit) for digit in re.findall(r"\d", form)])
+    return {"": lambda: grad, "reshaped": lambda: grad.reshape(shape)}[form]()
+
+
+IN_ORDER = ["gradient of input", "gradient of weight", "gradient of bias"]
+LINEAR = ["gradient of bias", "gradient of input", "gradient of weight, transposed"]
+OUTPUT = ["gradient of output"]
+
+# What the legacy hook gets as grad_input, and the node it sits on
+LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
+    "Linear": (nn.Linear(3, 2), (given(4, 3),), "AddmmBackward0", LINEAR),
+    "square": (nn.Linear(3, 3), (given(3, 3),), "AddmmBackward0", LINEAR),
+    "double": (
+        nn.Linear(3, 2).double(),
+        (given(4, 3).detach().double().requires_grad_(),),
+        "AddmmBackward0",
+        LINEAR,
+    ),
+    "Linear without bias": (
+        nn.Linear(3, 2, bias=False),
+        (given(4, 3),),
+        "MmBackward0",
+        LINEAR[1:],
+    ),
+    "Linear on data": (
+        nn.Linear(3, 2),
+        (torch.randn(4, 3),),
+        "AddmmBackward0",
+        [LINEAR[0], "None: input 1 of AddmmBackward0 needs no gradient", LINEAR[2]],
+    ),
+    "Linear on three dimensions": (
+        nn.Linear(3, 2),
+        (given(4, 5, 3),),
+        "ViewBackward0",
+        ["gradient of output, reshaped"],
+    ),
+    # The copy must have the strides of the input: they decide the last node.
+    "Linear on a tensor with gaps": (
+        nn.Linear(3, 2),
+        (torch.randn(4, 5, 6)[..., ::2].requires_grad_(),),
+        "AddBackward0",
+        ["gradient of output", "gradient of bias"],
+    ),
+    "Conv2d": (
+        nn.Conv2d(2, 3, 3),
+        (given(2, 2, 5, 5),),
+        "ConvolutionBackward0",
+        IN_ORDER,
+    ),
+    "Conv2d without bias": (
+        nn.Conv2d(2, 3, 3, bias=False),
+        (given(2, 2, 5, 5),),
+        "ConvolutionBackward0",
+        [*IN_ORDER[:2], "None: input 2 of ConvolutionBackward0 needs no gradient"],
+    ),
+    "Conv1d": (nn.Conv1d(2, 3, 3), (given(2, 2, 5),), "ConvolutionBackward0", IN_ORDER),
+    "BatchNorm2d": (
+        nn.BatchNorm2d(3),
+        (given(4, 3, 2, 2),),
+        "NativeBatchNormBackward0",
+        IN_ORDER,
+    ),
+    "LayerNorm": (
+        nn.LayerNorm(3),
+        (given(4, 3),),
+        "NativeLayerNormBackward0",
+        IN_ORDER,
+    ),
+    "Embedding": (
+        nn.Embedding(5, 3),
+        (torch.tensor([1, 2, 2]),),
+        "EmbeddingBackward0",
+        ["gradient of weight"],
+    ),
+    "sparse Embedding": (
+        nn.Embedding(5, 3, sparse=True),
+        (torch.tensor([1, 2, 2]),),
+        "EmbeddingBackward0",
+        ["gradient of weight"],
+    ),
+    "ReLU": (nn.ReLU(), (given(4, 3),), "ReluBackward0", IN_ORDER[:1]),
+    "MSELoss": (
+        nn.MSELoss(),
+        (given(4, 3), torch.randn(4, 3)),
+        "MseLossBackward0",
+        ["gradient of input", "None: input 1 of MseLossBackward0 needs no gradient"],
+    ),
+    "CrossEntropyLoss": (
+        nn.CrossEntropyLoss(),
+        (given(4, 3), torch.tensor([0, 1, 2, 0])),
+        "NllLossBackward0",
+        ["gradient of an inner tensor, from LogSoftmaxBackward0"],
+    ),
+    "Bilinear": (
+        nn.Bilinear(2, 3, 4),
+        (given(5, 2), given(5, 3)),
+        "AddBackward0",
+        ["gradient of output", "gradient of bias"],
+    ),
+    "GRU": (
+        nn.GRU(3, 5),
+        (given(2, 1, 3),),
+        "StackBackward0",
+        ["gradient of an inner tensor, from AddBackward0"] * 2,
+    ),
+    "attention": (
+        nn.MultiheadAttention(4, 2, batch_first=True),
+        (given(2, 3, 4), given(2, 3, 4), given(2, 3, 4)),
+        "TransposeBackward0",
+        ["gradient of output[0], permuted by (1, 0, 2)"],
+    ),
+    "Sequential of Linear": (
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
+        (given(5, 3),),
+        "AddmmBackward0",
+        [
+            "gradient of 1.bias",
+            "gradient of output of 0",
+            "gradient of 1.weight, transposed",
+        ],
+    ),
+    "Sequential ending in ReLU": (
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU()),
+        (given(5, 3),),
+        "ReluBackward0",
+        ["gradient of output of 0"],
+    ),
+    "product": (
+        Of(lambda a, b: a * b),
+        (given(3), given(3)),
+        "MulBackward0",
+        ["gradient of args[0]", "gradient of args[1]"],
+    ),
+    "sum of two layers": (
+        Of(lambda f, g, a: f(a) + g(a), nn.Linear(3, 2), nn.Linear(3, 2)),
+        (given(4, 3),),
+        "AddBackward0",
+        OUTPUT * 2,
+    ),
+    "an operation after the layer": (
+        Of(lambda f, a: F.relu(f(a)) * 2 + 1, nn.Linear(3, 2)),
+        (given(4, 3),),
+        "AddBackward0",
+        ["gradient of output", "None: input 1 of AddBackward0 needs no gradient"],
+    ),
+    "two outputs": (
+        Of(lambda a: (a.exp(), a.sin())),
+        (given(3),),
+        "ExpBackward0",
+        ["a part of the gradient of args[0], which has other uses, too"],
+    ),
+    "plain attribute": (
+        WithAttribute(),
+        (given(4, 3),),
+        "MulBackward0",
+        ["gradient of x", "gradient of scale"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEGACY_CASES)
+def test_each_entry_is_what_its_name_says(name: str) -> None:
+    module, args, node, expected = LEGACY_CASES[name]
+    report = report_of(module, *args)
+    legacy = report.kinds[LEGACY]
+    assert report.last_node == node
+    assert [entry.what for entry in legacy.grad_input] == expected
+    assert len(report.last_node_inputs) == len(expected)
+    if name == "CrossEntropyLoss":
+        assert "torch.int64 zeros: target" in whats(report.kinds[FULL])["grad_input[1]"]
+    known = gradients(module, *args)
+    checked = 0
+    for kind in report.kinds.values():
+        for entry in kind.entries:
+            if entry.what.startswith("None:"):
+                assert entry.value is None
+            elif entry.what.startswith("gradient of ") and "inner" not in entry.what:
+                if " of 0" in entry.what:
+                    continue  # of a module inside: the next test
+                assert entry.value is not None
+                expected_value = claimed(entry.what, known, entry.value.shape)
+                torch.testing.assert_close(entry.value, expected_value)
+                checked += 1
+    assert checked >= len(KINDS)
+
+
+def test_the_output_of_a_module_inside() -> None:
+    first, second = nn.Linear(3, 4), nn.Linear(4, 2)
+    x = given(5, 3)
+    report = report_of(nn.Sequential(first, second), x)
+    y = second(h := first(x))
+    (dh,) = torch.autograd.grad(y, h, cotangent(0, y))
+    value = report.kinds[LEGACY].grad_input[1].value
+    assert value is not None
+    torch.testing.assert_close(value, dh)
+
+
+def test_lstm_on_one_layer_has_an_entry_for_each_argument_of_its_kernel() -> None:
+    report = report_of(nn.LSTM(3, 5), given(4, 2, 3))
+    assert report.last_node == "MkldnnRnnLayerBackward0"
+    legacy = report.kinds[LEGACY]
+    both = "gradient of bias_ih_l0 and of bias_hh_l0"  # they are equal
+    nothing = "None: input {} of MkldnnRnnLayerBackward0 needs no gradient"
+    assert [entry.what for entry in legacy.grad_input] == [
+        "gradient of input",
+        "gradient of weight_ih_l0",
+        "gradient of weight_hh_l0",
+        both,
+        both,
+        nothing.format(5),
+        nothing.format(6),
+    ]
+    assert [entry.what for entry in legacy.grad_output] == [
+        "gradient of output[0]",
+        "gradient of output[1][0], reshaped",
+        "gradient of output[1][1], reshaped",
+    ]
+    lost = "None: output[1] is of type tuple, and no tensor inside gets an entry"
+    assert whats(report.kinds[FULL])["grad_output[1]"] == lost
+
+
+def test_full_hooks_have_an_entry_for_each_argument_and_output() -> None:
+    def several(a: Tensor, b: Tensor, n: int, pair: list[Tensor]) -> tuple[Any, ...]:
+        return a * b * pair[0], a * n, n
+
+    report = report_of(Of(several), given(3), torch.randn(3), 2, [given(3)])
+    assert whats(report.kinds[FULL]) == {
+        "grad_input[0]": "gradient of args[0]",
+        "grad_input[1]": "zeros: args[1] does not require grad",
+        "grad_input[2]": "None: args[2] is of type int",
+        "grad_input[3]": (
+            "None: args[3] is of type list, and no tensor inside gets an entry"
+        ),
+        "grad_output[0]": "gradient of output[0]",
+        "grad_output[1]": "gradient of output[1]",
+        "grad_output[2]": "None: output[2] is of type int",
+    }
+    outputs = {p: w for p, w in whats(report.kinds[FULL]).items() if "output" in p}
+    assert whats(report.kinds[FULL_PRE]) == outputs
+    assert "4 entries in grad_input" in report.kinds[FULL].why
+    assert "3 entries in grad_output" in report.kinds[FULL_PRE].why
+    assert whats(report.kinds[TENSOR]) == {
+        "grad of output[0]": "gradient of output[0]",
+        "grad of output[1]": "gradient of output[1]",
+    }
+
+
+def test_a_keyword_tensor_is_in_the_legacy_tuple_only() -> None:
+    report = report_of(Of(lambda x, scale: x * scale), given(3), scale=given(3))
+    legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
+    assert legacy == ["gradient of args[0]", "gradient of scale"]
+    assert len(report.kinds[FULL].grad_input) == 1
+    assert "None for a keyword argument (scale)" in report.kinds[FULL].why
+
+
+def test_one_tensor_in_several_places() -> None:
+    x = given(2, 3, 4)
+    report = report_of(nn.MultiheadAttention(4, 2), x, x, x)
+    entries = report.kinds[FULL].grad_input
+    assert [entry.what for entry in entries] == [
+        "gradient of query",
+        "gradient of key",
+        "gradient of value",
+    ]
+    twice = report_of(Of(lambda a, b: (a + b).exp()), x, x).kinds[FULL].grad_input
+    both = "gradient of args[0] and of args[1]"
+    assert [entry.what for entry in twice] == [both, both]
+
+
+def test_an_output_used_in_another_output() -> None:
+    def chained(a: Tensor) -> tuple[Tensor, Tensor]:
+        y = a.exp()
+        return y, y.sin()
+
+    x = given(3)
+    kinds = report_of(Of(chained), x).kinds
+    total = kinds[TENSOR].entries[0]
+    assert total.what == "gradient of output[0] with its use in other outputs"
+    assert kinds[LEGACY].grad_output[0].what == total.what
+    assert kinds[FULL].grad_output[0].what == "gradient of output[0]"
+    y = x.exp().detach().requires_grad_()
+    expected = cotangent(0, y) + cotangent(1, y) * y.cos()
+    assert total.value is not None
+    torch.testing.assert_close(total.value, expected)
+
+
+def test_nested_inputs_have_their_path_as_name() -> None:
+    module = Of(lambda batch, *, more: batch["x"] * more[0])
+    report = report_of(module, {"x": given(3)}, more=[given(3)])
+    legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
+    assert legacy == ["gradient of args[0]['x']", "gradient of more[0]"]
+
+
+def test_an_argument_that_is_called_as_a_parameter() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override] (fewer)
+            return super().forward(weight)
+
+    report = report_of(Scaled(3, 2), given(4, 3))
+    legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
+    assert legacy[1:] == ["gradient of argument weight", LINEAR[2]]
+
+
+def test_gradients_that_vanish() -> None:
+    x = (-torch.ones(3)).requires_grad_()
+    kinds = report_of(nn.ReLU(), x).kinds
+    assert kinds[FULL].grad_input[0].what == "zeros: nothing flows to input"
+    legacy = "zeros: nothing flows out of input 0 of ReluBackward0"
+    assert kinds[LEGACY].grad_input[0].what == legacy
+
+
+def test_a_tensor_from_outside_keeps_its_gradient() -> None:
+    outside = given(3)
+    outside.grad = before = torch.ones(3)
+    report = report_of(Of(lambda x: x * outside), given(3))
+    legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
+    outsider = "a tensor from outside the module"
+    assert legacy == ["gradient of args[0]", f"gradient for {outsider}"]
+    assert report.last_node_inputs == ("args[0]", outsider)
+    returned = report_of(Of(lambda x: (x * 2, outside)), given(3))
+    assert returned.kinds[FULL].grad_output[1].what == "gradient of output[1]"
+    assert outside.grad is before
+    assert before.equal(torch.ones(3))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant: bool) -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Any:
+        return checkpoint(lambda v: layer(v).tanh(), x, use_reentrant=reentrant)
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert report.kinds[FULL].grad_input[0].what == "gradient of args[0]"
+    assert report.kinds[LEGACY].entries
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64]
+)
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+    report = report_of(nn.Linear(3, 2, dtype=dtype), x)
+    assert [entry.what for entry in report.kinds[LEGACY].grad_input] == LINEAR
+
+
+def test_a_module_that_calls_itself_is_reported_as_called_from_outside() -> None:
+    class Again(nn.Linear):
+        def forward(self, input: Tensor, times: int = 2) -> Tensor:  # noqa: A002 (a usual name)
+            y = super().forward(input).tanh()
+            return self(y, times - 1) * 2 if times else y
+
+    kinds = report_of(Again(3, 3), given(4, 3)).kinds
+    assert kinds[FULL].grad_input[0].what == "gradient of input"
+    for kind in (LEGACY, FULL, FULL_PRE):
+        assert kinds[kind].grad_output[0].what == "gradient of output"
+
+
+# What hooks do not bear
+
+
+def test_inplace() -> None:
+    report = report_of(nn.ReLU(inplace=True), given(3, 4).clone())
+    kinds = report.kinds
+    assert (report.last_node, report.last_node_inputs) == ("ReluBackward0", ("input",))
+    assert whats(kinds[LEGACY]) == {
+        "grad_input[0]": "gradient of input",
+        "grad_output[0]": "gradient of output",
+    }
+    assert whats(kinds[TENSOR]) == {"grad of output": "gradient of output"}
+    for kind in (FULL, FULL_PRE):
+        assert kinds[kind].entries == ()
+        assert kinds[kind].why.startswith(
+            "Never called: with this hook there is an err"
+        )
+        assert kinds[kind].error.startswith(
+            "RuntimeError: Output 0 of BackwardHookFunc"
+        )
+        assert "is a view and is being modified inplace" in kinds[kind].error
+
+
+def test_dict_output() -> None:
+    module = Of(lambda f, x: {"a": f(x), "b": x * 2}, nn.Linear(3, 2))
+    kinds = report_of(module, given(4, 3)).kinds
+    for kind in (FULL, FULL_PRE):
+        assert kinds[kind].entries == ()
+        assert "the output is of type dict" in kinds[kind].why
+        (warning,) = kinds[kind].warnings
+        assert warning.startswith(
+            "UserWarning: For backward hooks to be called, module"
+        )
+    assert whats(kinds[TENSOR])["grad of output['b']"] == "gradient of output['b']"
+    assert kinds[LEGACY].grad_output[0].what == "gradient of output['a']"
+
+
+def test_what_the_module_warns_of_itself_is_no_warning_of_a_hook() -> None:
+    module, args = nn.MSELoss(), (given(3), torch.randn(1, 3))
+    kinds = report_of(module, *args).kinds
+    assert kinds[TENSOR].warnings == ()
+    with pytest.warns(UserWarning, match="broadcasting"):
+        module(*args)
+
+
+def test_the_legacy_hook_warns() -> None:
+    (warning,) = report_of(nn.Linear(3, 2), given(4, 3)).kinds[LEGACY].warnings
+    assert warning.startswith("FutureWarning: Using a non-full backward hook when the")
+
+
+def test_a_first_layer_has_no_gradient_of_its_input() -> None:
+    kinds = report_of(nn.Linear(3, 2), torch.randn(4, 3)).kinds
+    (entry,) = kinds[FULL].grad_input
+    assert (entry.value, entry.what) == (None, "None: input does not require grad")
+    assert "No tensor among them requires grad" in kinds[FULL].why
+    assert (
+        kinds[FULL].warnings[0].startswith("UserWarning: Full backward hook is firing")
+    )
+
+
+def test_nothing_requires_grad() -> None:
+    module = nn.Linear(3, 2)
+    reports = [report_of(nn.ReLU(), torch.randn(3))]
+    with torch.no_grad():
+        reports.append(report_of(module, given(4, 3)))
+    for report, end in zip(reports, ("grad.", "gradients are disabled."), strict=True):
+        assert report.last_node == ""
+        assert "last autograd node: none" in str(report)
+        for kind in report.kinds.values():
+            assert kind.entries == ()
+            assert kind.why.startswith("Never called: no output requires grad")
+            assert kind.why.endswith(end)
+
+
+def test_a_module_that_returns_its_input() -> None:
+    x = given(3)
+    leaf = report_of(nn.Identity(), x)
+    assert leaf.last_node == ""
+    assert "has no autograd node" in leaf.kinds[LEGACY].why
+    made = report_of(nn.Identity(), x * given(3))
+    assert made.last_node == "MulBackward0"
+    assert "node that made input, MulBackward0" in made.kinds[LEGACY].why
+    assert "it receives 2 entries" in made.kinds[LEGACY].why
+    assert made.kinds[FULL].grad_input[0].what == "gradient of input and of output"
+    assert made.kinds[FULL].grad_output[0].what == "gradient of output and of input"
+
+
+def test_a_str_as_first_output_would_hang() -> None:
+    report = report_of(Of(lambda x: ("text", x.exp())), given(3))
+    assert report.kinds[LEGACY].why.startswith("Not tried")
+    assert report.kinds[FULL].grad_output[1].what == "gradient of output[1]"
+
+
+# Why that many
+
+
+def test_what_would_change_the_length_was_tried() -> None:
+    linear, x = nn.Linear(3, 2), given(4, 3)
+    why = report_of(linear, x).kinds[LEGACY].why
+    found = re.findall(r"([A-Z][a-z ]+): (\d), for (\w+)\.", why)
+    assert [words for words, _, _ in found] == [
+        "Without bias",
+        "With one more leading dimension",
+    ]
+    nodes = [F.linear(x, linear.weight).grad_fn, linear(x.unsqueeze(0)).grad_fn]
+    for (_, count, name), node in zip(found, nodes, strict=True):
+        assert node is not None
+        assert (int(count), name) == (len(node.next_functions), node.name())
+    assert why.startswith(
+        "3 entries in grad_input: one for each input of AddmmBackward0"
+    )
+
+
+def test_the_mode_may_change_it() -> None:
+    why = report_of(nn.Dropout(), given(3)).kinds[LEGACY].why
+    assert why.endswith("In eval mode: never called.")
+
+
+def test_where_nothing_tried_changes_it_only_the_rule_is_said() -> None:
+    why = report_of(nn.Conv2d(2, 3, 3), given(2, 2, 5, 5)).kinds[LEGACY].why
+    assert why.endswith("Another last operation would give another length.")
+
+
+# Nothing of the module changes
+
+
+def state(module: nn.Module) -> list[Any]:
+    """Everything a report might change, functions and gradients by their ids."""
+    parts: list[Any] = list(module.modules())
+    parameters = list(module.parameters())
+    hooks = [
+        [id(hook) for hook in value.values()]
+        for part in parts
+        for key, value in vars(part).items()
+        if key.endswith("_hooks")
+    ]
+    return [
+        {name: x.clone() for name, x in module.state_dict().items()},
+        [x.data_ptr() for x in (*parameters, *module.buffers())],
+        [None if p.grad is None else p.grad.clone() for p in parameters],
+        [id(p.grad) for p in parameters],
+        hooks,
+        [(part.training, part._is_full_backward_hook) for part in parts],
+        [sorted(vars(part)) for part in parts],
+        torch.get_rng_state(),
+        str(random.getstate()),
+        str(numpy.random.get_state()),
+        torch.is_warn_always_enabled(),
+    ]
+
+
+def draws(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    factor = random.random() + numpy.random.rand()
+    return norm(F.dropout(layer(x))) * factor
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_nothing_changes(raises: bool) -> None:
+    def forward(*args: Any) -> Tensor:
+        y = draws(*args)
+        if raises:
+            raise KeyError("of the user")
+        return y
+
+    module = Of(forward, nn.Linear(3, 2), nn.BatchNorm1d(2))
+    calls: list[str] = []
+    module.register_full_backward_hook(lambda *_: calls.append("full"))
+    module.parts[0].register_full_backward_pre_hook(lambda *_: calls.append("pre"))
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    x = given(4, 3)
+    x.grad = torch.ones(4, 3)
+    torch.set_warn_always(False)
+    before = state(module)
+    if raises:
+        with pytest.raises(KeyError, match="of the user") as caught:
+            gradlib.hook_report(module, x)
+        assert caught.type is KeyError
+    else:
+        report = gradlib.hook_report(module, x)
+        assert report.notes == (
+            "Left out of the copies: 2 backward hook(s) of the module itself.",
+        )
+        for kind in (LEGACY, FULL, FULL_PRE):
+            assert report.kinds[kind].grad_output[0].what == "gradient of output"
+    after = state(module)
+    torch.testing.assert_close(after[:3], before[:3], rtol=0, atol=0)
+    assert after[7].equal(before[7])
+    assert [*after[3:7], *after[8:]] == [*before[3:7], *before[8:]]
+    assert x.grad.equal(torch.ones(4, 3))
+    assert calls == []
+
+
+def test_forward_hooks_are_part_of_the_module() -> None:
+    with pytest.warns(FutureWarning):
+        module = nn.utils.weight_norm(nn.Linear(3, 2))
+    module(torch.randn(4, 3))  # from now on it holds a weight that was computed
+    report = report_of(module, given(4, 3))
+    assert report.kinds[LEGACY].grad_input[1].what == "gradient of input"
+
+
+def test_a_tensor_that_two_modules_return_is_named_after_the_inner_one() -> None:
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    report = report_of(module, given(4, 3))
+    weight = "gradient of output of parametrizations.weight.0, transposed"
+    assert report.kinds[LEGACY].grad_input[2].what == weight
+
+
+def saved(layer: nn.Module, x: Tensor) -> Any:
+    return checkpoint(layer, x, use_reentrant=True)
+
+
+def test_a_parameter_whose_gradient_comes_in_parts() -> None:
+    layer, x = nn.Linear(3, 3), given(4, 3)
+    y = layer(layer(x))
+    (total,) = torch.autograd.grad(y, layer.weight, cotangent(0, y))
+    module = Of(lambda inner, v: saved(inner, saved(inner, v)), layer)
+    trial = Trial(module, Tree.of(((x,), {})))
+    known = KnownGradients(trial, Names(module, (x,), {}))
+    name = known.name(total, outputs_first=False)
+    assert name == "gradient of parts.0.weight"
+
+
+def test_the_inputs_stay_as_they_are() -> None:
+    x = given(3, 4).clone()
+    value, version, node = x.detach().clone(), x._version, x.grad_fn
+    gradlib.hook_report(nn.ReLU(inplace=True), x)
+    assert x.equal(value)
+    assert (x._version, x.grad_fn) == (version, node)
+
+
+def test_a_recording_sees_no_trial() -> None:
+    module = nn.Linear(3, 2)
+    with gradlib.record(module) as recording:
+        gradlib.hook_report(module, given(4, 3))
+    assert len(recording) == 0
+
+
+def test_the_results_have_short_names() -> None:
+    report = report_of(nn.Linear(3, 2), given(4, 3))
+    assert repr(report) == "<HookReport: Linear>"
+    assert repr(report.kinds[FULL]) == "<HookKind: register_full_backward_hook>"
+
+
+# Errors
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
+        gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
+
+
+def test_what_cannot_be_copied() -> None:
+    module = nn.Linear(3, 2)
+    vars(module)["stream"] = (item for item in "generators cannot be copied")
+    with pytest.raises(gradlib.NotCopyableError, match="cannot be copied: TypeError"):
+        gradlib.hook_report(module, given(4, 3))
+
+
+def test_a_copy_that_is_none() -> None:
+    class Same(nn.Linear):
+        def __deepcopy__(self, memo: object) -> "Same":
+            return self
+
+    module = Same(3, 2)
+    with pytest.raises(gradlib.NotCopyableError, match="shares tensors with it"):
+        gradlib.hook_report(module, given(4, 3))
+    assert not module._backward_hooks
+
+
+# The forms a gradient may be found in
+
+KNOWN = {"w": torch.arange(1.0, 7).reshape(2, 3), "v": torch.tensor([7.0, -2, 3])}
+
+
+@pytest.mark.parametrize(
+    ("grad", "name"),
+    [
+        (KNOWN["w"], "gradient of w"),
+        (KNOWN["w"] * (1 + 1e-6), "gradient of w"),
+        (KNOWN["w"] * 1.01, None),
+        (KNOWN["w"].T, "gradient of w, transposed"),
+        (KNOWN["w"].reshape(6), "gradient of w, reshaped"),
+        (KNOWN["v"].expand(4, 3), "gradient of v, expanded"),
+        (KNOWN["w"].sum(0), "gradient of w, summed"),
+        (KNOWN["w"].sum(1, keepdim=True), "gradient of w, summed"),
+        (
+            KNOWN["v"] + torch.tensor([[-1.0], [1], [0]]) - KNOWN["v"] * 2 / 3,
+            "gradient of v, before it is summed",
+        ),
+        (KNOWN["v"].double(), "gradient of v"),
+        (torch.tensor([5.0, 5, 5]), None),
+        (torch.full((3,), torch.nan), None),
+    ],
+)
+def test_forms(grad: Tensor, name: str | None) -> None:
+    assert name_by_value(grad, KNOWN) == name
+
+
+def test_exact_goes_before_close_and_both_are_named_when_equal() -> None:
+    near = {"a": KNOWN["v"] * (1 + 1e-6), "b": KNOWN["v"]}
+    assert name_by_value(KNOWN["v"], near) == "gradient of b"
+    equal = {"a": KNOWN["v"], "b": KNOWN["v"]}
+    assert name_by_value(KNOWN["v"], equal) == "gradient of a and of b"
+    assert name_by_value(KNOWN["v"], {}, KNOWN) == "gradient of v"
+
+
+def test_infinite_entries_do_not_make_everything_close() -> None:
+    grad = torch.tensor([torch.inf, 1.0])
+    assert name_by_value(grad, {"a": torch.tensor([torch.inf, 2.0])}) is None
+    assert name_by_value(grad, {"a": grad.clone()}) == "gradient of a"

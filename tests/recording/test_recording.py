@@ -1,0 +1,210 @@
+"""Asking a recording: look-ups, texts and pictures."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.recording.recording import ROWS
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(self.first(x)))
+
+
+@pytest.fixture
+def recording() -> gradlib.Recording:
+    """Two steps: four calls of `first`, two of `last`."""
+    torch.manual_seed(0)
+    model = Twice()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.ones(4, 3)).sum().backward()
+    return recording
+
+
+def test_looking_up_calls(recording: gradlib.Recording) -> None:
+    assert len(recording) == 8
+    assert [call.name for call in recording.forwards[0]] == [
+        "",
+        "first",
+        "first",
+        "last",
+    ]
+    assert [call.index for call in recording.calls("first")] == [0, 1, 2, 3]
+    assert recording["first", 2].forward == 1
+    assert recording.forwards[1]["last"].index == 1
+    assert recording.forwards[1]["first", 3].index == 3
+    assert "first" in recording
+    assert "never" not in recording
+    assert 3 not in recording
+
+
+def test_several_calls_are_ambiguous(recording: gradlib.Recording) -> None:
+    with pytest.raises(gradlib.AmbiguousCallError) as caught:
+        recording["first"]
+    assert isinstance(caught.value, LookupError)
+    assert str(caught.value) == (
+        '[GL202] "first" was called 4 times. Name one call: recording["first", i] with '
+        'i from 0 to 3, or recording.forwards[i]["first"].'
+    )
+    with pytest.raises(gradlib.AmbiguousCallError, match="i from 2 to 3"):
+        recording.forwards[1]["first"]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("frist", 'The model has no module "frist". Nearest: "first"'),
+        ("xyz", 'The model has no module "xyz". Its modules: "", "first", "last"'),
+        ("never", '"never" was not called in the block. Only module(x) is a call'),
+        (0, "recording[0]: name a call by its module"),
+        (("last", 0, 1), "recording[('last', 0, 1)]: name a call by its module"),
+        (("last", 2), '"last" has no call 2 here; its calls are 0, 1.'),
+    ],
+)
+def test_a_failed_look_up_says_why(
+    recording: gradlib.Recording, key: Any, message: str
+) -> None:
+    with pytest.raises(gradlib.NoSuchCallError) as caught:
+        recording[key]
+    assert isinstance(caught.value, LookupError)
+    assert caught.value.code == "GL201"
+    assert message in str(caught.value)
+
+
+def test_it_can_be_read_inside_the_block() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with gradlib.record(model) as recording:
+        output = model(torch.ones(1, 2))
+        assert recording["0"].output.shape == (1, 2)
+        assert recording["0"].passes == ()
+        output.sum().backward()
+        assert recording["0"].grad_output[0].tolist() == [[1.0, 1.0]]
+
+
+def test_the_printed_table(recording: gradlib.Recording) -> None:
+    lines = str(recording).splitlines()
+    assert lines[0] == "Recording: 8 calls, 2 forwards, 2 backward passes"
+    assert lines[1].split() == [
+        *("module", "type", "output", "grad_output", "grad_input", "param_grads"),
+    ]
+    assert lines[3].split()[:4] == ["first", "Linear", "[4,", "3]"]
+    assert lines[4].startswith("first (1)")
+    last = recording["last", 0]
+    assert lines[5].split()[-1] == (
+        f"{torch.stack([g.norm() for g in last.param_grads.values()]).norm():.3g}"
+    )
+    assert not any(line != line.rstrip() for line in lines)
+    assert repr(recording) == f"<{lines[0]}>"
+
+
+def test_a_long_recording_leaves_out_the_middle() -> None:
+    model = nn.ReLU()
+    with gradlib.record(model) as recording:
+        for _ in range(ROWS + 40):
+            model(torch.ones(1))
+    lines = str(recording).splitlines()
+    assert len(lines) == ROWS + 6
+    assert "... 40 more rows" in lines
+    assert lines[-2] == "recording.to_frame() has every row"
+    assert lines[-1] == "recording.forwards[i] prints one forward"
+
+
+def test_calls_and_passes_print_entry_by_entry(recording: gradlib.Recording) -> None:
+    call = recording["last", 1]
+    text = str(call)
+    assert text.startswith("last, call 1 in forward 1: Linear\nfield")
+    assert "param_grads['weight']" in text
+    assert str(call.passes[0]).startswith(
+        "backward pass 1 of last, call 1 in forward 1"
+    )
+    assert repr(call) == "<last, call 1 in forward 1>"
+    assert "note: args[0] does not require grad" in str(recording["first", 0])
+
+
+def test_html_escapes_what_it_shows() -> None:
+    model = nn.Sequential()
+    model.add_module("<b>", nn.Linear(1, 1))
+    with gradlib.record(model) as recording:
+        model(torch.ones(1)).sum().backward()
+    html = recording._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in html
+    assert html.count("<tr>") == 3
+    assert "<table>" in recording["<b>"]._repr_html_()
+
+
+def test_the_plot_shows_each_module_that_works(recording: gradlib.Recording) -> None:
+    figure = recording.plot()
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["first", "first (1)", "last"]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    grads = [
+        recording[key].grad_output[0].norm() for key in (("first", 0), ("last", 0))
+    ]
+    drawn = np.asarray(lines["grad_output"].get_xdata())[::2].tolist()
+    assert drawn == pytest.approx([grad.item() for grad in grads])
+    assert axes.get_xscale() == "log"
+
+
+def test_the_plot_goes_where_it_is_told(recording: gradlib.Recording) -> None:
+    figure, axes = plt.subplots()
+    assert recording.plot(ax=axes) is figure
+
+
+def test_the_plot_without_a_backward_pass_says_so() -> None:
+    with gradlib.record(model := nn.ReLU()) as recording:
+        model(torch.ones(1))
+    figure = recording.plot()
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert axes.get_title() == "no backward pass was recorded"
+
+
+def test_calls_with_integers_print() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    with gradlib.record(model) as recording:
+        model(torch.tensor([1, 2])).sum().backward()
+    assert "args[0]" in str(recording[""])
+    assert "param_grads['weight']" in str(recording[""])
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
+def test_the_plot_of_gradients_without_a_size(factor: float) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with gradlib.record(model) as recording:
+        (factor * model(torch.ones(1, 2))).sum().backward()
+    figure = recording.plot()
+    figure.canvas.draw()
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert ("nan or inf" in labels) == (factor != 0)
+
+
+def test_a_plot_of_many_modules_stays_within_bounds() -> None:
+    model = nn.Sequential(*[nn.Tanh() for _ in range(250)])
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, requires_grad=True)).backward()
+    figure = recording.plot()
+    figure.canvas.draw()
+    assert figure.get_size_inches()[1] < 40
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:2] == ["0", "3"]
