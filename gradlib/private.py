@@ -54,6 +54,12 @@ next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 # The sequence number of a node: later nodes have higher ones.
 sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 
+# Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
+grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
+
+# Switches that: torch.set_grad_enabled, bare.
+enable_grad: Callable[[bool], None] = _C._set_grad_enabled
+
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 

@@ -1,6 +1,6 @@
 """Which modules of a model are recorded, and under which names."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
@@ -20,22 +20,33 @@ def modules_of(
     return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
 
 
-def recorded_names(model: nn.Module) -> dict[str, str]:
+def recorded_names(
+    model: nn.Module, modules: Mapping[str, nn.Module] | None = None
+) -> dict[str, str]:
     """Return every name of every module, with the name it is recorded under.
 
     A module inside a compiled one also has the name that it has without torch.compile.
+
+    Args:
+        model: Where to look.
+        modules: `modules_of` it, if known.
     """
-    first = {module: name for name, module in modules_of(model).items()}
+    modules = modules_of(model) if modules is None else modules
+    first = {module: name for name, module in modules.items()}
     every = modules_of(model, remove_duplicate=False)
     names = {name: first[module] for name, module in every.items()}
-    for name in list(names):
+    for name in [name for name in names if COMPILED in name]:
         names.setdefault(uncompiled(name), names[name])
     return names
 
 
 def uncompiled(name: str) -> str:
     """Return the name a module has where nothing around it is compiled."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
+COMPILED = "_orig_mod"
+"""Under which name torch.compile holds the module that it wraps."""
 
 
 def selector(

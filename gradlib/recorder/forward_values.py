@@ -35,28 +35,25 @@ class Value:
         self.tensor = tensor
         self.version = version
         self.kept = kept
-        # What is kept shares memory with the tensor until somebody writes to it.
-        self.address = _shared_address(tensor, kept)
-        self.node = tensor.grad_fn
-        self.end: End = id(tensor)
-        if self.node is not None:
-            self.end = self.node, tensor.output_nr
+        self.address = _address(tensor)
+        node = self.node = tensor.grad_fn
+        self.end: End = id(tensor) if node is None else (node, tensor.output_nr)
         # If it is a view that somebody overwrites, its gradient goes to its base.
         self.base = None if tensor._base is None else _base_of(tensor)
         # Its gradient, all uses together; None as long as it is not hooked.
         self.grads: Grads | None = None
         self.unhook: Callable[[], None] | None = None
 
-    def is_now(self, version: int) -> bool:
-        """Tell whether the tensor, now of this version, is still what it was.
+    def is_now(self, tensor: Tensor) -> bool:
+        """Tell whether its tensor is still what it was.
 
-        Its version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
-        as it is.
+        The version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
+        as it is. Who writes to memory shared with what was kept moves the tensor.
         """
         return (
-            version == self.version
-            and self.tensor.grad_fn is self.node
-            and (self.address is None or data_address(self.tensor) == self.address)
+            tensor.grad_fn is self.node
+            and _version(tensor) == self.version != UNKNOWN
+            and (self.address is None or data_address(tensor) == self.address)
         )
 
     def overwritten(self) -> bool:
@@ -87,17 +84,14 @@ class Values:
                 is copied at once.
         """
         known = self._known.get(id(tensor))
-        try:
-            version = tensor._version
-        except RuntimeError:  # an inference tensor: nothing tells if it is overwritten
-            version, known = -1, None
-        if known is not None and known.is_now(version):
-            return known
-        if known is not None and known.version == version and known.unhook is not None:
-            known.unhook()  # detach_() makes another tensor of it, and leaves its hooks
+        if known is not None:
+            if known.is_now(tensor):
+                return known
+            if known.version == _version(tensor) and known.unhook is not None:
+                known.unhook()  # detach_() makes another of it, and leaves its hooks
         copy_now = foreign and tensor.grad_fn is None
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
-        value = self._known[id(tensor)] = Value(tensor, version, kept)
+        value = self._known[id(tensor)] = Value(tensor, _version(tensor), kept)
         return value
 
     def clear(self) -> None:
@@ -111,13 +105,21 @@ def end_of(tensor: Tensor) -> End:
     return id(tensor) if node is None else (node, tensor.output_nr)
 
 
-def _shared_address(tensor: Tensor, kept: object) -> int | None:
-    """Return where the data begins that a tensor and what was kept of it share."""
-    if not isinstance(kept, Tensor):
-        return None
+UNKNOWN = -1
+"""The version of an inference tensor: nothing tells if it is overwritten."""
+
+
+def _version(tensor: Tensor) -> int:
     try:
-        address = data_address(tensor)
-        return address if address == data_address(kept) else None
+        return tensor._version
+    except RuntimeError:
+        return UNKNOWN
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Return where the tensor's data begins."""
+    try:
+        return data_address(tensor)
     except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
         return None
 

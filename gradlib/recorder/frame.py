@@ -4,12 +4,13 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import ToCopy, sequence_number
+from gradlib.private import ToCopy, next_sequence_number, sequence_number
 from gradlib.recorder.forward_values import End, Value
 from gradlib.recorder.graph import GraphEdge
+from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.passes import Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
 
@@ -18,19 +19,24 @@ class Frame:
     """A call that has begun and not yet returned."""
 
     __slots__ = (
+        "bases",
         "call",
         "ends",
         "flow",
         "gathers",
         "handled",
         "has_views",
+        "hooked",
+        "in_backward",
         "inputs",
         "lazy",
         "leaves",
         "leaving",
         "module",
+        "outer",
         "python",
         "roots",
+        "seen",
         "since",
         "within",
     )
@@ -38,31 +44,39 @@ class Frame:
     def __init__(
         self,
         call: CallTrace,
-        module: nn.Module,
+        hooked: Hooked,
         python: FrameType | None,
         handled: BaseException | None,
         within: int | None,
+        outer: "Frame | None",
     ) -> None:
         """Begin a call.
 
         Args:
             call: What is written down of it.
-            module: The module called.
+            hooked: The module called.
             python: The frame in which torch runs the call.
             handled: What an ``except`` around the call is handling.
             within: The backward pass in which a checkpoint computes the call again.
+            outer: The call around it.
         """
         self.call = call
-        self.module = module
+        self.hooked = hooked
+        self.module = hooked.module
         self.python = python
         self.handled = handled
         self.within = within
+        self.outer = outer
+        # The nodes walked in this forward.
+        self.seen: set[Node] = set() if outer is None else outer.seen
+        self.in_backward = False  # whether one was running when it began
         self.lazy = False  # whether a parameter was not initialised yet
-        self.since = 0  # autograd's sequence number when it began
+        self.since = next_sequence_number()  # autograd's, when it began
         self.gathers = False  # whether gradients are: they are enabled, and asked for
         self.flow = Flow()
         self.inputs: list[Value] = []
         self.has_views = False  # among them
+        self.bases: dict[Any, tuple[Grads, Part]] = {}
         # Where the gradients of its inputs and own parameters are gathered: one sum for
         # what stands in two places.
         self.ends: dict[End, Grads] = {}
@@ -75,7 +89,7 @@ class Frame:
     def receivers(self, edges: list[GraphEdge]) -> dict[Node, list[Receiver]]:
         """Tell which gradients of which nodes flow into inputs and parameters."""
         ends = self.ends
-        bases = self._bases() if self.has_views else {}
+        bases = self.bases
         found: dict[Node, list[Receiver]] = {}
         for node, entry, edge, leaf in edges:
             part: Part | None = None
@@ -94,9 +108,9 @@ class Frame:
                 found[node] = [(entry, grads, part)]
         return found
 
-    def _bases(self) -> dict[Any, tuple[Grads, Part]]:
-        """Tell where the gradients of views go that the call has overwritten."""
-        return {
+    def find_bases(self) -> None:
+        """Find where the gradients of views go that the call has overwritten."""
+        self.bases = {
             end_of_base: (self.ends[value.end], region.of)
             for value in self.inputs
             if value.base is not None and value.overwritten()
@@ -104,14 +118,13 @@ class Frame:
         }
 
 
-def hand_on(edges: list[GraphEdge], stack: list[Frame], seen: set[Node]) -> None:
+def hand_on(edges: list[GraphEdge], outer: Frame) -> None:
     """Give the edges that lead out of a call to the one around it, where they matter.
 
     They lead out of that one too, or end in a node of its own.
     """
-    outer = stack[-1]
     if outer.leaves is None:
-        outer.leaves = {end for frame in stack for end in frame.ends}
+        outer.leaves = _all_ends(outer)
     for edge in edges:
         _, _, target, leaf = edge
         if leaf is not None:
@@ -119,5 +132,15 @@ def hand_on(edges: list[GraphEdge], stack: list[Frame], seen: set[Node]) -> None
                 outer.leaving.append(edge)
         elif sequence_number(target[0]) < outer.since or target in outer.ends:
             outer.leaving.append(edge)
-        elif target[0] not in seen:
+        elif target[0] not in outer.seen:
             outer.roots.append(target[0])
+
+
+def _all_ends(frame: Frame) -> set[End]:
+    """Return the ends that a call waits for, and those around it."""
+    found: set[End] = set()
+    around: Frame | None = frame
+    while around is not None:
+        found.update(around.ends)
+        around = around.outer
+    return found

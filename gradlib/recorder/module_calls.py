@@ -11,22 +11,20 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.private import (
     backward_pass_id,
+    grad_is_enabled,
     is_of_torch,
     never_compiled,
-    next_sequence_number,
     own_parameters,
     running_frame,
     values_are_stand_ins,
@@ -40,11 +38,12 @@ from gradlib.recorder.checkpoints import (
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame, hand_on
 from gradlib.recorder.graph import leaving_edges
+from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.views import Region, watch
 from gradlib.recording import notes
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grads
-from gradlib.tree import Tree
+from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
 
 
@@ -62,68 +61,73 @@ class ModuleCalls:
         self.traces: list[CallTrace] = []
         self._block = block
         self._passes = passes
-        self._counts: Counter[str] = Counter()
         self._forwards = itertools.count()
         self._moments = itertools.count()
         self._now = _Running(keep)
         self._checkpoints = Checkpoints(self.traces)
+        # The calls that have returned and whose part of the graph is not hooked yet.
+        self._returned: list[tuple[Frame, list[Node]]] = []
+        self._hooking = threading.RLock()
+        passes.when_reached = self._hook_graphs
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
-        # The parameters met, each with what it got: its id is its own while it lives.
+        # Those hooked, each with what it got: a tensor's id is its own while it lives.
         self._parameters: dict[int, tuple[nn.Parameter, Grads]] = {}
 
     @never_compiled
     def before(
         self,
-        name: str,
+        hooked: Hooked,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         now, python = self._now, running_frame(1)
-        self._drop_broken_off(now, module, python)
+        stack = now.stack
+        if stack and _is_open(module, stack):
+            self._drop_broken_off(now, python)
         if values_are_stand_ins():
-            self._begin(now, name, module).no_pass_because = notes.STAND_INS
+            self._begin(now, hooked, -1).no_pass_because = notes.STAND_INS
             return
-        inputs = Tree.of_call(args, kwargs)
+        leaves, spec = flatten_call(args, kwargs)
         running = backward_pass_id()
         call, within = None, None
         if running != -1 and (around := checkpoint_around(python)):
             if not is_reentrant(around):  # its first computation is hooked
-                self._mark_recomputed(name, inputs, running)
+                self._mark_recomputed(hooked.name, Tree(leaves, spec), running)
                 return
-            call, within = self._computed_again(around, name, running), running
+            call, within = self._computed_again(around, hooked.name, running), running
         if call is None:
-            call = self._begin(now, name, module)
+            call = self._begin(now, hooked, running)
             self._remember_state(now, call, module)
-        call.idle, call.no_pass_because = (), ""
-        frame = Frame(call, module, python, sys.exception(), within)
-        frame.since = next_sequence_number()
+        else:
+            call.idle, call.no_pass_because = (), ""
+        outer = stack[-1] if stack else None
+        frame = Frame(call, hooked, python, sys.exception(), within, outer)
+        frame.in_backward = running != -1
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
-        elif torch.is_grad_enabled():
+        elif grad_is_enabled():
             frame.gathers = True
             call.flows.append(frame.flow)
         else:
             call.checkpoints |= around_forward(python)
             call.no_pass_because = notes.DISABLED
-        self._take_inputs(now, frame, inputs)
+        kept = self._take_inputs(now, frame, leaves)
+        if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
+            call.inputs = Tree(kept, spec)
         if own := own_parameters(module):
             self._take_parameters(frame, own)
-        now.stack.append(frame)
+        stack.append(frame)
 
-    def _drop_broken_off(
-        self, now: "_Running", module: nn.Module, caller: FrameType | None
-    ) -> None:
+    def _drop_broken_off(self, now: "_Running", caller: FrameType | None) -> None:
         """Forget calls that ended without a word, as on KeyboardInterrupt.
 
         They show when their module is called again: is its call still running?
         """
         stack = now.stack
-        if not _is_open(module, stack):
-            return
         running: set[FrameType | None] = set()
         while caller is not None:
             running.add(caller)
@@ -148,19 +152,19 @@ class ModuleCalls:
                 return call
         return None
 
-    def _begin(self, now: "_Running", name: str, module: nn.Module) -> CallTrace:
-        """Write down that a call begins."""
-        index = self._counts[name]
-        self._counts[name] = index + 1
-        moment = next(self._moments)
-        call = CallTrace(self._block, name, index, type(module).__name__, moment)
+    def _begin(self, now: "_Running", hooked: Hooked, running: int) -> CallTrace:
+        """Write down that a call begins, in a backward pass that may be running."""
+        name, index = hooked.name, hooked.calls
+        hooked.calls = index + 1
+        kind, moment = type(hooked.module).__name__, next(self._moments)
+        call = CallTrace(self._block, name, index, kind, moment)
         if now.stack:
             outer = now.stack[-1].call
             outer.calls_others = True
             call.caller, call.forward = outer.moment, outer.forward
         else:
             call.forward = next(self._forwards)
-            if backward_pass_id() == -1:
+            if running == -1:
                 self._passes.finish()
         if name in self._block.left_out:
             call.moment = -1  # the model itself, which only counts the forwards
@@ -179,55 +183,72 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(self, now: "_Running", frame: Frame, inputs: Tree) -> None:
+    def _take_inputs(
+        self, now: "_Running", frame: Frame, leaves: list[Any]
+    ) -> list[Any]:
         """Keep what the call is given, and hook it for all of what flows into it."""
-        call, flow, values = frame.call, frame.flow, now.values
-        outermost = not now.stack
+        call, flow, outermost = frame.call, frame.flow, not now.stack
         gathers = frame.gathers and self._gathers_inputs
         kept: list[Any] = []
-        for place, leaf in enumerate(inputs.leaves):
+        for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 kept.append(leaf)
                 continue
-            value = values.of(leaf, outermost)
+            value = now.values.of(leaf, outermost)
             kept.append(value.kept)
             if not leaf.requires_grad:
                 call.idle = [*call.idle, place]
             elif gathers:
                 frame.inputs.append(value)
-                frame.has_views = frame.has_views or value.base is not None
+                if value.base is not None:
+                    frame.has_views = True
                 flow.shares[place] = frame.ends.setdefault(value.end, {})
                 if value.grads is None:
                     self._hook_value(value, frame.within)
                 flow.totals[place] = cast(Grads, value.grads)
-        if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
-            call.inputs = Tree(kept, inputs.spec)
+        return kept
 
     def _take_parameters(
         self, frame: Frame, own: dict[str, nn.Parameter | None]
     ) -> None:
-        """Hook the parameters a module has now: they may be new since the last call."""
-        call, flow = frame.call, frame.flow
+        """Take the parameters a module has now: they may be new since the last call."""
+        call, flow, ends, hooked = frame.call, frame.flow, frame.ends, frame.hooked
+        if not hooked.knows(own.values()):
+            frame.lazy = self.meet_parameters(hooked, own)
         gathers = frame.gathers and self._gathers_parameters
-        names: list[str] = []
-        for name, parameter in own.items():
-            if parameter is None:
-                continue
-            known = self._parameters.get(id(parameter))
-            if known is None:
-                if is_lazy(parameter):
-                    frame.lazy = True
-                    continue
-                known = self._parameters[id(parameter)] = parameter, {}
-                if parameter.requires_grad and self._gathers_parameters:
-                    self._passes.hook_parameter(*known)
-            names.append(name)
+        call.parameters = hooked.names
+        for name, (parameter, grads) in hooked.parameters.items():
             if not parameter.requires_grad:
                 call.idle = [*call.idle, name]
             elif gathers:
-                flow.shares[name] = frame.ends.setdefault(id(parameter), {})
-                flow.totals[name] = known[1]
-        call.parameters = names
+                flow.shares[name] = ends.setdefault(id(parameter), {})
+                flow.totals[name] = grads
+
+    def meet_parameters(
+        self, hooked: Hooked, own: dict[str, nn.Parameter | None]
+    ) -> bool:
+        """Hook the parameters of a module, and tell whether some are still to come."""
+        found: dict[str, tuple[nn.Parameter, Grads]] = {}
+        waits = are_lazy = False
+        for name, parameter in own.items():
+            if parameter is None:
+                continue
+            if is_lazy(parameter):
+                are_lazy = True
+                continue
+            known = self._parameters.get(id(parameter))
+            if known is None:
+                grads: Grads = {}
+                known = parameter, grads
+                if not parameter.requires_grad:
+                    waits = True
+                else:
+                    self._parameters[id(parameter)] = known
+                    if self._gathers_parameters:
+                        self._passes.hook_parameter(parameter, grads)
+            found[name] = known
+        hooked.remember(own.values(), found, for_good=not (waits or are_lazy))
+        return are_lazy
 
     def _hook_value(
         self, value: Value, within: int | None, *, is_output: bool = False
@@ -249,10 +270,13 @@ class ModuleCalls:
         """Write down that a call returns, and hook what flows back to it."""
         now = self._now
         stack = now.stack
-        if not _is_open(module, stack):
+        if stack and stack[-1].module is module:
+            frame = stack.pop()
+        elif _is_open(module, stack):
+            while (frame := stack.pop()).module is not module:
+                frame.call.no_pass_because = notes.BROKEN_OFF
+        else:
             return  # not seen to begin, or computed again only to restore values
-        while (frame := stack.pop()).module is not module:
-            frame.call.no_pass_because = notes.BROKEN_OFF
         raised = sys.exception()
         if raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
@@ -261,15 +285,18 @@ class ModuleCalls:
                 self._take_parameters(frame, own_parameters(module))
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
-            self._take_outputs(now, frame, Tree.of(output))
+            self._take_outputs(now, frame, output)
+        frame.python = None
         if not stack:
+            self._hook_graphs()
             now.end_forward()
 
-    def _take_outputs(self, now: "_Running", frame: Frame, outputs: Tree) -> None:
+    def _take_outputs(self, now: "_Running", frame: Frame, output: object) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
         asked: dict[int, Value] = {}
         kept: list[Any] = []
-        for place, leaf in enumerate(outputs.leaves):
+        leaves, spec = flatten(output)
+        for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 kept.append(leaf)
                 continue
@@ -277,11 +304,13 @@ class ModuleCalls:
             kept.append(value.kept)
             if leaf.requires_grad:
                 asked[place] = value
-        frame.call.output = Tree(kept, outputs.spec)
-        if not (frame.gathers and torch.is_grad_enabled()):
+        frame.call.output = Tree(kept, spec)
+        if not (frame.gathers and grad_is_enabled()):
             return
-        self._hook_graph(now, frame, asked)
+        roots: list[Node] = []
         for place, value in asked.items():
+            if value.node is not None:
+                roots.append(value.node)
             if value in frame.inputs:
                 self._hook_returned(frame, value)
             elif value.grads is None:
@@ -291,28 +320,42 @@ class ModuleCalls:
             frame.call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._hook_inner(frame, asked)
+        if frame.has_views:
+            frame.find_bases()
+        self._returned.append((frame, roots))
+        if frame.in_backward:
+            self._hook_graphs()
+        elif not is_of_torch(type(frame.module)):
+            # It may go backward itself, through what it keeps in attributes too.
+            roots += _nodes_in_attributes(frame.module)
+            self._hook_graphs()
 
-    def _hook_graph(
-        self, now: "_Running", frame: Frame, asked: dict[int, Value]
-    ) -> None:
+    def _hook_graphs(self) -> None:
+        """Hook the graphs of the calls that have returned.
+
+        Not at each return, but together, when the forward ends or a backward pass
+        begins: then the processor has all it needs at hand, which halves the time.
+        """
+        with self._hooking:
+            returned = self._returned.copy()
+            del self._returned[: len(returned)]
+            for frame, roots in returned:
+                self._hook_graph(frame, roots)
+
+    def _hook_graph(self, frame: Frame, roots: list[Node]) -> None:
         """Hook the nodes that hand gradients to the call's inputs and parameters.
 
         Walked is what the call made. The calls inside have walked their part: what led
         out of theirs and does not lead out of this one ends in nodes of this one.
         """
-        roots = frame.roots
-        for value in asked.values():
-            if type(value.end) is tuple:
-                roots.append(value.end[0])
-        if not is_of_torch(type(frame.module)):
-            roots += _nodes_in_attributes(frame.module)
-        leaving = leaving_edges(roots, frame.since, frame.ends, now.seen)
+        roots += frame.roots
+        leaving = leaving_edges(roots, frame.since, frame.ends, frame.seen)
         if frame.leaving:
             leaving += frame.leaving
         for node, receivers in frame.receivers(leaving).items():
             self._passes.hook_node(node, receivers, frame.within)
-        if now.stack:
-            hand_on(leaving, now.stack, now.seen)
+        if frame.outer is not None:
+            hand_on(leaving, frame.outer)
 
     def _hook_returned(self, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
@@ -352,17 +395,15 @@ class _Running(threading.local):
 
     def __init__(self, keep: Keep) -> None:
         self.stack: list[Frame] = []
-        self.seen: set[Node] = set()  # the nodes walked
         self.values = Values(keep)  # the tensors met
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
-        self.seen.clear()
         self.values.clear()
 
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:
-    return module in [frame.module for frame in stack]
+    return any(frame.module is module for frame in stack)
 
 
 def _nodes_in_attributes(module: nn.Module) -> list[Node]:

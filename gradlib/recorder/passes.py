@@ -165,6 +165,7 @@ class Passes:
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
         self.handles: list[Any] = []
+        self.when_reached: Callable[[], None] = _nothing  # called as a pass is
         self._taps: list[Tap] = []
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         self._open: list[Grads] = []  # of which more parts may come
@@ -264,6 +265,7 @@ class Passes:
         A checkpoint of the reentrant kind runs a pass of its own inside the pass that
         recomputes, which `within` names: the two are one.
         """
+        self.when_reached()
         self._be_last()
         if within is None or within == running:
             number = self.numbers[running] = len(set(self.numbers.values()))
@@ -300,6 +302,10 @@ class Passes:
 
     def _sum_up(self, grad: Tensor) -> Sum:
         return Sum(keep(grad), 0, self.keep)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _add_entry(

@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError, UnknownFieldError
 from gradlib.module_hook import ModuleHook
-from gradlib.private import forget_compiled
+from gradlib.private import forget_compiled, own_parameters
+from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
 from gradlib.recording.recording import Recording
@@ -146,7 +147,7 @@ class _Recorder:
         tensors = fields & {"grad_input", "grad_output"}
         self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
         self._modules = modules_of(model)  # by name; more may be added in the block
-        self._names = recorded_names(model)
+        self._names = recorded_names(model, self._modules)
         # Whoever computes a call again needs its arguments, and the state they met.
         history = History(self._modules) if "args" in fields and not reduces else None
         self._block = Block(
@@ -181,8 +182,10 @@ class _Recorder:
             self._block.left_out[name] = "record(..., modules=...) left it out"
             if name:
                 return  # the model is hooked all the same: it counts the forwards
-        calls = self._calls
-        before, after = ModuleHook(calls.before, name), ModuleHook(calls.after)
+        calls, hooked = self._calls, Hooked(name, module)
+        if own := own_parameters(module):
+            calls.meet_parameters(hooked, own)
+        before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
         self._handles += [
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True, always_call=True),

@@ -51,10 +51,7 @@ class History:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin with nothing known of `modules`, which may grow."""
         self._modules = modules
-        # Of each place: its tensor, version, requires_grad, and whether the kept value
-        # shares its memory until somebody writes to it, behind torch's back too.
-        self._last: dict[tuple[nn.Module, str], tuple[Tensor, int, bool, bool]] = {}
-        self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
+        self._places: dict[tuple[nn.Module, str], _Place] = {}
         # What was kept last of a tensor, by its id: it may stand in two places.
         self._kept: dict[int, tuple[Tensor, int, int, Tensor]] = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
@@ -112,10 +109,10 @@ class History:
         """
         found: dict[str, Kept] = {}
         for key in (*own_parameters(module), *own_buffers(module)):
-            values = self._values.get((module, key))
-            if values is not None:
-                until = bisect_right(values, moment, key=itemgetter(0))
-                found[key] = values[max(until - 1, 0)][1]
+            place = self._places.get((module, key))
+            if place is not None:
+                until = bisect_right(place.values, moment, key=itemgetter(0))
+                found[key] = place.values[max(until - 1, 0)][1]
         return found
 
     def training(self, module: nn.Module, moment: int) -> bool:
@@ -127,33 +124,58 @@ class History:
         self, module: nn.Module, own: Mapping[str, Tensor | None], moment: int
     ) -> None:
         for key, tensor in own.items():
-            if tensor is None:
+            if tensor is None or is_lazy(tensor):
                 continue
-            place = module, key
-            last = self._last.get(place)
-            if last is not None and last[0] is tensor:
-                _, version, requires_grad, copy_on_write = last
-                # An inference tensor has no version, and is kept once.
-                if version == -1 or (
-                    version == tensor._version
-                    and requires_grad == tensor.requires_grad
-                    and (not copy_on_write or is_copy_on_write(tensor))
-                ):
-                    continue
-            if not is_lazy(tensor):
-                self._keep(place, tensor, moment)
+            place = self._places.get((module, key))
+            if place is None:
+                place = self._places[module, key] = _Place(tensor)
+                self._keep(place, moment)
+            elif place.tensor is not tensor or place.has_changed():
+                place.tensor = tensor
+                self._keep(place, moment)
 
-    def _keep(self, place: tuple[nn.Module, str], tensor: Tensor, moment: int) -> None:
-        version = -1 if tensor.is_inference() else tensor._version
+    def _keep(self, place: "_Place", moment: int) -> None:
+        tensor = place.tensor
+        version = UNKNOWN if tensor.is_inference() else tensor._version
         known = self._kept.get(id(tensor))
         if known is not None and known[1:3] == (version, moment):
             value = known[3]
         else:
             value = keep(tensor)
             self._kept[id(tensor)] = tensor, version, moment, value
-        requires_grad = tensor.requires_grad
-        self._last[place] = tensor, version, requires_grad, _shares_memory(tensor)
-        self._values.setdefault(place, []).append((moment, Kept(value, requires_grad)))
+        place.version = version
+        place.requires_grad = tensor.requires_grad
+        place.shares_memory = _shares_memory(tensor)
+        place.values.append((moment, Kept(value, place.requires_grad)))
+
+
+UNKNOWN = -1
+"""The version of an inference tensor: nothing tells if it is overwritten."""
+
+
+class _Place:
+    """Where a parameter or buffer stands, and what stood there."""
+
+    __slots__ = ("requires_grad", "shares_memory", "tensor", "values", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.version = UNKNOWN
+        self.requires_grad = False
+        # Whether the kept value does until somebody writes, behind torch's back too.
+        self.shares_memory = False
+        self.values: list[tuple[int, Kept]] = []
+
+    def has_changed(self) -> bool:
+        """Tell whether its tensor is not what was kept last."""
+        tensor = self.tensor
+        if self.version == UNKNOWN:  # kept once
+            return False
+        return (
+            self.version != tensor._version
+            or self.requires_grad != tensor.requires_grad
+            or (self.shares_memory and not is_copy_on_write(tensor))
+        )
 
 
 @contextmanager

@@ -1675,3 +1675,46 @@ def test_no_hook_is_left_on_tensors_that_live_on() -> None:
     before = len(recording["second"].passes)
     hidden.sum().backward()
     assert len(recording["second"].passes) == before == 1
+
+
+class Force(nn.Module):
+    """Asks for a gradient before its own forward has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.energy(x).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return force
+
+
+def test_a_backward_pass_inside_a_forward() -> None:
+    torch.manual_seed(0)
+    model, alone = twins(Force())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    first, second = recording["energy.0"].passes
+    assert_same_bits(first.grad_input[0], alone(x))
+    run(alone, x)
+    assert second.param_grads is not None
+    assert_same_bits(second.param_grads["weight"], grad_of(alone.energy[0].weight))
+    assert first.param_grads == {"weight": None, "bias": None}
+
+
+def test_a_parameter_that_is_frozen_for_one_call() -> None:
+    model, alone = twins(nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    with gradlib.record(model) as recording:
+        model.weight.requires_grad_(False)
+        run(model, x)
+        model.weight.requires_grad_(True)
+        run(model, x)
+    run(alone, x)
+    frozen, free = recording.calls("")
+    assert frozen.param_grads["weight"] is None
+    assert "weight does not require grad" in frozen.note
+    assert_same_bits(free.param_grads["weight"], grad_of(alone.weight))
+    assert_same_bits(free.param_grads_total["weight"], grad_of(alone.weight))
