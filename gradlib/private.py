@@ -39,6 +39,9 @@ data_address: Callable[[Tensor], int] = _C._data_address
 # The node that adds to the .grad of a leaf.
 AccumulateGrad: type[Node] = _C._functions.AccumulateGrad
 
+# The node of an in-place operation on a view: it hands on the gradient of the base.
+CopySlices: type[Node] = _C._functions.CopySlices
+
 # The node of Tensor.to() and of autocast's casts.
 ToCopy: type[Node] = _C._functions.ToCopyBackward0
 

@@ -1,12 +1,12 @@
 """The tensors that one forward meets, each as it was at a moment."""
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 from torch import Tensor
 
 from gradlib.private import data_address
 from gradlib.recorder.graph import Edge
+from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
 from gradlib.recording.trace import Grads
 from gradlib.values import Keep
@@ -25,8 +25,8 @@ class Value:
         "grads",
         "kept",
         "node",
+        "tap",
         "tensor",
-        "unhook",
         "version",
     )
 
@@ -42,7 +42,7 @@ class Value:
         self.base = None if tensor._base is None else _base_of(tensor)
         # Its gradient, all uses together; None as long as it is not hooked.
         self.grads: Grads | None = None
-        self.unhook: Callable[[], None] | None = None
+        self.tap: Tap | None = None
 
     def is_now(self, tensor: Tensor) -> bool:
         """Tell whether its tensor is still what it was.
@@ -87,8 +87,8 @@ class Values:
         if known is not None:
             if known.is_now(tensor):
                 return known
-            if known.version == _version(tensor) and known.unhook is not None:
-                known.unhook()  # detach_() makes another of it, and leaves its hooks
+            if known.version == _version(tensor) and known.tap is not None:
+                known.tap.remove()  # detach_() makes another of it, and leaves hooks
         copy_now = foreign and tensor.grad_fn is None
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, _version(tensor), kept)

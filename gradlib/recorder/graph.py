@@ -6,7 +6,13 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import AccumulateGrad, ToCopy, leaf_of, sequence_number
+from gradlib.private import (
+    AccumulateGrad,
+    CopySlices,
+    ToCopy,
+    leaf_of,
+    sequence_number,
+)
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
@@ -55,6 +61,32 @@ def leaving_edges(
                 found.append((node, entry, edge, leaf))
             else:
                 stack.append(target)
+    return found
+
+
+def overwriting(base: Tensor, end: Edge) -> list[Node]:
+    """Return the nodes through which views of a tensor were overwritten.
+
+    Args:
+        base: The tensor, as it is now.
+        end: Where its gradient went when it was not overwritten yet.
+    """
+    found: list[Node] = []
+    seen: set[Node] = set()
+    stack = [base.grad_fn]
+    while stack:
+        node = stack.pop()
+        if (
+            node is None
+            or node in seen
+            or sequence_number(node) < sequence_number(end[0])
+        ):
+            continue
+        seen.add(node)
+        edges = node.next_functions
+        if type(node) is CopySlices and edges[0] == end:
+            found.append(node)
+        stack += [target for target, _ in edges]
     return found
 
 

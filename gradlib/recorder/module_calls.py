@@ -37,9 +37,9 @@ from gradlib.recorder.checkpoints import (
 )
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame, hand_on
-from gradlib.recorder.graph import leaving_edges
+from gradlib.recorder.graph import leaving_edges, overwriting
 from gradlib.recorder.hooked import Hooked
-from gradlib.recorder.passes import Passes
+from gradlib.recorder.passes import Passes, Tap
 from gradlib.recorder.views import Region, watch
 from gradlib.recording import notes
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grads
@@ -257,11 +257,27 @@ class ModuleCalls:
         grads: Grads = {}
         value.grads = grads
         hook = self._passes.hook_tensor
-        value.unhook = hook(value.tensor, grads, within, is_output=is_output).remove
+        value.tap = hook(value.tensor, grads, within, is_output=is_output)
         if value.base is not None:
             base, _, region = value.base
             part = partial(_if_overwritten, watch(value.tensor), region)
-            hook(base, grads, within, is_output=is_output, part=part)
+            tap = hook(base, grads, within, is_output=is_output, part=part)
+            self._now.views.append((value, tap))
+
+    def _settle_views(self, now: "_Running") -> None:
+        """Hook what overwrote views in the forward that ends.
+
+        Until then, and for those overwritten later, the hook of the base has to do. It
+        counts in what else uses the base.
+        """
+        for value, of_base in now.views:
+            if value.base is not None and value.overwritten():
+                base, end, region = value.base
+                of_base.remove()
+                if value.tap is not None and not isinstance(end, int):
+                    self._passes.hook_overwriting(
+                        overwriting(base, end), value.tap, region.of
+                    )
 
     @never_compiled
     def after(
@@ -289,6 +305,7 @@ class ModuleCalls:
         frame.python = None
         if not stack:
             self._hook_graphs()
+            self._settle_views(now)
             now.end_forward()
 
     def _take_outputs(self, now: "_Running", frame: Frame, output: object) -> None:
@@ -396,10 +413,12 @@ class _Running(threading.local):
     def __init__(self, keep: Keep) -> None:
         self.stack: list[Frame] = []
         self.values = Values(keep)  # the tensors met
+        self.views: list[tuple[Value, Tap]] = []  # hooked, each with its base's hook
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
         self.values.clear()
+        self.views.clear()
 
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:

@@ -71,15 +71,19 @@ class Tap:
 
     def __call__(self, grad: Tensor) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
-        running = backward_pass_id()
         meant = grad if self.part is None else self.part(grad)
         if meant is None:
             return
-        if self.reaches_call and running not in self.passes.numbers:
-            self.passes.reached(running, self.within)
-        self.grads[running] = self.keep(meant)
+        self.take(meant)
         if next(reversed(self.hooks)) is not self:
             self._take_again()
+
+    def take(self, grad: Tensor) -> None:
+        """Keep a gradient in the running pass."""
+        running = backward_pass_id()
+        if self.reaches_call and running not in self.passes.numbers:
+            self.passes.reached(running, self.within)
+        self.grads[running] = self.keep(grad)
 
     def remove(self) -> None:
         """Take the hook from its tensor."""
@@ -169,7 +173,7 @@ class Passes:
         self._taps: list[Tap] = []
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         self._open: list[Grads] = []  # of which more parts may come
-        self._of_parameters: list[Grads] = []
+        self._of_parts: list[Grads] = []
         self._inner: list[dict[int, Tensor]] = []
 
     def hook_tensor(
@@ -209,7 +213,7 @@ class Passes:
         keep = self.keep
         if self.reduces:
             keep = self._sum_up
-            self._of_parameters.append(grads)
+            self._of_parts.append(grads)
         tap = Tap(self, grads, 0, keep, None, None, False)
         tap.hooks = hook_tensor(parameter, tap)
         self._taps.append(tap)
@@ -221,6 +225,35 @@ class Passes:
         if self.reduces:
             self._expected.update(id(grads) for _, grads, _ in receivers)
         self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
+
+    def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
+        """Add what flows through nodes that overwrote a view to what its hook takes.
+
+        Args:
+            nodes: They hand it to the view's base, as the first of their gradients.
+            tap: The hook of the view, for its uses before that.
+            part: Which part of the base's gradient the view's is.
+        """
+        tap.keep = partial(self._added, tap.grads)
+        if self.reduces:
+            self._of_parts.append(tap.grads)
+
+        def take(
+            grads_in: tuple[Tensor | None, ...], _grads_out: tuple[Tensor | None, ...]
+        ) -> None:
+            grad = None if grads_in[0] is None else part(grads_in[0])
+            if grad is not None:
+                tap.take(grad)
+
+        self.handles += [node.register_hook(take) for node in nodes]
+
+    def _added(self, grads: Grads, grad: Tensor) -> Any:
+        """Return what to keep when a part comes of a gradient."""
+        known: Any = grads.get(backward_pass_id())
+        if self.reduces:
+            total = keep(grad) if known is None else known.total + grad.detach()
+            return Sum(total, 0, self.keep)
+        return self.keep_total(grad) if known is None else known + keep(grad)
 
     def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
         """Add up what nodes give to one tensor, each with which of its gradients.
@@ -247,7 +280,7 @@ class Passes:
 
     def finish(self) -> None:
         """Reduce what is still open: no pass runs, so nothing more will come."""
-        for grads in self._open + self._of_parameters:
+        for grads in self._open + self._of_parts:
             sums = {key: part for key, part in grads.items() if isinstance(part, Sum)}
             for number in {self.numbers.get(key) for key in sums}:
                 same = [key for key in sums if self.numbers.get(key) == number]

@@ -1278,9 +1278,6 @@ class Left(nn.Module):
         return x[:, :2]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the part of the base replaces the gradient of the view"
-)
 def test_a_view_whose_base_is_overwritten_later() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1322,24 +1319,41 @@ def test_a_view_that_is_used_and_then_overwritten() -> None:
     assert_close(recording["left"].grad_output, (torch.full((1, 2), 1012.0),))
 
 
-@pytest.mark.xfail(strict=True, reason="other uses of the base are counted in")
-def test_a_view_overwritten_beside_another_use_of_its_base() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left = Left()
+class Overwrites(nn.Module):
+    """Overwrites a view that a module inside returned, and uses its base too."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = 1 * x
-            part = self.left(h)
-            before = 7 * h
+    def __init__(self, times: int, early: float) -> None:
+        super().__init__()
+        self.left, self.times, self.early = Left(), times, early
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = 1 * x
+        part = self.left(h)
+        before = torch.cat([7 * h, self.early * part], dim=1)
+        for _ in range(self.times):
             part.mul_(10)
-            return torch.cat([before, part], dim=1)
+        return torch.cat([before, part], dim=1)
 
+
+@pytest.mark.parametrize(
+    ("times", "early", "grad"), [(1, 0.0, 10.0), (2, 0.0, 100.0), (2, 3.0, 103.0)]
+)
+def test_a_view_overwritten_beside_another_use_of_its_base(
+    times: int, early: float, grad: float
+) -> None:
     x = torch.ones(1, 3, requires_grad=True)
-    with gradlib.record(model := Model()) as recording:
+    with gradlib.record(model := Overwrites(times, early)) as recording:
         model(x).sum().backward()
-    assert_close(recording["left"].grad_output, (torch.full((1, 2), 10.0),))
+    assert_close(recording["left"].grad_output, (torch.full((1, 2), grad),))
+
+
+def test_statistics_of_a_view_that_is_overwritten() -> None:
+    x = torch.ones(1, 3, requires_grad=True)
+    model = Overwrites(2, 3.0)
+    with gradlib.record(model, reduce=torch.norm) as recording:
+        model(x).sum().backward()
+    expected = torch.full((1, 2), 103.0).norm()
+    assert_close(recording["left"].grad_output, (expected,))
 
 
 @pytest.mark.parametrize("way", ["data", "set data", "numpy"])
