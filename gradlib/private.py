@@ -131,6 +131,13 @@ def values_are_stand_ins() -> bool:
     )
 
 
+def gradients_are_batched() -> bool:
+    """Tell whether a backward pass computes several at once, so that values stand in."""
+    level = _C._vmapmode_increment_nesting()  # as torch.autograd.grad does for that
+    _C._vmapmode_decrement_nesting()
+    return level > 1 or values_are_stand_ins()
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
     leaf: Any = node

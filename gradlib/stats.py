@@ -87,7 +87,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     Returns:
         Its statistics. Where the dtype is narrower than float32 they are computed in
         float32, integers in float64. A tensor without entries has NaN for its mean,
-        std, largest magnitude and share of zeros.
+        std, largest magnitude and share of zeros. A nested tensor counts as one row of
+        all its entries.
 
     Example:
         ```python
@@ -118,7 +119,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
             "zeros": 1 - torch.count_nonzero(values) / count,
             "nonfinite": nonfinite,
         }
-    return TensorStats(tensor.shape, tensor.dtype, numbers)
+    shape = values.shape if tensor.is_nested else tensor.shape
+    return TensorStats(shape, tensor.dtype, numbers)
 
 
 def norm(values: Iterable[Tensor | TensorStats]) -> float:
@@ -149,8 +151,11 @@ def _sum_of_squares_root(values: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a dense tensor of at least float32."""
-    values = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    """Return a dense tensor of at least float32, in one row where it was nested."""
+    if tensor.is_nested:
+        values = torch.cat([part.flatten() for part in tensor.unbind()])
+    else:
+        values = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if not (values.is_floating_point() or values.is_complex()):
         return values.to(torch.float64)
     if values.dtype.itemsize == 1:  # the float8 types know no promotion

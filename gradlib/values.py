@@ -44,6 +44,15 @@ def clone(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors of one shape, dtype and device hold the same."""
+    a, b = a.detach(), b.detach()
+    return torch.equal(a, b) or (
+        (a.is_floating_point() or a.is_complex())
+        and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    )
+
+
 def keeper(
     reduce: Callable[[Tensor], Any] | None, device: torch.device | str | int | None
 ) -> Keep:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradlib.values import keep
+from gradlib.values import keep, same_values
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,11 @@ def test_nothing_is_copied_until_somebody_writes() -> None:
 def address(tensor: Tensor) -> int:
     # data_ptr() may be written through, so asking for it would make the copy.
     return cast(Any, torch._C)._data_address(tensor)
+
+
+def test_same_values() -> None:
+    x = torch.tensor([1.0, torch.nan, torch.inf])
+    assert same_values(x, x.clone())
+    assert not same_values(x, torch.tensor([1.0, 2.0, torch.inf]))
+    assert same_values(torch.tensor([True, False]), torch.tensor([True, False]))
+    assert not same_values(torch.tensor([1, 2]), torch.tensor([1, 3]))

@@ -9,7 +9,7 @@ from gradlib.recorder.graph import Edge
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
 from gradlib.recording.trace import Grads
-from gradlib.values import Keep
+from gradlib.values import Keep, same_values
 
 End: TypeAlias = Edge | int
 """Where a gradient goes: an edge of the graph, or the id of a leaf."""
@@ -48,13 +48,32 @@ class Value:
         """Tell whether its tensor is still what it was.
 
         The version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
-        as it is. Who writes to memory shared with what was kept moves the tensor.
+        as it is.
         """
         return (
             tensor.grad_fn is self.node
             and _version(tensor) == self.version != UNKNOWN
-            and (self.address is None or data_address(tensor) == self.address)
+            and (
+                self.address is None
+                or data_address(tensor) == self.address
+                or self._has_only_moved(tensor)
+            )
         )
+
+    def _has_only_moved(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor that no longer shares its memory is what was kept.
+
+        Who writes moves it, but so does who only asks for a pointer, as some
+        convolutions do. On other devices than the CPU a look would have to wait for the
+        device: there nobody is taken to have written past torch.
+        """
+        kept = self.kept
+        if not isinstance(kept, Tensor) or kept.device != tensor.device:
+            return False
+        if tensor.device.type == "cpu" and not same_values(tensor, kept):
+            return False
+        self.address = data_address(tensor)
+        return True
 
     def overwritten(self) -> bool:
         """Tell whether the tensor was overwritten since."""

@@ -35,7 +35,7 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import Value, Values
+from gradlib.recorder.forward_values import Value, Values, end_of
 from gradlib.recorder.frame import Frame, hand_on
 from gradlib.recorder.graph import leaving_edges, overwriting
 from gradlib.recorder.hooked import Hooked
@@ -221,7 +221,7 @@ class ModuleCalls:
             if not parameter.requires_grad:
                 call.idle = [*call.idle, name]
             elif gathers:
-                flow.shares[name] = ends.setdefault(id(parameter), {})
+                flow.shares[name] = ends.setdefault(end_of(parameter), {})
                 flow.totals[name] = grads
 
     def meet_parameters(

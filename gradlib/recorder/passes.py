@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.private import backward_pass_id, current_node, hook_tensor
+from gradlib.private import (
+    backward_pass_id,
+    current_node,
+    gradients_are_batched,
+    hook_tensor,
+)
 from gradlib.recording.trace import Grads, Sum, whole
 from gradlib.values import Keep, keep
 
@@ -71,19 +76,25 @@ class Tap:
 
     def __call__(self, grad: Tensor) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
-        meant = grad if self.part is None else self.part(grad)
-        if meant is None:
-            return
-        self.take(meant)
-        if next(reversed(self.hooks)) is not self:
+        meant: Tensor | None = grad
+        if self.part is not None:
+            meant = None if gradients_are_batched() else self.part(grad)
+        if meant is not None and self.take(meant) and self._is_followed():
             self._take_again()
 
-    def take(self, grad: Tensor) -> None:
-        """Keep a gradient in the running pass."""
-        running = backward_pass_id()
-        if self.reaches_call and running not in self.passes.numbers:
-            self.passes.reached(running, self.within)
+    def take(self, grad: Tensor) -> bool:
+        """Keep a gradient in the running pass, and tell whether that could be."""
+        running, passes = backward_pass_id(), self.passes
+        if running not in passes.numbers and not passes.admits(
+            running, self.within, reaches_call=self.reaches_call
+        ):
+            return False
         self.grads[running] = self.keep(grad)
+        return True
+
+    def _is_followed(self) -> bool:
+        """Tell whether somebody has hooked the tensor since."""
+        return next(reversed(self.hooks)) is not self
 
     def remove(self) -> None:
         """Take the hook from its tensor."""
@@ -136,8 +147,8 @@ class NodeHook:
     ) -> None:
         """Keep the parts of `grads_in` in the running pass."""
         passes, running = self.passes, backward_pass_id()
-        if running not in passes.numbers:
-            passes.reached(running, self.within)
+        if running not in passes.numbers and not passes.admits(running, self.within):
+            return
         for entry, grads, part in self.receivers:
             grad = grads_in[entry]
             if grad is not None and part is not None:
@@ -168,6 +179,7 @@ class Passes:
         # torch's number of each pass that reached a call -> ours, from 0 as they began.
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
+        self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
         self.when_reached: Callable[[], None] = _nothing  # called as a pass is
         self._taps: list[Tap] = []
@@ -291,6 +303,22 @@ class Passes:
             sums.clear()
         self.handles = [it for it in self.handles if it.hooks_dict_ref() is not None]
         self._open.clear()
+
+    def admits(
+        self, running: int, within: int | None, *, reaches_call: bool = True
+    ) -> bool:
+        """Number a pass when it first reaches a call; tell whether it can be kept.
+
+        The tensors of a batched pass stand for others while ``is_grads_batched`` or
+        torch.func computes, and are nothing after it.
+        """
+        if gradients_are_batched():
+            if reaches_call:
+                self.batched.add(running)
+            return False
+        if reaches_call:
+            self.reached(running, within)
+        return True
 
     def reached(self, running: int, within: int | None) -> None:
         """Number a pass when it first reaches a call.

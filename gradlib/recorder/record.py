@@ -151,7 +151,11 @@ class _Recorder:
         # Whoever computes a call again needs its arguments, and the state they met.
         history = History(self._modules) if "args" in fields and not reduces else None
         self._block = Block(
-            fields, self._passes.numbers, self._passes.with_graph, history
+            fields,
+            self._passes.numbers,
+            self._passes.with_graph,
+            self._passes.batched,
+            history,
         )
         keep_value = keep if values else _nothing
         self._calls = ModuleCalls(self._block, self._passes, keep_value)

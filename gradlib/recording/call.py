@@ -374,7 +374,20 @@ def numbered(name: str, index: int) -> str:
 
 def shape_text(structure: object) -> str:
     """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``."""
-    return ", ".join(str(list(it.shape)) for it in measured_in(structure)) or "-"
+    return ", ".join(map(_shape, measured_in(structure))) or "-"
+
+
+def _shape(measured: Tensor | TensorStats) -> str:
+    if isinstance(measured, Tensor) and measured.is_nested:
+        return f"{measured.size(0)} nested"
+    return str(list(measured.shape))
+
+
+def with_keywords(pass_: Pass, field: str) -> Any:
+    """Return a field of a pass; ``grad_input`` with that of the keyword arguments."""
+    gathered = {"grad_input": "shares", "grad_input_total": "totals"}.get(field)
+    own: Any = pass_
+    return getattr(pass_, field) if gathered is None else own._inputs(gathered)
 
 
 def norm_text(structure: object) -> str:

@@ -21,7 +21,13 @@ RETURNED = (
     "all its uses"
 )
 
+SECOND_ORDER = (
+    "backward pass {} may have gone through the graph of pass {} too: what reached the "
+    "call's inputs and parameters on that way is in their totals only"
+)
+
 # What else there is to know.
+BATCHED = "a backward pass with is_grads_batched is not recorded"
 RECOMPUTED = "a checkpoint computed it again for the backward pass"
 
 
@@ -29,10 +35,13 @@ def note(call: CallTrace) -> str:
     """Return why something of `call` is missing, or ``""``."""
     passes = call.passes()
     remarks = [*_why_no_pass(call, passes), *_why_never(call)]
+    if call.block.batched and call.flows:
+        remarks.append(BATCHED)
     if call.recomputed_in is not None:
         remarks.append(RECOMPUTED)
     for number in passes:
         remarks += _missed(call, number)
+    remarks += _second_order(call, passes)
     return "; ".join(remarks)
 
 
@@ -58,6 +67,16 @@ def _missed(call: CallTrace, number: int) -> list[str]:
         *(key for key in shares if isinstance(key, str)),
     ]
     return [NOTHING_GIVEN.format(number, name) for name in missed]
+
+
+def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
+    """Say which passes may have gone through the graph that an earlier one made."""
+    through = [number for number in passes if number in call.block.with_graph]
+    return [
+        SECOND_ORDER.format(number, through[0])
+        for number in passes
+        if through and number > through[0]
+    ]
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:

@@ -32,7 +32,6 @@ from gradlib.recording.notes import note
 from gradlib.recording.state import (
     AUTOCAST_DEVICES,
     History,
-    Kept,
     World,
     random_state_kept,
 )
@@ -196,8 +195,10 @@ class _Scene:
         known = self._history.at(module, moment)
         for name, parameter in parameters.items():
             if parameter is not None and not is_lazy(parameter):
-                now = Kept(parameter, parameter.requires_grad)
-                parameters[name] = self._weight(*known.get(name, now))
+                kept = known.get(name)
+                value = parameter if kept is None else kept.value
+                needed = (parameter if kept is None else kept).requires_grad
+                parameters[name] = self._weight(value, needed)
         for name, buffer in buffers.items():
             if buffer is not None:
                 value = known[name].value if name in known else buffer

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy
 import torch
@@ -22,7 +22,7 @@ from gradlib.private import (
     own_children,
     own_parameters,
 )
-from gradlib.values import keep
+from gradlib.values import keep, same_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,60 @@ class World:
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
 
 
-class Kept(NamedTuple):
+class Kept:
     """A parameter or buffer as it was."""
 
-    value: Tensor
-    requires_grad: bool
+    __slots__ = (
+        "_is_copy",
+        "_shares_memory",
+        "_tensor",
+        "_version",
+        "requires_grad",
+        "value",
+    )
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Keep the value `tensor` has now."""
+        self._tensor = tensor
+        self._version = UNKNOWN if tensor.is_inference() else tensor._version
+        self.requires_grad = tensor.requires_grad
+        self._keep()
+
+    def has_changed(self) -> bool:
+        """Tell whether the tensor is not what was kept."""
+        tensor = self._tensor
+        if self._version == UNKNOWN:
+            return False
+        if (
+            self._version != tensor._version
+            or self.requires_grad != tensor.requires_grad
+        ):
+            return True
+        if self._is_copy:  # a look at another device's memory would wait for the device
+            return tensor.device.type != "cpu" or not same_values(tensor, self.value)
+        if not self._shares_memory or is_copy_on_write(tensor):
+            return False
+        if not same_values(tensor, self.value):
+            return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
+        self._keep()  # somebody asked for a pointer to its memory, and only read
+        return False
+
+    def _keep(self) -> None:
+        tensor = self._tensor
+        # What is not learned may be given another size, which ends in an error inside
+        # torch where memory is shared until somebody writes.
+        learned = isinstance(tensor, nn.Parameter)
+        self._is_copy = tensor.numel() <= SMALL and not learned
+        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
+        # Until somebody writes to one of the two, behind torch's back too.
+        self._shares_memory = not self._is_copy and _shares_memory(tensor)
+
+
+UNKNOWN = -1
+"""The version of an inference tensor: nothing tells if it is overwritten."""
+
+SMALL = 2**12
+"""Up to how many entries a buffer is copied."""
 
 
 class History:
@@ -51,9 +100,9 @@ class History:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin with nothing known of `modules`, which may grow."""
         self._modules = modules
-        self._places: dict[tuple[nn.Module, str], _Place] = {}
-        # What was kept last of a tensor, by its id: it may stand in two places.
-        self._kept: dict[int, tuple[Tensor, int, int, Tensor]] = {}
+        # What is kept of each tensor, by its id; what stood in each place, since when.
+        self._kept: dict[int, Kept] = {}
+        self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
         self._world: World | None = None
         # After which moment a module may have changed its buffers.
@@ -109,10 +158,10 @@ class History:
         """
         found: dict[str, Kept] = {}
         for key in (*own_parameters(module), *own_buffers(module)):
-            place = self._places.get((module, key))
-            if place is not None:
-                until = bisect_right(place.values, moment, key=itemgetter(0))
-                found[key] = place.values[max(until - 1, 0)][1]
+            values = self._values.get((module, key))
+            if values is not None:
+                until = bisect_right(values, moment, key=itemgetter(0))
+                found[key] = values[max(until - 1, 0)][1]
         return found
 
     def training(self, module: nn.Module, moment: int) -> bool:
@@ -126,56 +175,15 @@ class History:
         for key, tensor in own.items():
             if tensor is None or is_lazy(tensor):
                 continue
-            place = self._places.get((module, key))
-            if place is None:
-                place = self._places[module, key] = _Place(tensor)
-                self._keep(place, moment)
-            elif place.tensor is not tensor or place.has_changed():
-                place.tensor = tensor
-                self._keep(place, moment)
-
-    def _keep(self, place: "_Place", moment: int) -> None:
-        tensor = place.tensor
-        version = UNKNOWN if tensor.is_inference() else tensor._version
-        known = self._kept.get(id(tensor))
-        if known is not None and known[1:3] == (version, moment):
-            value = known[3]
-        else:
-            value = keep(tensor)
-            self._kept[id(tensor)] = tensor, version, moment, value
-        place.version = version
-        place.requires_grad = tensor.requires_grad
-        place.shares_memory = _shares_memory(tensor)
-        place.values.append((moment, Kept(value, place.requires_grad)))
-
-
-UNKNOWN = -1
-"""The version of an inference tensor: nothing tells if it is overwritten."""
-
-
-class _Place:
-    """Where a parameter or buffer stands, and what stood there."""
-
-    __slots__ = ("requires_grad", "shares_memory", "tensor", "values", "version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.version = UNKNOWN
-        self.requires_grad = False
-        # Whether the kept value does until somebody writes, behind torch's back too.
-        self.shares_memory = False
-        self.values: list[tuple[int, Kept]] = []
-
-    def has_changed(self) -> bool:
-        """Tell whether its tensor is not what was kept last."""
-        tensor = self.tensor
-        if self.version == UNKNOWN:  # kept once
-            return False
-        return (
-            self.version != tensor._version
-            or self.requires_grad != tensor.requires_grad
-            or (self.shares_memory and not is_copy_on_write(tensor))
-        )
+            kept = self._kept.get(id(tensor))
+            if kept is None or kept.has_changed():
+                kept = self._kept[id(tensor)] = Kept(tensor)
+            place = module, key
+            values = self._values.get(place)
+            if values is None:
+                self._values[place] = [(moment, kept)]
+            elif values[-1][1] is not kept:
+                values.append((moment, kept))
 
 
 @contextmanager

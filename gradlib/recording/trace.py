@@ -64,6 +64,8 @@ class Block:
     numbers: dict[int, int]
     # Our numbers of the passes with create_graph=True: others may go through them.
     with_graph: set[int] = field(default_factory=set[int])
+    # torch's numbers of the passes with is_grads_batched: they cannot be kept.
+    batched: set[int] = field(default_factory=set[int])
     history: History | None = None  # without it no call can be computed again
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])

@@ -84,6 +84,20 @@ def vectorized(model: nn.Module, x: Tensor) -> None:
     torch.vmap(model)(x)
 
 
+def batched(model: nn.Module, x: Tensor) -> None:
+    output = model(x)
+    vectors = torch.ones(1, *output.shape)
+    torch.autograd.grad(
+        output, list(model.parameters()), vectors, is_grads_batched=True
+    )
+
+
+def twice(model: nn.Module, x: Tensor) -> None:
+    output = model(x).pow(2).sum()
+    gradients = torch.autograd.grad(output, list(model.parameters()), create_graph=True)
+    gradients[0].sum().backward()
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.DISABLED, nn.Linear(2, 1), without_grad),
@@ -94,7 +108,9 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NO_GRAD, nn.Linear(2, 1), backward),
     (notes.NOTHING_GIVEN, Parts(), left_only),
     (notes.RETURNED, nn.Identity(), with_gradient),
+    (notes.SECOND_ORDER, nn.Linear(2, 1), twice),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
+    (notes.BATCHED, nn.Linear(2, 1), batched),
 ]
 
 

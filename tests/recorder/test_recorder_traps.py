@@ -1732,3 +1732,168 @@ def test_a_parameter_that_is_frozen_for_one_call() -> None:
     assert "weight does not require grad" in frozen.note
     assert_same_bits(free.param_grads["weight"], grad_of(alone.weight))
     assert_same_bits(free.param_grads_total["weight"], grad_of(alone.weight))
+
+
+class Asks(nn.Module):
+    """Asks for a pointer to the memory of its input, as some convolutions do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.data_ptr()
+        return 2 * x
+
+
+def test_memory_that_moves_when_somebody_asks_for_a_pointer() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.left, self.right = nn.Linear(3, 3), Asks(), Asks()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.left(h) + self.right(h)
+
+    model = Model()
+    with gradlib.record(model) as recording:
+        run(model, torch.ones(2, 3))
+    both = 2 * grad_like((2, 3))
+    assert_close(recording["left"].grad_input, (both,))
+    assert_close(recording["right"].grad_input_total, (2 * both,))
+    assert recording["left"].args[0].equal(recording["right"].args[0])
+
+
+def grad_like(shape: tuple[int, ...]) -> Tensor:
+    """Return what `loss_of` gives to an output of a shape."""
+    output = torch.ones(shape, requires_grad=True)
+    loss_of(output).backward()
+    return grad_of(output)
+
+
+def test_convolutions_that_share_their_input() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+            self.a, self.b = nn.Conv2d(16, 64, 1), nn.Conv2d(16, 64, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(x)
+            return self.a(x) + self.b(x)
+
+    torch.manual_seed(0)
+    model, alone = twins(Model())
+    x = torch.randn(1, 16, 15, 15, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    hidden = alone.act(x).detach().requires_grad_()
+    run(nn.Identity(), alone.a(hidden) + alone.b(hidden))
+    assert_same_bits(recording["act"].grad_output[0], hidden.grad)
+    assert recording.verify().ok
+
+
+class Sized(nn.Module):
+    """Gives its buffer a size when it first sees data, as observers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.get_buffer("seen")
+        if self.training:
+            seen.resize_(x.shape[1]).copy_(x.detach().mean(0))
+        return x - seen
+
+
+def test_buffers_that_grow_in_the_block_and_after_it() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model := Sized()) as recording:
+        run(model, x)
+    assert_close(recording[""].output, x.detach() - x.detach().mean(0))
+    with gradlib.record(model := Sized().eval()):
+        run(model, x)
+    model.train()(x)
+
+
+def test_tied_weights_written_to_without_a_new_version() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, i: Tensor) -> Tensor:
+            return self.head(self.embedding(i))
+
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW((model := Tied()).parameters(), 0.1, fused=True)
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            run(model, torch.arange(5))
+            optimizer.step()
+    assert recording.verify().ok
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors(layout: torch.layout) -> None:
+    model, parts = nn.Linear(4, 3), [torch.ones(2, 4), torch.ones(3, 4)]
+    x = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        torch.nested.to_padded_tensor(output, 0.0).sum().backward()
+    (call,) = recording
+    assert_close(
+        call.param_grads, {"weight": torch.full((3, 4), 5.0)} | grads_of(model)
+    )
+    assert "2 nested" in str(recording) or "j" in str(recording)
+    assert gradlib.tensor_stats(output).zeros == 0
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_a_batched_backward_pass_is_left_out(reduce: Any) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True)
+    vectors = torch.eye(15).view(15, 5, 3)
+    with gradlib.record(model, reduce=reduce) as recording:
+        output = model(x)
+        (rows,) = torch.autograd.grad(
+            output, x, vectors, is_grads_batched=True, retain_graph=True
+        )
+        output.sum().backward()
+    assert rows.shape == (15, 5, 4)
+    (call,) = recording
+    assert call.passes[0].backward == 0
+    assert len(call.passes) == 1
+    assert call.note == "a backward pass with is_grads_batched is not recorded"
+    assert str(recording)
+
+
+def test_weights_that_were_computed() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    fast = {name: 2 * weight for name, weight in model.named_parameters()}
+    for weight in fast.values():
+        weight.retain_grad()
+    with gradlib.record(model) as recording:
+        output = torch.func.functional_call(model, fast, (torch.randn(4, 3),))
+        loss_of(output).backward()
+    (call,) = recording
+    for name, weight in fast.items():
+        assert_same_bits(call.param_grads[name], grad_of(weight))
+        assert_same_bits(call.param_grads_total[name], grad_of(weight))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(nn.Conv1d(3, 2, 1), (5, 3, 4)), (nn.LayerNorm(3), (5, 3))]
+)
+def test_a_pass_through_the_graph_of_another(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (g,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
+        g.square().sum().backward()
+    (call,) = recording
+    totals = call.passes[1].param_grads_total
+    assert totals is not None
+    assert_close(totals["weight"], grad_of(model.get_parameter("weight")))
+    assert "pass 1 may have gone through the graph of pass 0" in call.note
