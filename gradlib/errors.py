@@ -86,3 +86,93 @@ class UnknownKindError(GradlibError, ValueError):
     """GL211: there is no picture of that kind."""
 
     code = "GL211"
+
+
+class GradOutputsError(GradlibError, RuntimeError):
+    """GL100: ``grad_outputs`` is wrong; each way of it has a class below this one."""
+
+    code = "GL100"
+
+
+class NoGradOutputsError(GradOutputsError):
+    """GL101: an output that is not a single number has no ``grad_outputs``."""
+
+    code = "GL101"
+
+
+class GradOutputsShapeError(GradOutputsError):
+    """GL102: a ``grad_outputs`` has another shape than its output."""
+
+    code = "GL102"
+
+
+class GradOutputsCountError(GradOutputsError):
+    """GL103: there are more ``grad_outputs`` than outputs, or fewer."""
+
+    code = "GL103"
+
+
+class GradOutputsTypeError(GradOutputsError, TypeError):
+    """GL104: a ``grad_outputs`` is a number, a list or something else, no tensor."""
+
+    code = "GL104"
+
+
+class GradOutputsDtypeError(GradOutputsError):
+    """GL105: a ``grad_outputs`` has a dtype that no gradient of its output has."""
+
+    code = "GL105"
+
+
+class GradOutputsDeviceError(GradOutputsError):
+    """GL106: a ``grad_outputs`` is on another device than its output."""
+
+    code = "GL106"
+
+
+class GradsBatchedError(GradOutputsError):
+    """GL107: ``is_grads_batched`` and the first axis of ``grad_outputs`` disagree."""
+
+    code = "GL107"
+
+
+class OutputNeedsNoGradError(GradlibError, RuntimeError):
+    """GL108: an output does not require grad, so it has no graph to go through."""
+
+    code = "GL108"
+
+
+class UnusedInputError(GradlibError, RuntimeError):
+    """GL109: an input is not part of the graph that the outputs were computed by."""
+
+    code = "GL109"
+
+
+class InputNeedsNoGradError(GradlibError, RuntimeError):
+    """GL110: an input does not require grad."""
+
+    code = "GL110"
+
+
+class FreedGraphError(GradlibError, RuntimeError):
+    """GL111: an earlier backward pass freed what this one needs."""
+
+    code = "GL111"
+
+
+class ChangedInPlaceError(GradlibError, RuntimeError):
+    """GL112: a tensor that the backward pass needs was changed in place."""
+
+    code = "GL112"
+
+
+class SeveralLossesError(GradOutputsError):
+    """GL113: several losses stand in one vector, and a backward pass wants one."""
+
+    code = "GL113"
+
+
+class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
+    """GL114: ``outputs`` or ``inputs`` is nothing that a gradient can be taken of."""
+
+    code = "GL114"

@@ -64,7 +64,7 @@ def gradient_flow(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _new_axes(labels, LINE)
+    ax = ax or _lines(labels, LINE)
     for kind, columns in norms.items():
         _draw_norms(kind, columns, ax)
     for kind, columns in totals.items():
@@ -104,7 +104,7 @@ def heat_map(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _new_axes(labels, ROW)
+    ax = ax or _lines(labels, ROW)
     found = [v for row in norms for v in row if v is not None]
     colours = [math.log10(v) for v in found if 0 < v < math.inf]
     if colours:
@@ -156,7 +156,7 @@ def ridges(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _new_axes(labels, LINE)
+    ax = ax or _lines(labels, LINE)
     low, high = powers
     colour = STYLES[kind][0]
     for row, ridge in enumerate(distributions):
@@ -240,7 +240,7 @@ def _draw_colours(
         vmin=low - widened,
         vmax=high + widened,
     )
-    bar = _figure(ax).colorbar(image, ax=ax)
+    bar = figure_of(ax).colorbar(image, ax=ax)
     bar.set_label(f"norm of {kind}")
     _powers_of_ten(bar.ax.yaxis, *image.get_clim())
 
@@ -308,7 +308,7 @@ def _mark_beside(rows: set[int], x: float, ax: Axes, **style: Any) -> None:
 
 def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
     """Write the names beside the rows, the first on top, and return which have one."""
-    room = min(max(int(_inches(ax).height / NAME), 1), LINES)
+    room = min(max(int(inches_of(ax).height / NAME), 1), LINES)
     named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
     ax.set_yticks(named, [labels[row] for row in named])
     ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
@@ -356,18 +356,20 @@ def _finished(ax: Axes, *, something: bool) -> Figure:
     if not something:
         ax.set_title("no backward pass was recorded")
     elif labels:
-        columns = min(max(int(_inches(ax).width / ENTRY), 1), 3)
+        columns = min(max(int(inches_of(ax).width / ENTRY), 1), 3)
         ax.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
-    return _figure(ax)
+    return figure_of(ax)
 
 
-def _inches(ax: Axes) -> Bbox:
-    return ax.get_window_extent().transformed(_figure(ax).dpi_scale_trans.inverted())
+def inches_of(ax: Axes) -> Bbox:
+    """Return where axes are on their figure, in inches."""
+    return ax.get_window_extent().transformed(figure_of(ax).dpi_scale_trans.inverted())
 
 
-def _figure(ax: Axes) -> Figure:
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure that axes belong to."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure
@@ -376,7 +378,7 @@ def _figure(ax: Axes) -> Figure:
 def _scale(ax: Axes) -> None:
     """Make the horizontal axis logarithmic, with plain numbers on it."""
     ax.set_xscale("log")
-    room = min(max(int(_inches(ax).width / NUMBER), 2), 9)
+    room = min(max(int(inches_of(ax).width / NUMBER), 2), 9)
     ax.xaxis.set_major_locator(LogLocator(numticks=room))
     ax.tick_params(axis="x", which="both", length=3.5, pad=3.5)
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
@@ -398,10 +400,14 @@ class _ShownOnce(Figure):
         importlib.import_module("IPython.display").display(self)
 
 
-def _new_axes(labels: Sequence[str], line: float) -> Axes:
-    """Return the axes of a new figure, with `line` inches for each module."""
-    height = 1.4 + line * min(max(len(labels), 3), LINES)
+def new_axes(width: float, height: float) -> Axes:
+    """Return the axes of a new figure, of a size in inches."""
     figure = plt.figure(
-        FigureClass=_ShownOnce, figsize=(6, height), layout="constrained"
+        FigureClass=_ShownOnce, figsize=(width, height), layout="constrained"
     )
     return figure.subplots()
+
+
+def _lines(labels: Sequence[str], line: float) -> Axes:
+    """Return the axes of a new figure, with `line` inches for each module."""
+    return new_axes(6, 1.4 + line * min(max(len(labels), 3), LINES))

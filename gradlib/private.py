@@ -132,7 +132,7 @@ def values_are_stand_ins() -> bool:
 
 
 def gradients_are_batched() -> bool:
-    """Tell whether a backward pass computes several at once, so that values stand in."""
+    """Tell whether several backward passes run at once: then values stand in."""
     level = _C._vmapmode_increment_nesting()  # as torch.autograd.grad does for that
     _C._vmapmode_decrement_nesting()
     return level > 1 or values_are_stand_ins()

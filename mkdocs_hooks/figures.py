@@ -63,7 +63,9 @@ def cached_draw(code: str, path: str, line: int) -> str:
     key = hashlib.sha256(code.encode()).hexdigest()[:16]
     kept = cache.folder("figures") / f"{key}.svg"
     if not kept.exists():
-        kept.write_text(draw(code, path, line), encoding="utf-8")
+        drawn = draw(code, path, line)
+        kept.parent.mkdir(parents=True, exist_ok=True)  # another build may tidy up
+        kept.write_text(drawn, encoding="utf-8")
     return kept.read_text(encoding="utf-8")
 
 

@@ -4,34 +4,28 @@ A page is loaded once, then resized and switched on the spot.
 """
 
 import html
-import os
 import re
-import shutil
-from collections.abc import Iterator
-from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
 from itertools import product
 from pathlib import Path
-from threading import Thread
-from typing import Literal, NoReturn
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
+
+from .browsing import (
+    SCHEMES,
+    STILL,
+    TWO_FRAMES,
+    Scheme,
+    Server,
+    listen,
+    no_browser,
+    wrong_for_some_readers,
+)
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (1280, 390)
-Scheme = Literal["light", "dark"]
-SCHEMES: dict[Scheme, str] = {
-    "light": "default",
-    "dark": "slate",
-}  # in Material's words
-LOUD = ("error", "warning")
-AXE = {
-    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
-    "resultTypes": ["violations"],
-}
 # Text a reader sees that is not code.
 PROSE = """() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
@@ -49,8 +43,6 @@ SHOW_ALL = """() => {
   return Promise.all(shown)
 }"""
 ALL_TABS = ".md-typeset .tabbed-block { display: block !important }"
-# After these the page has answered to its new size and scheme.
-TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
 TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
 
 
@@ -61,107 +53,6 @@ def page_urls() -> list[str]:
     names = [f"{path.with_suffix('').as_posix()}/" for path in docs + examples]
     pages = [re.sub(r"(^|/)index/$", r"\1", name) for name in names]
     return [*sorted(pages), "404.html"]
-
-
-# The machinery: a server, a browser, and what a page does while it is looked at.
-
-
-class Server:
-    """A folder served on the loopback interface."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        handler = partial(QuietHandler, directory=str(folder))
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}/"
-        Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    """A handler that leaves the terminal to pytest."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        pass
-
-
-def no_browser() -> NoReturn:
-    """Skip, saying what to install; in CI, where it should be, fail."""
-    reason = (
-        "no chromium on the PATH (Debian: apt-get install chromium; elsewhere any "
-        "chromium or google-chrome)"
-    )
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = next(filter(None, map(shutil.which, names)), None)
-    if executable is None:
-        no_browser()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable,
-            args=[
-                "--no-sandbox",
-                "--disable-background-networking",
-                "--disable-component-update",
-                "--disable-sync",
-            ],
-        )
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A fresh page: the theme remembers a chosen scheme between pages."""
-    page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(5000)
-    yield page
-    page.close()
-
-
-@pytest.fixture(scope="module")
-def site(built_site: Path) -> Iterator[Server]:
-    server = Server(built_site)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def small_site(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.close()
-
-
-def listen(page: Page, server: Server) -> list[str]:
-    """Return a list that fills with whatever goes wrong while `page` is used."""
-    heard: list[str] = []
-
-    def on_request(url: str) -> None:
-        if not url.startswith((server.url, "data:", "blob:")):
-            heard.append(f"request to another host: {url}")
-
-    page.on("request", lambda request: on_request(request.url))
-    page.on("requestfailed", lambda r: heard.append(f"request failed: {r.url}"))
-    page.on(
-        "response",
-        lambda r: heard.append(f"{r.status} for {r.url}") if r.status >= 400 else None,
-    )
-    page.on("pageerror", lambda error: heard.append(f"exception: {error}"))
-    page.on(
-        "console",
-        lambda m: heard.append(f"console: {m.text}") if m.type in LOUD else None,
-    )
-    return heard
 
 
 # The checks: each returns what is wrong.
@@ -217,27 +108,13 @@ def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
     return wrong
 
 
-def wrong_for_some_readers(page: Page, width: int) -> list[str]:
-    # Colours are looked at once a scheme: it takes long, and no width changes them.
-    rules = {"color-contrast": {"enabled": width == WIDTHS[0]}}
-    options = AXE | {"rules": rules}
-    violations = page.evaluate("o => axe.run(o)", options)["violations"]
-    return [
-        f"axe {violation['id']}: {node['html']}\n    {node['failureSummary']}"
-        for violation in violations
-        for node in violation["nodes"]
-    ]
-
-
 def problems(page: Page, server: Server, url: str) -> list[str]:
     """Open a page, look at it from all sides, and return what is wrong with it."""
     heard = listen(page, server)
     found: dict[str, list[str]] = {}  # each problem, and the views that have it
     page.goto(server.url + url, wait_until="load")
-    # No view is looked at half way between two colours.
-    page.add_style_tag(content="* { transition: none !important }" + ALL_TABS)
+    page.add_style_tag(content=STILL + ALL_TABS)
     page.evaluate(SHOW_ALL)
-    page.evaluate(Axe().axe_script)
     for scheme, width in product(SCHEMES, WIDTHS):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
@@ -247,7 +124,8 @@ def problems(page: Page, server: Server, url: str) -> list[str]:
             *wrong_links(page, server),
             *wrong_text(page),
             *wrong_layout(page, scheme),
-            *wrong_for_some_readers(page, width),
+            # Colours are looked at once a scheme: no width changes them.
+            *wrong_for_some_readers(page, colours=width == WIDTHS[0]),
         ):
             found.setdefault(problem, []).append(f"{width} px {scheme}")
     for problem in heard:

@@ -1,0 +1,1 @@
+"""Vector-Jacobian products: checked, explained, and computed."""

@@ -1,0 +1,206 @@
+"""What autograd is called with, in one form, whichever it was given in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+import torch.overrides
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """One argument, its entries in a tuple.
+
+    Attributes:
+        name: As the call names it, ``"grad_outputs"``.
+        letter: What the code of an explanation calls it, ``"v"``.
+        values: The entries. On a bad call they may be anything.
+        keys: Those of a dict of inputs, or ``None``.
+        several: Whether a sequence or a dict was given, of any length.
+        alone: What a message calls the entry where no sequence was given.
+    """
+
+    name: str
+    letter: str
+    values: tuple[Any, ...]
+    keys: tuple[Any, ...] | None = None
+    several: bool = False
+    alone: str = ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What a message calls the entries: ``"inputs[1]"``, ``'inputs["w"]'``."""
+        return self._each(self.name) if self.several else (self.alone,)
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """What code calls the entries: ``"x"``, ``"x[1]"``, ``'x["w"]'``."""
+        return self._each(self.letter) if self.several else (self.letter,)
+
+    def _each(self, name: str) -> tuple[str, ...]:
+        steps = range(len(self.values)) if self.keys is None else self.keys
+        quoted = (f'"{it}"' if isinstance(it, str) else repr(it) for it in steps)
+        return tuple(f"{name}[{step}]" for step in quoted)
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """One call of ``torch.autograd.grad``, or of ``backward``.
+
+    Attributes:
+        outputs: Tensors and gradient edges.
+        inputs: Tensors and gradient edges; no values for a ``backward`` into leaves.
+        grad_outputs: Tensors and ``None``, one for each output on a good call.
+        options: The keyword arguments that differ from their defaults.
+        function: Whose call it is: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
+            ``"torch.autograd.backward"``, or ``"backward"`` for the method.
+    """
+
+    outputs: Argument
+    inputs: Argument
+    grad_outputs: Argument
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    function: str = "gradlib.grad"
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether this is a ``backward``, which adds to ``.grad``."""
+        return self.function.endswith("backward")
+
+    @property
+    def is_grads_batched(self) -> bool:
+        """Whether the first axis of each grad_output counts vectors."""
+        return bool(self.options.get("is_grads_batched", False))
+
+    @property
+    def materialize_grads(self) -> bool:
+        """Whether an unused input gets zeros."""
+        return bool(self.options.get("materialize_grads", False))
+
+    @property
+    def allow_unused(self) -> bool:
+        """Whether an input may be unused, by either of the options that say so."""
+        return bool(self.options.get("allow_unused", self.materialize_grads))
+
+    def structured(self, gradients: tuple[Any, ...]) -> Any:
+        """Return what belongs to the inputs as torch does: a tuple, or a dict."""
+        keys = self.inputs.keys
+        return gradients if keys is None else dict(zip(keys, gradients, strict=True))
+
+
+class Form(NamedTuple):
+    """What autograd knows of the place where a gradient comes in."""
+
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+
+
+def read_arguments(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> Arguments:
+    """Read the arguments of ``torch.autograd.grad``, good or bad, and raise nothing.
+
+    Iterators are used up: what they gave is in the result.
+    """
+    given = read_argument("outputs", "y", outputs)
+    options: dict[str, Any] = {
+        "retain_graph": retain_graph,
+        "create_graph": create_graph or None,
+        "allow_unused": allow_unused,
+        "is_grads_batched": is_grads_batched or None,
+        "materialize_grads": materialize_grads or None,
+    }
+    return Arguments(
+        given,
+        read_argument("inputs", "x", inputs),
+        read_grad_outputs("grad_outputs", grad_outputs, given),
+        {name: value for name, value in options.items() if value is not None},
+    )
+
+
+def read_grad_outputs(name: str, argument: Any, outputs: Argument) -> Argument:
+    """Read grad_outputs; ``None`` stands for a ``None`` for each output."""
+    if argument is None and outputs.several:
+        argument = (None,) * len(outputs.values)
+    return read_argument(name, "v", argument)
+
+
+def read_argument(name: str, letter: str, argument: Any) -> Argument:
+    """Read one argument.
+
+    Args:
+        name: As the call names it.
+        letter: What the code of an explanation calls it.
+        argument: A tensor, a gradient edge, several of them, or anything else.
+    """
+    if is_differentiable(argument) or (letter == "v" and _is_absent(argument)):
+        return Argument(name, letter, (argument,), alone=f"{name}[0]")
+    if letter == "x" and _is_dict(argument):
+        keys, values = tuple(argument), tuple(argument.values())
+        return Argument(name, letter, values, keys, several=True)
+    if _opens(argument):
+        return Argument(name, letter, tuple(argument), several=True)
+    return Argument(name, letter, (argument,), alone=name)
+
+
+def is_differentiable(value: Any) -> bool:
+    """Tell whether a value is of a kind that may stand among outputs and inputs."""
+    overrides = cast(Any, torch.overrides)
+    return overrides.is_tensor_like(value) or isinstance(value, GradientEdge)
+
+
+def form_of(output: Tensor | GradientEdge) -> Form | None:
+    """Return the shape, dtype and device that a gradient of `output` has.
+
+    Returns:
+        ``None`` where the shape is no tuple of numbers, a nested tensor's, and for an
+        edge in a torch that does not tell.
+    """
+    known: Any = output
+    if isinstance(output, GradientEdge):
+        # torch.autograd.grad itself reads the shape there; torch documents no way.
+        forms = getattr(output.node, "_input_metadata", None)
+        if forms is None:
+            return None
+        known = forms[output.output_nr]
+    is_nested = known.is_nested if known is output else known.is_nested_tensor
+    if is_nested:
+        return None
+    return Form(tuple(known.shape), known.dtype, known.device)
+
+
+def shape_of(value: Any) -> Shape | None:
+    """Return the shape of an entry; ``None`` for no tensor, or none in numbers."""
+    form = form_of(value) if isinstance(value, Tensor | GradientEdge) else None
+    return None if form is None else form.shape
+
+
+def _is_absent(argument: Any) -> bool:
+    return argument is None
+
+
+def _is_dict(argument: Any) -> bool:
+    return type(argument) is dict  # torch opens no subclass
+
+
+def _opens(argument: Any) -> bool:
+    """Tell whether an argument holds several things, each an entry of its own."""
+    if isinstance(argument, nn.Module) and not isinstance(argument, nn.ParameterList):
+        return False
+    if isinstance(argument, str | bytes | Mapping) or hasattr(argument, "__array__"):
+        return False
+    return isinstance(argument, Iterable)

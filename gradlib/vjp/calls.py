@@ -1,0 +1,101 @@
+"""The autograd calls that an error passed through, and what they were given."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from types import FrameType, TracebackType
+from typing import Any, cast
+
+from torch.autograd.graph import GradientEdge
+
+from gradlib.vjp.arguments import (
+    Argument,
+    Arguments,
+    read_argument,
+    read_arguments,
+    read_grad_outputs,
+)
+from gradlib.vjp.names import module_of
+
+_OPTIONS = (
+    "retain_graph",
+    "create_graph",
+    "allow_unused",
+    "is_grads_batched",
+    "materialize_grads",
+)
+
+
+def frames_of(error: BaseException) -> list[FrameType]:
+    """Return the frames an error passed through, the innermost first."""
+    return [step.tb_frame for step in _steps(error.__traceback__)][::-1]
+
+
+def innermost_call(frames: list[FrameType]) -> Arguments | None:
+    """Return what the innermost call of autograd was given; ``None`` where none was.
+
+    Args:
+        frames: The innermost first.
+    """
+    for i, frame in enumerate(frames):
+        if module_of(frame) == "torch.autograd":
+            if frame.f_code.co_name == "grad":
+                return _grad(frame.f_locals)
+            if frame.f_code.co_name == "backward":
+                caller = frames[i + 1] if i + 1 < len(frames) else frame
+                is_method = module_of(caller) == "torch._tensor"
+                return _backward(frame.f_locals, is_method=is_method)
+    return None
+
+
+def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _grad(given: dict[str, Any]) -> Arguments:
+    """Read the variables of torch.autograd.grad, which may have used up iterators."""
+    outputs, inputs = given["outputs"], given["inputs"]
+    if not isinstance(outputs, tuple):
+        outputs = given.get("t_outputs", outputs)  # the name in torch 2.4
+    if type(inputs) is not dict:
+        inputs = _alone(given.get("inputs_tuple", inputs))
+    options = {name: it for name in _OPTIONS if (it := given.get(name))}
+    vectors = given["grad_outputs"]
+    arguments = read_arguments(_alone(outputs), inputs, vectors, **options)
+    return replace(arguments, function="torch.autograd.grad")
+
+
+def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
+    """Read the variables of torch.autograd.backward."""
+    outputs = read_argument("tensors", "y", _alone(given["tensors"]))
+    vectors = read_grad_outputs("grad_tensors", given["grad_tensors"], outputs)
+    inputs = Argument("inputs", "x", (), several=True)
+    if given.get("inputs") is not None:
+        inputs = read_argument(
+            "inputs", "x", given.get("inputs_tuple", given["inputs"])
+        )
+    if is_method:
+        outputs = replace(outputs, name="the output", alone="the output")
+        vectors = replace(vectors, name="gradient", alone="gradient")
+    options = {name: it for name in _OPTIONS[:2] if (it := given.get(name))}
+    function = "backward" if is_method else "torch.autograd.backward"
+    return Arguments(outputs, inputs, vectors, options, function)
+
+
+def _alone(given: Any) -> Any:
+    """Return the one entry of a tuple: torch wraps a single tensor in one."""
+    if isinstance(given, tuple) and not isinstance(given, GradientEdge):
+        entries = cast(tuple[Any, ...], given)
+        return entries[0] if len(entries) == 1 else entries
+    return given
+
+
+def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
+    """Tell whether an error is of an autograd call that a hook or function made."""
+    call = innermost_call(frames_of(error))
+    if call is None:
+        return True
+    pairs = zip_longest(call.outputs.values, arguments.outputs.values)
+    return any(one is not other for one, other in pairs)

@@ -1,0 +1,372 @@
+"""The ways an autograd call goes wrong: one entry for each code.
+
+Messages take their rule from here, and pages and tests the programs.
+"""
+
+from dataclasses import dataclass
+from textwrap import dedent
+
+from gradlib import errors
+from gradlib.errors import GradlibError
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a code before any call is looked at.
+
+    Attributes:
+        error: The class that `gradlib.grad` raises.
+        title: The case in a few words.
+        cause: The rule that is broken, and why it is one, in one sentence.
+        wrong: A program that goes wrong that way, by ``torch.autograd.grad`` or
+            ``backward``.
+        right: The program as it was meant.
+        torch_refuses: Whether torch raises on `wrong` too; else it gives a result.
+    """
+
+    error: type[GradlibError]
+    title: str
+    cause: str
+    wrong: str
+    right: str
+    torch_refuses: bool = True
+
+    @property
+    def code(self) -> str:
+        """The code, as ``"GL101"``."""
+        return self.error.code
+
+    @property
+    def page(self) -> str:
+        """The page that explains the code."""
+        return f"docs/errors/{self.code}.md"
+
+
+def _case(
+    error: type[GradlibError],
+    title: str,
+    cause: str,
+    *,
+    wrong: str,
+    right: str,
+    torch_refuses: bool = True,
+) -> Case:
+    wrong, right = (dedent(program).lstrip() for program in (wrong, right))
+    return Case(error, title, cause, wrong, right, torch_refuses)
+
+
+_CASES = [
+    _case(
+        errors.NoGradOutputsError,
+        "No grad_outputs for an output of several entries",
+        "autograd sums the gradients of the output's entries, each times its "
+        "weight in v. Only a single entry has a weight unasked: one.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            y = torch.outer(x, x)
+            torch.autograd.grad(y, x)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            y = torch.outer(x, x)
+            v = torch.ones_like(y)
+            (gradient,) = torch.autograd.grad(y, x, v)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.GradOutputsShapeError,
+        "A grad_outputs of another shape than its output",
+        "v = dL/dy holds one weight for each entry of the output. So it has the "
+        "shape of the output, whatever the shape of the input, and it is not "
+        "broadcast.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            y = torch.outer(x, x)
+            torch.autograd.grad(y, x, torch.ones_like(x))
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            y = torch.outer(x, x)
+            (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.GradOutputsCountError,
+        "More or fewer grad_outputs than outputs",
+        "Each output has a v of its own, in the same order; the inputs have none.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            torch.autograd.grad(y, x, [torch.ones_like(y), torch.zeros_like(y)])
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            (gradient,) = torch.autograd.grad(y, x, [torch.ones_like(y)])
+            print(gradient)
+            """,
+        torch_refuses=False,
+    ),
+    _case(
+        errors.GradOutputsTypeError,
+        "A number or a list instead of a tensor",
+        "Each v is a tensor with the shape of its output, or None.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            loss = (x**2).sum()
+            torch.autograd.grad(loss, x, 0.5)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            loss = (x**2).sum()
+            (gradient,) = torch.autograd.grad(loss, x, torch.tensor(0.5))
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.GradOutputsDtypeError,
+        "Integers, booleans or complex numbers where floats belong",
+        "v is a gradient with respect to the output: floating-point, or complex "
+        "where the output is complex.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+            y = x**2
+            torch.autograd.grad(y, x, x > 0)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+            y = x**2
+            (gradient,) = torch.autograd.grad(y, x, (x > 0).to(y.dtype))
+            print(gradient)
+            """,
+        torch_refuses=False,
+    ),
+    _case(
+        errors.GradOutputsDeviceError,
+        "A grad_outputs on another device than its output",
+        "The backward pass begins with v, on the device of the output.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            v = torch.ones(3, device="meta")  # "meta" stands for any other device
+            torch.autograd.grad(y, x, v)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            v = torch.ones(3, device=y.device)
+            (gradient,) = torch.autograd.grad(y, x, v)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.GradsBatchedError,
+        "is_grads_batched and the first axis of grad_outputs disagree",
+        "With is_grads_batched=True the first axis of each v counts the vectors, "
+        "and the rest has the shape of the output. Without it there is no such "
+        "axis.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            torch.autograd.grad(y, x, torch.eye(3))
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            y = x**2
+            (jacobian,) = torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+            print(jacobian)
+            """,
+    ),
+    _case(
+        errors.OutputNeedsNoGradError,
+        "An output that does not require grad",
+        "Gradients flow back through the graph that was recorded while the output"
+        " was computed. An output that does not require grad has none.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            with torch.no_grad():
+                loss = (x**2).sum()
+            torch.autograd.grad(loss, x)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            loss = (x**2).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.UnusedInputError,
+        "An input that the outputs were not computed from",
+        "A gradient reaches only the very tensors that the outputs were computed "
+        "from. A slice, a view or a copy of one that is made later is a new "
+        "tensor.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+            loss = (x**2).sum()
+            torch.autograd.grad(loss, x[0])
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+            loss = (x**2).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient[0])
+            """,
+    ),
+    _case(
+        errors.InputNeedsNoGradError,
+        "An input that does not require grad",
+        "autograd records what is computed from tensors that require grad, so an "
+        "input has to require it before the output is computed.",
+        wrong="""
+            import torch
+
+            weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            x = torch.tensor([4.0, 5.0, 6.0])
+            loss = (weight * x).sum()
+            torch.autograd.grad(loss, x)
+            """,
+        right="""
+            import torch
+
+            weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            x = torch.tensor([4.0, 5.0, 6.0], requires_grad=True)
+            loss = (weight * x).sum()
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.FreedGraphError,
+        "A second backward pass through a graph that was freed",
+        "A backward pass frees the values that the graph kept for it, so a second"
+        " pass through the same part finds none.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            loss = (x**2).sum()
+            torch.autograd.grad(loss, x)
+            torch.autograd.grad(loss, x)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            loss = (x**2).sum()
+            torch.autograd.grad(loss, x, retain_graph=True)
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.ChangedInPlaceError,
+        "A tensor that was changed in place since",
+        "The backward pass uses values of the forward pass. One of them was "
+        "overwritten in between, and the gradient would be wrong.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            h = torch.exp(x)
+            loss = (h * h).sum()
+            h += 1
+            torch.autograd.grad(loss, x)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            h = torch.exp(x)
+            loss = (h * h).sum()
+            h = h + 1
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.SeveralLossesError,
+        "Several losses in one vector",
+        "A backward pass starts from one number. Several losses in one vector, as"
+        " DataParallel gathers one from each GPU, are made one first.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            losses = [(half**2).mean() for half in x.chunk(2)]
+            loss = torch.stack(losses)  # as DataParallel gathers one from each GPU
+            torch.autograd.grad(loss, x)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+            losses = [(half**2).mean() for half in x.chunk(2)]
+            loss = torch.stack(losses).mean()
+            (gradient,) = torch.autograd.grad(loss, x)
+            print(gradient)
+            """,
+    ),
+    _case(
+        errors.NotDifferentiableArgumentError,
+        "Outputs or inputs that are no tensors",
+        "Outputs are a tensor or a flat sequence of tensors, and so are inputs, "
+        "which may also be a dict of tensors.",
+        wrong="""
+            import torch
+
+            model = torch.nn.Linear(2, 1)
+            loss = model(torch.ones(3, 2)).sum()
+            torch.autograd.grad(loss, model)
+            """,
+        right="""
+            import torch
+
+            model = torch.nn.Linear(2, 1)
+            loss = model(torch.ones(3, 2)).sum()
+            gradients = torch.autograd.grad(loss, tuple(model.parameters()))
+            print([tuple(gradient.shape) for gradient in gradients])
+            """,
+    ),
+]
+
+CASES = {case.code: case for case in _CASES}
+"""Every case by its code."""

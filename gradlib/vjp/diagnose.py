@@ -1,0 +1,46 @@
+"""What is wrong with an autograd call, found before it runs."""
+
+from collections.abc import Sequence
+from types import FrameType
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.diagnosis import Diagnosis
+from gradlib.vjp.graph_checks import check_connected, check_requires_grad
+from gradlib.vjp.kind_checks import check_empty, check_kinds
+from gradlib.vjp.vector_checks import check_vectors
+from gradlib.vjp.vector_lists import check_count, check_vector_kinds
+
+
+def diagnose(
+    arguments: Arguments, *, frames: Sequence[FrameType] = ()
+) -> Diagnosis | None:
+    """Return what is wrong with a call; ``None`` where autograd can run it.
+
+    Nothing runs, and the graph stays as it is. A graph that was freed and a tensor that
+    was changed in place show only when the call runs: `explain_raised` is for those.
+
+    Args:
+        arguments: Of the call, as `read_arguments` gives them.
+        frames: Where to look for what the caller calls a tensor, the innermost first.
+    """
+    found = check_kinds(arguments)
+    if found is not None or _torch_knows_better(arguments):
+        return found
+    # The order is that of what each check takes for granted.
+    return (
+        check_empty(arguments)
+        or check_vector_kinds(arguments)
+        or check_count(arguments)
+        or check_requires_grad(arguments, frames)
+        or check_connected(arguments, frames)
+        or check_vectors(arguments, frames)
+    )
+
+
+def _torch_knows_better(arguments: Arguments) -> bool:
+    """Tell whether a class of its own, no tensor, takes part and answers for torch."""
+    values = (*arguments.outputs.values, *arguments.inputs.values)
+    return not all(isinstance(value, Tensor | GradientEdge) for value in values)

@@ -1,0 +1,82 @@
+"""`explain_vjp`: what a call of torch.autograd.grad computes, or why it cannot."""
+
+from typing import Any
+
+from gradlib.private import running_frame
+from gradlib.vjp.arguments import read_arguments
+from gradlib.vjp.calls import is_of_another
+from gradlib.vjp.diagnose import diagnose
+from gradlib.vjp.explanation import VJPExplanation, explained, refused
+from gradlib.vjp.product import multiply
+from gradlib.vjp.raised import explain_raised
+
+
+def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExplanation:
+    """Take a call of ``torch.autograd.grad`` apart: v, the Jacobian J, and vᵀJ.
+
+    The call is made, and the Jacobian is computed row by row, by one backward pass for
+    each entry of the outputs, up to 10,000 entries in 1,000 rows, all pairs of an
+    output and an input together. It is not computed for complex outputs.
+
+    The graph is retained, so it can be used again, and no ``.grad`` changes. Nothing
+    returned has a graph, as without ``create_graph``. Hooks of the graph run in each
+    pass, and a recording made meanwhile has them all.
+
+    Args:
+        outputs: One or several tensors, of any shapes, as ``torch.autograd.grad`` takes
+            them.
+        inputs: One or several tensors, or a dict of them, of any shapes.
+        grad_outputs: For each output its v, of the output's shape. ``None`` for an
+            output with one entry.
+
+    Returns:
+        The explanation, to print, to plot, or to ask. A bad call raises nothing: its
+        explanation says what is wrong, and what was probably meant.
+
+    Raises:
+        Exception: What hooks and custom backward functions raise, unchanged.
+
+    Example:
+        ```python
+        import torch
+
+        import gradlib
+
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        y = torch.outer(x, x)
+        explanation = gradlib.explain_vjp(y, x, torch.ones_like(y))
+
+        print(explanation)
+        #> The gradient of y.sum(): each entry is the sum of a column of J, not dy/dx.
+        #>      shape      what
+        #> y    [2, 2]     outputs
+        #> x    [2]        inputs
+        #> v    [2, 2]     grad_outputs: all ones
+        #> J    [2, 2, 2]  dy/dx
+        #> vᵀJ  [2]        einsum("jk,jki->i", v, J)
+        #> Computed twice, by einsum and by one call of autograd: the same.
+        #>
+        #> J, with v in front of its rows and vᵀJ below its columns
+        #>          v  x[0]  x[1]
+        #> y[0, 0]  1  2     0
+        #> y[0, 1]  1  2     1
+        #> y[1, 0]  1  2     1
+        #> y[1, 1]  1  0     4
+        #> vᵀJ         6     6
+        print(explanation.equation, explanation.jacobian.shape)
+        #> jk,jki->i torch.Size([2, 2, 2])
+        print(gradlib.explain_vjp(y, x, torch.ones_like(x)).code)
+        #> GL102
+        ```
+    """
+    frames = [running_frame(1)]
+    arguments = read_arguments(outputs, inputs, grad_outputs)
+    found = diagnose(arguments, frames=frames)
+    if found is None:
+        try:
+            return explained(multiply(arguments))
+        except RuntimeError as error:
+            found = explain_raised(error, arguments, frames=frames)
+            if found is None or is_of_another(error, arguments):
+                raise
+    return refused(found)

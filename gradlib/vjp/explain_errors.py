@@ -1,0 +1,91 @@
+"""Explanations as notes on the errors of autograd itself."""
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from gradlib.vjp.calls import frames_of, innermost_call
+from gradlib.vjp.cases import CASES
+from gradlib.vjp.diagnose import diagnose
+from gradlib.vjp.diagnosis import Diagnosis
+from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.wordings import code_of
+
+# What only the run itself can show: the arguments may be wrong as well.
+_ONLY_RAISED = ("GL111", "GL112")
+
+
+@contextmanager
+def explain_errors() -> Generator[None]:
+    """Add an explanation to errors of autograd, as a note below their message.
+
+    For code that calls torch itself: ``loss.backward()``, ``torch.autograd.grad``, or
+    anything that does. The note is what `grad` would say, with the same code, and the
+    names that the code gives to tensors. The error stays what it is, with its type,
+    message and traceback. It gets one note, however many blocks it leaves, and other
+    errors get none.
+
+    It is also a decorator: write ``@gradlib.explain_errors()`` above a function.
+
+    Raises:
+        Exception: What the block raises.
+
+    Example:
+        ```python
+        import torch
+
+        import gradlib
+
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        losses = x**2
+        try:
+            with gradlib.explain_errors():
+                losses.backward()
+        except RuntimeError as error:
+            message, note = str(error), error.__notes__[0]
+        print(message)
+        #> grad can be implicitly created only for scalar outputs
+        print(note)
+        #>
+        #> [GL101] The output (`losses`) has shape [3], and no gradient was given.
+        #>
+        #> autograd sums the gradients of the output's entries, each times its weight in
+        #> v. Only a single entry has a weight unasked: one.
+        #>
+        #> A loss is one number: take the mean() of its entries, or the sum(). Of
+        #> anything else, pass the weights v.
+        #>
+        #>     y.mean().backward()
+        #>
+        #> See docs/errors/GL101.md
+        ```
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_explained(error):
+            with suppress(Exception):  # an error must get through, explained or not
+                if (found := _explanation(error)) is not None:
+                    error.add_note(f"\n{found}")
+        raise
+
+
+def _is_explained(error: Exception) -> bool:
+    """Tell whether a block inside this one has explained the error."""
+    return any(note.startswith("\n[GL") for note in getattr(error, "__notes__", []))
+
+
+def _explanation(error: Exception) -> Diagnosis | None:
+    """Return what an error of autograd means; ``None`` for any other error."""
+    frames = frames_of(error)
+    arguments = innermost_call(frames)
+    code = code_of(str(error)) if isinstance(error, RuntimeError) else None
+    if arguments is not None and code not in _ONLY_RAISED:
+        # torch refuses some calls by accident, in the words of whatever fails first.
+        found = diagnose(arguments, frames=frames)
+        if found is not None and (found.code == code or _is_refused(found)):
+            return found
+    return explain_raised(error, arguments, frames=frames) if code else None
+
+
+def _is_refused(found: Diagnosis) -> bool:
+    return CASES[found.code].torch_refuses

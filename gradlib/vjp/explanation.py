@@ -1,0 +1,121 @@
+"""What `explain_vjp` returns: one call of torch.autograd.grad, taken apart."""
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gradlib.render import STYLE
+from gradlib.vjp.diagnosis import Diagnosis
+from gradlib.vjp.equation import equation
+from gradlib.vjp.picture import draw
+from gradlib.vjp.product import Jacobian, Product
+from gradlib.vjp.tables import tables
+from gradlib.vjp.words import headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class VJPExplanation:
+    """One call of ``torch.autograd.grad``, taken apart into v, J and vᵀJ.
+
+    What belongs to an input is a tuple where several inputs were given, and a dict
+    where a dict was. What belongs to a pair of an output and an input is a tuple where
+    several outputs were given, of one such entry for each.
+
+    Attributes:
+        ok: Whether autograd can make the call. Of one it cannot make there are only
+            `code` and `meaning`; the others are ``None`` or empty.
+        code: What is wrong with the call, as ``"GL101"``, or ``""``.
+        meaning: What the call computed, in words, or what is wrong with it.
+        result: For each input vᵀJ, of the input's shape, as autograd computed it.
+        jacobian: For each pair J = dy/dx, of shape ``(*out, *in)``. Without a graph,
+            as `result` is. ``None`` where `note` says why.
+        equation: For each pair what makes vᵀJ by ``torch.einsum(equation, v, J)``, as
+            ``"jk,jki->i"``; `result` is the sum of that over the outputs. ``None`` for
+            a complex output.
+        shapes: For each pair a dict of the shapes of ``"grad_output"``, ``"jacobian"``
+            and ``"result"``; ``None`` for a nested tensor.
+        by_einsum: For each input vᵀJ again, by `equation` from `jacobian`.
+        difference: The largest between `result` and `by_einsum`.
+        note: Why there is no `jacobian`, or ``""``.
+    """
+
+    ok: bool
+    code: str
+    meaning: str
+    result: Any = None
+    jacobian: Any = None
+    equation: Any = None
+    shapes: Any = None
+    by_einsum: Any = None
+    difference: float | None = None
+    note: str = ""
+    _product: Product | None = None
+
+    def __repr__(self) -> str:
+        """Say whether the call is a good one."""
+        return f"<VJPExplanation: {'ok' if self.ok else self.code}>"
+
+    def __str__(self) -> str:
+        """Return the explanation as text."""
+        if self._product is None:
+            return f"[{self.code}] {self.meaning}"
+        return "\n\n".join(table.text() for table in tables(self._product))
+
+    def _repr_html_(self) -> str:
+        if self._product is None:
+            return f'{STYLE}<div class="gradlib"><pre>{escape(str(self))}</pre></div>'
+        return "".join(table.html() for table in tables(self._product))
+
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draw v beside the rows of J, and vᵀJ below its columns.
+
+        Args:
+            ax: Where to draw; a new figure without it.
+
+        Returns:
+            The figure drawn on. Where there is no Jacobian, it says why.
+        """
+        what_is_wrong = self.meaning.split("\n\n")[0]
+        why_not = self.note or f"[{self.code}] {what_is_wrong}"
+        return draw(self._product, why_not, ax)
+
+
+def refused(diagnosis: Diagnosis) -> VJPExplanation:
+    """Explain a call that autograd cannot make."""
+    return VJPExplanation(ok=False, code=diagnosis.code, meaning=diagnosis.text)
+
+
+def explained(product: Product) -> VJPExplanation:
+    """Explain a call that was made."""
+    pairs = [[(v, result) for result in product.results] for v in product.v]
+    jacobian = product.jacobian
+    known = isinstance(jacobian, Jacobian)
+    return VJPExplanation(
+        ok=True,
+        code="",
+        meaning=headline(product),
+        result=product.by_input(product.results),
+        jacobian=product.by_pair(jacobian.blocks) if known else None,
+        equation=product.by_pair([[equation(v, it) for v, it in row] for row in pairs]),
+        shapes=product.by_pair([[_shapes(v, it) for v, it in row] for row in pairs]),
+        by_einsum=product.by_input(jacobian.contracted) if known else None,
+        difference=jacobian.difference if known else None,
+        note="" if known else jacobian,
+        _product=product,
+    )
+
+
+def _shapes(v: Tensor, result: Tensor) -> dict[str, tuple[int, ...]] | None:
+    if v.is_nested or result.is_nested:
+        return None  # their sizes are no numbers, or cannot be asked for at all
+    return {
+        "grad_output": tuple(v.shape),
+        "jacobian": (*v.shape, *result.shape),
+        "result": tuple(result.shape),
+    }

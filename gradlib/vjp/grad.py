@@ -1,0 +1,154 @@
+"""`torch.autograd.grad`, its arguments checked before the call."""
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradlib.private import running_frame
+from gradlib.vjp.arguments import read_arguments
+from gradlib.vjp.calls import is_of_another
+from gradlib.vjp.diagnose import diagnose
+from gradlib.vjp.raised import explain_raised
+
+Key = TypeVar("Key")
+Tensors: TypeAlias = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]
+Vectors: TypeAlias = Tensor | Iterable[Tensor | None] | None
+
+
+@overload
+def grad(
+    outputs: Tensors,
+    inputs: dict[Key, Tensor],
+    grad_outputs: Vectors = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> dict[Key, Tensor]: ...
+
+
+@overload
+def grad(
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Vectors = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor, ...]: ...
+
+
+def grad(
+    outputs: Tensors,
+    inputs: Tensors | dict[Any, Tensor],
+    grad_outputs: Vectors = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor, ...] | dict[Any, Tensor]:
+    """Compute gradients as ``torch.autograd.grad`` does, and explain a wrong call.
+
+    The result is that of ``torch.autograd.grad``, bit for bit. A wrong call raises
+    before the graph is used, so that the right one can follow; only a graph that was
+    freed, and a tensor that was changed in place, show when the gradients are computed.
+    What torch accepts by mistake is a wrong call too: a `grad_outputs` of integers or
+    booleans, and more of them than there are outputs.
+
+    Args:
+        outputs: One tensor or gradient edge, or several, of any shapes.
+        inputs: One tensor or gradient edge, several, or a dict of tensors: what to
+            differentiate by.
+        grad_outputs: v = dL/dy for each output, of the shape of that output; with
+            `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for a
+            one where the output is a single number.
+        retain_graph: Whether the graph can be used again; as `create_graph` says by
+            default.
+        create_graph: Whether the gradients can be differentiated themselves.
+        allow_unused: Whether an input may be unused, and its gradient ``None``; as
+            `materialize_grads` says by default.
+        is_grads_batched: Whether the first axis of each `grad_outputs` counts vectors.
+        materialize_grads: Whether an unused input gets zeros.
+
+    Returns:
+        For each input vᵀJ, summed over the outputs, of the input's shape; with
+        `is_grads_batched` of shape ``(vectors, *input)``. A tuple, or for a dict of
+        inputs a dict with its keys.
+
+    Raises:
+        GradOutputsError: `grad_outputs` does not fit the outputs. The class below it,
+            and the code, say in which way.
+        OutputNeedsNoGradError: An output does not require grad.
+        UnusedInputError: An input is not part of the graph.
+        InputNeedsNoGradError: An input does not require grad.
+        FreedGraphError: An earlier backward pass freed the graph.
+        ChangedInPlaceError: A tensor that is needed was changed in place.
+        NotDifferentiableArgumentError: `outputs` or `inputs` holds something else than
+            tensors, or nothing.
+
+    Example:
+        ```python
+        import torch
+
+        import gradlib
+
+        x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+        y = torch.outer(x, x)
+        try:
+            gradlib.grad(y, x, torch.ones_like(x))
+        except gradlib.GradOutputsError as error:
+            explanation = str(error)
+        print(explanation)
+        #> [GL102] grad_outputs[0] has shape [4], and outputs[0] (`y`) has [4, 4].
+        #>
+        #> v = dL/dy holds one weight for each entry of the output. So it has the shape
+        #> of the output, whatever the shape of the input, and it is not broadcast.
+        #>
+        #> Only broadcasting would make it fit. [4] is the shape of inputs[0]. Weights
+        #> of one give the gradient of the output's sum.
+        #>
+        #>     v = torch.ones_like(y)
+        #>     gradlib.grad(y, x, v)
+        #>
+        #> See docs/errors/GL102.md
+        print(gradlib.grad(y, x, torch.ones_like(y)))
+        #> (tensor([20., 20., 20., 20.]),)
+        ```
+    """
+    frames = [running_frame(1)]
+    arguments = read_arguments(
+        outputs,
+        inputs,
+        grad_outputs,
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        allow_unused=allow_unused,
+        is_grads_batched=is_grads_batched,
+        materialize_grads=materialize_grads,
+    )
+    found = diagnose(arguments, frames=frames)
+    if found is not None:
+        raise found.error()
+    try:
+        gradients = torch.autograd.grad(
+            arguments.outputs.values,
+            arguments.inputs.values,
+            arguments.grad_outputs.values,
+            **arguments.options,
+        )
+    except RuntimeError as error:
+        found = explain_raised(error, arguments, frames=frames)
+        if found is None or is_of_another(error, arguments):
+            raise
+        raise found.error() from error
+    return arguments.structured(gradients)

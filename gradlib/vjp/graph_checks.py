@@ -1,0 +1,228 @@
+"""Whether outputs and inputs are parts of one graph."""
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradlib.private import leaf_of
+from gradlib.vjp.arguments import Argument, Arguments
+from gradlib.vjp.connection import (
+    Graph,
+    Place,
+    graph_behind,
+    is_at,
+    place_of,
+    source_in,
+    unconnected,
+)
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis, recomputed
+from gradlib.vjp.names import called, name_of, named_tensors
+
+Frames = Sequence[FrameType]
+
+
+def check_requires_grad(arguments: Arguments, frames: Frames) -> Diagnosis | None:
+    """Find outputs, then inputs, that do not require grad."""
+    for i, output in enumerate(arguments.outputs.values):
+        if _needs_no_grad(output):
+            return _output_needs_no_grad(arguments, i, frames)
+    for i, given in enumerate(arguments.inputs.values):
+        if _needs_no_grad(given):
+            return _input_needs_no_grad(arguments, i, frames)
+    return None
+
+
+def check_connected(arguments: Arguments, frames: Frames) -> Diagnosis | None:
+    """Find an input that the outputs were not computed from, where that is wrong."""
+    outputs, inputs = arguments.outputs.values, arguments.inputs.values
+    candidates = range(len(inputs))
+    if arguments.accumulates:
+        return None
+    if arguments.allow_unused:
+        # torch cannot make zeros for a gradient edge, and says so too late.
+        if not arguments.materialize_grads:
+            return None
+        candidates = [i for i in candidates if isinstance(inputs[i], GradientEdge)]
+    missing = unconnected(outputs, [inputs[i] for i in candidates])
+    if not missing:
+        return None
+    graph = graph_behind(outputs)
+    for i in (candidates[position] for position in missing):
+        if place_of(inputs[i]) not in graph.places:
+            return _unused(arguments, i, graph, frames)
+    return None
+
+
+def _needs_no_grad(value: Any) -> bool:
+    return not isinstance(value, GradientEdge) and not value.requires_grad
+
+
+def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
+    outputs, inputs = arguments.outputs, arguments.inputs
+    output: Tensor = outputs.values[i]
+    place = called(outputs, i, frames)
+    lines = ["y = f(x)"]
+    tensors = [it for it in inputs.values if isinstance(it, Tensor)]
+    original = _original(output, frames)
+    if not _has_gradients(output):
+        what = f"{place} has dtype {_dtype(output)}, and only floats have gradients."
+        intent = (
+            "argmax, comparisons and casts to integers cut the graph. Compute the "
+            "output with operations on floats."
+        )
+    elif output.is_inference():
+        what = f"{place} was computed under torch.inference_mode()."
+        intent = "Compute it outside, from an input made outside, or from a clone."
+        lines = ["x = x.clone().requires_grad_()", *lines]
+    elif not torch.is_grad_enabled():
+        what = f"{place} does not require grad, and gradients are switched off here."
+        intent = "Compute it outside of torch.no_grad(), or switch gradients on for it."
+        lines = ["with torch.enable_grad():", "    y = f(x)"]
+    elif original:
+        what = f"{place} does not require grad: it is `{original}`, detached."
+        intent = f"Pass `{original}` itself."
+    elif tensors and not any(it.requires_grad for it in tensors):
+        what = f"{place} does not require grad, and neither does {inputs.places[0]}."
+        intent = "Let the input require grad, then compute the output from it."
+        lines = [f"{inputs.spelled[0]}.requires_grad_()", *lines]
+    else:
+        what = f"{place} does not require grad."
+        intent = (
+            "Something cut the graph before the output: torch.no_grad(), detach(), "
+            ".data, .item(), .numpy(), or torch.tensor(...) around a result. Or "
+            "requires_grad was set after the output was computed."
+        )
+    fix = recomputed(arguments, *lines)
+    return diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)
+
+
+def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
+    inputs = arguments.inputs
+    given: Tensor = inputs.values[i]
+    place, x = called(inputs, i, frames), inputs.spelled[i]
+    original = _original(given, frames)
+    what = f"{place} does not require grad."
+    lines = [f"{x}.requires_grad_()", "y = f(x)"]
+    if not _has_gradients(given):
+        what = f"{place} has dtype {_dtype(given)}, and only floats have gradients."
+        intent = "Leave indices and labels out. Make a float of what is a quantity."
+        lines = [f"{x} = {x}.to(torch.float32).requires_grad_()", "y = f(x)"]
+    elif given.is_inference():
+        what = f"{place} was made under torch.inference_mode()."
+        intent = "A clone that is made outside can require grad."
+        lines = [f"{x} = {x}.clone().requires_grad_()", "y = f(x)"]
+    elif original:
+        what = f"{place} does not require grad: it is `{original}`, detached."
+        intent = f"Pass `{original}` itself, from which the output was computed."
+    else:
+        intent = "Let it require grad, then compute the output from it."
+    fix = recomputed(arguments, *lines)
+    return diagnosis("GL110", inputs.places[i], what, intent=intent, fix=fix)
+
+
+def _swapped(outputs: Argument, given: Any, frames: Frames) -> str:
+    """Return the arguments of the call the other way round, by their own names.
+
+    In other fixes y is what the call took as outputs. Here that would be misread.
+    """
+    first, second = (
+        name_of(it, frames) if isinstance(it, Tensor) else ""
+        for it in (given, outputs.values[0])
+    )
+    return f"{first}, {second}" if first and second else "x, y"
+
+
+def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagnosis:
+    outputs, inputs = arguments.outputs, arguments.inputs
+    given = inputs.values[i]
+    place = called(inputs, i, frames)
+    what = f"{place} is not part of the graph of {outputs.name}."
+    source = source_in(graph, given)
+    if outputs.values and not unconnected([given], outputs.values):
+        intent = (
+            f"The two stand in the wrong order: {place} was computed from "
+            f"{called(outputs, 0, frames)}. The outputs come first."
+        )
+        fix = f"{arguments.function}({_swapped(outputs, given, frames)})"
+    elif source is not None:
+        origin, step = _name_at(source, frames), place_of(given)[0].name()
+        what += f" It was made (by {step}) from {origin}, which is."
+        intent = (
+            f"Differentiate by {origin} and take that part of its gradient, or make "
+            f"{inputs.places[i]} first and compute the output from it."
+        )
+        fix = recomputed(arguments, "y = f(x)")
+    elif (twin := _twin(graph, given)) is not None:
+        origin = _name_at(place_of(twin), frames)
+        what += f" It has the memory of {origin}, which is."
+        intent = f"Pass {origin} itself."
+        fix = recomputed(arguments, "y = f(x)")
+    elif arguments.materialize_grads:
+        intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
+        fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
+    else:
+        what += f" {_leaves(graph, frames)}"
+        intent = (
+            "Was its layer called, and the result used? If it is meant to be unused, "
+            "allow_unused gives None for it, and materialize_grads zeros."
+        )
+        fix = recomputed(arguments, allow_unused=True)
+    return diagnosis("GL109", inputs.places[i], what, intent=intent, fix=fix)
+
+
+def _name_at(place: Place, frames: Frames) -> str:
+    """Return what to call the tensor whose gradient comes in at a place."""
+    leaf = leaf_of(place[0])
+    for name, tensor in named_tensors(frames):
+        if is_at(tensor, place):
+            return f"`{name}`"
+    if leaf is not None:
+        return f"a leaf of shape {list(leaf.shape)}"
+    return f"an output of {place[0].name()}"
+
+
+def _leaves(graph: Graph, frames: Frames) -> str:
+    """Say which leaves a graph has."""
+    leaves = {id(leaf) for leaf in graph.leaves}
+    names: dict[int, str] = {}
+    for name, tensor in named_tensors(frames):
+        if id(tensor) in leaves:
+            names.setdefault(id(tensor), f"`{name}`")
+    if not names:
+        return ""
+    shown = [*names.values()][:4] + ["..."] * (len(names) > 4)
+    return f"It ends in {', '.join(shown)}."
+
+
+def _twin(graph: Graph, given: Tensor | GradientEdge) -> Tensor | None:
+    """Return a leaf of the graph that has the memory of the one that was given."""
+    if isinstance(given, GradientEdge):
+        return None
+    return next((it for it in graph.leaves if _same_memory(it, given)), None)
+
+
+def _original(tensor: Tensor, frames: Frames) -> str:
+    """Return the name of the tensor that `tensor` is a detached view of, or ``""``."""
+    for name, it in named_tensors(frames):
+        if it.requires_grad and _same_memory(it, tensor):
+            return name
+    return ""
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    try:
+        return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape
+    except RuntimeError:  # no memory of its own: sparse, or a stand-in
+        return False
+
+
+def _has_gradients(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

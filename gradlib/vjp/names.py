@@ -1,0 +1,80 @@
+"""What the code that is running calls a tensor."""
+
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gradlib.vjp.arguments import Argument
+
+_MOST = 100  # entries of a list or dict that are looked at
+_CALLERS = 8  # frames further out that are looked at
+
+
+def name_of(tensor: Tensor, frames: Iterable[FrameType]) -> str:
+    """Return the name of `tensor` in the innermost of `frames` that has one, or ``""``.
+
+    Args:
+        tensor: The very tensor; an equal one does not count.
+        frames: From the innermost out.
+    """
+    return next((name for name, it in named_tensors(frames) if it is tensor), "")
+
+
+def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
+    """Give the tensors that variables of `frames` hold, directly or one step down.
+
+    A step leads into a list, tuple or dict, and to the parameters and buffers of a
+    module. The variables of callers come later, and what torch's own code holds not at
+    all.
+    """
+    users = [
+        frame
+        for frame in _with_callers(list(frames))
+        if not f"{module_of(frame)}.".startswith("torch.")
+    ]
+    scopes = (it for frame in users for it in (frame.f_locals, frame.f_globals))
+    for scope in {id(it): it for it in scopes}.values():  # of a module once
+        for name, value in list(scope.items()):
+            for step, it in _steps(value):
+                if _is(it, Tensor) and not is_lazy(it):
+                    yield name + step, it
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs."""
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
+    """Return what to call an entry: ``"inputs[0] (`w`)"`` where `frames` name it."""
+    value = argument.values[i]
+    name = name_of(value, frames) if isinstance(value, Tensor) else ""
+    return f"{argument.places[i]} (`{name}`)" if name else argument.places[i]
+
+
+def _with_callers(frames: list[FrameType]) -> list[FrameType]:
+    for _ in range(_CALLERS):
+        if frames and (caller := frames[-1].f_back) is not None:
+            frames.append(caller)
+    return frames
+
+
+def _steps(value: Any) -> Iterator[tuple[str, Any]]:
+    """Give a value, and what is one step down from it, with the code of the step."""
+    yield "", value
+    if _is(value, nn.Module):
+        for named in (value.named_parameters(), value.named_buffers()):
+            yield from ((f".{name}", tensor) for name, tensor in named)
+    elif _is(value, list) or _is(value, tuple):
+        yield from ((f"[{i}]", entry) for i, entry in enumerate(value[:_MOST]))
+    elif _is(value, dict):
+        entries = list(value.items())[:_MOST]
+        yield from ((f"[{key!r}]", entry) for key, entry in entries)
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Ask of the type: isinstance() would wake an object that stands for another."""
+    return issubclass(type(value), kind)

@@ -1,0 +1,29 @@
+"""The figure of an explanation: from tensors to plain numbers, then drawn."""
+
+from typing import TYPE_CHECKING
+
+from gradlib import plot_matrix
+from gradlib.vjp.entries import entries_of
+from gradlib.vjp.product import Jacobian, Product
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
+    """Draw v, J and vᵀJ.
+
+    Args:
+        product: What to draw.
+        why_not: What to say where there is no Jacobian.
+        ax: Where to draw; a new figure without it.
+    """
+    if product is None or not isinstance(product.jacobian, Jacobian):
+        return plot_matrix.message(why_not, ax)
+    if any(it.is_complex() for it in product.results):
+        return plot_matrix.message("x is complex: its numbers have no colours.", ax)
+    entries = entries_of(product, product.jacobian)
+    return plot_matrix.weighted_rows(
+        entries.rows, entries.columns, entries.v, entries.blocks, entries.sums, ax
+    )

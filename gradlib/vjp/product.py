@@ -1,0 +1,285 @@
+"""One vector-Jacobian product, computed twice: by autograd, and from the rows of J."""
+
+import gc
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradlib.stats import wide
+from gradlib.values import keep
+from gradlib.vjp.arguments import Arguments, Form, form_of
+from gradlib.vjp.equation import equation
+
+ENTRIES = 10_000
+"""The most entries of a Jacobian that is computed, all pairs of tensors together."""
+
+ROWS = 1_000
+"""The most rows, all outputs together: each is a backward pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jacobian:
+    """J in blocks, one for each pair of an output and an input.
+
+    Attributes:
+        blocks: ``blocks[a][b]`` is dy[a]/dx[b], of shape ``(*out, *in)``; zero where
+            autograd knows no way from the one to the other.
+        connected: Whether it knows one, in the same order.
+        contracted: For each input vᵀJ by the einsum, summed over the outputs.
+        difference: The largest between that and what autograd returned.
+        rounding: What rounding may make of it.
+    """
+
+    blocks: list[list[Tensor]]
+    connected: list[list[bool]]
+    contracted: list[Tensor]
+    difference: float
+    rounding: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both ways give the same, up to rounding."""
+        return self.difference <= self.rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """What one call of ``torch.autograd.grad`` was given, and what it returned.
+
+    Attributes:
+        outputs: What the outputs are called: ``"y"``, or ``"y[0]"`` and so on.
+        inputs: What the inputs are called: ``"x"``, or ``'x["weight"]'``.
+        keys: The inputs' keys, where they are a dict.
+        vectors: What the vectors are called: ``"v"``, or ``"v[0]"``.
+        v: For each output its vector, of the output's shape and dtype.
+        results: For each input its gradient, of the input's shape.
+        jacobian: What lies between, or why that is not there.
+    """
+
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    keys: tuple[Any, ...] | None
+    vectors: tuple[str, ...]
+    v: list[Tensor]
+    results: list[Tensor]
+    jacobian: Jacobian | str
+
+    def by_output(self, values: Sequence[Any]) -> Any:
+        """Return what belongs to the outputs: of several a tuple."""
+        return values[0] if self.outputs == ("y",) else tuple(values)
+
+    def by_input(self, values: Sequence[Any]) -> Any:
+        """Return what belongs to the inputs: of several a tuple, or a dict."""
+        if self.keys is not None:
+            return dict(zip(self.keys, values, strict=True))
+        return values[0] if self.inputs == ("x",) else tuple(values)
+
+    def by_pair(self, values: Sequence[Sequence[Any]]) -> Any:
+        """Return what belongs to each pair: the inputs' structure in the outputs'."""
+        return self.by_output([self.by_input(row) for row in values])
+
+
+def multiply(arguments: Arguments) -> Product:
+    """Compute vᵀJ for good arguments, by autograd and by J.
+
+    The graph can be used again, and every ``.grad`` is what it was.
+
+    Raises:
+        RuntimeError: What autograd raises where the graph does not let it through.
+    """
+    outputs, inputs = arguments.outputs.values, arguments.inputs.values
+    given = arguments.grad_outputs.values
+    with _grads_kept():
+        found = torch.autograd.grad(outputs, inputs, given, retain_graph=True)
+        results = [keep(it) for it in found]
+        vectors = [_vector(v, form_of(y)) for v, y in zip(given, outputs, strict=True)]
+        jacobian = _why_not(vectors, results) or _jacobian(
+            outputs, inputs, vectors, results
+        )
+    return Product(
+        arguments.outputs.spelled,
+        arguments.inputs.spelled,
+        arguments.inputs.keys,
+        arguments.grad_outputs.spelled,
+        vectors,
+        results,
+        jacobian,
+    )
+
+
+@contextmanager
+def _grads_kept() -> Generator[None]:
+    """Undo what a backward pass adds to tensors that were told to retain_grad().
+
+    ``torch.autograd.grad`` adds to these too, though not to leaves, and the graph has
+    no way from a node to its tensor.
+    """
+    kinds = _with_subclasses(Tensor)
+    tensors: Iterator[Any] = (it for it in gc.get_objects() if type(it) in kinds)
+    kept = [(it, it.grad) for it in tensors if it.retains_grad]
+    try:
+        yield
+    finally:
+        for tensor, grad in kept:
+            tensor.grad = grad
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+
+
+def _vector(given: Tensor | None, form: Form | None) -> Tensor:
+    """Return v as autograd uses it."""
+    if given is None:
+        assert form is not None
+        return torch.ones(form.shape, dtype=form.dtype, device=form.device)
+    return keep(given) if form is None else keep(given).to(form.dtype)
+
+
+def _why_not(vectors: list[Tensor], results: list[Tensor]) -> str:
+    """Return why J is not computed, or ``""``."""
+    every = [*vectors, *results]
+    if any(it.is_nested for it in every) or any(
+        v.layout != torch.strided for v in vectors
+    ):
+        return "J is not computed: an output is sparse, or a tensor nested."
+    if any(it.is_meta for it in every):
+        return 'J is not computed: on the device "meta" there are no values.'
+    if any(it.is_complex() for it in vectors):
+        return (
+            "J is not computed: an output is complex, and its real and imaginary parts "
+            "have one row each. Explain torch.view_as_real(y) to see them."
+        )
+    if not all(equation(v, result) for v in vectors for result in results):
+        return "J is not computed: it would have more axes than einsum has letters."
+    rows, columns = (sum(it.numel() for it in part) for part in (vectors, results))
+    if rows * columns > ENTRIES:
+        size = rows * sum(it.numel() * it.itemsize for it in results)
+        return (
+            f"J is not computed: it would have {rows * columns:,} entries, "
+            f"{_bytes(size)}. The most is {ENTRIES:,} entries."
+        )
+    if rows > ROWS:
+        return (
+            f"J is not computed: it would have {rows:,} rows, and each is a backward "
+            f"pass. The most is {ROWS:,} rows."
+        )
+    return ""
+
+
+def _bytes(count: int) -> str:
+    power = min(int(math.log(count, 1000)), 4)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _jacobian(
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    vectors: list[Tensor],
+    results: list[Tensor],
+) -> Jacobian:
+    """Compute J by rows, and vᵀJ from it."""
+    rows = [
+        _blocks(y, v, inputs, results) for y, v in zip(outputs, vectors, strict=True)
+    ]
+    blocks = [[block for block, _ in row] for row in rows]
+    connected = [[reached for _, reached in row] for row in rows]
+    columns = list(zip(*blocks, strict=True))
+    contracted = list(map(partial(_contracted, vectors), columns, results))
+    return Jacobian(
+        blocks,
+        connected,
+        [ours.to(it.dtype) for ours, it in zip(contracted, results, strict=True)],
+        _largest(list(map(_apart, contracted, results))),
+        _rounding(vectors, columns, results),
+    )
+
+
+def _blocks(
+    output: Any, v: Tensor, inputs: Sequence[Any], results: list[Tensor]
+) -> list[tuple[Tensor, bool]]:
+    """Return dy/dx for one output and each input, and whether anything connects them.
+
+    One row after the other: with ``is_grads_batched`` the hooks of the graph would be
+    given tensors that cannot be used after the call.
+    """
+    rows: list[tuple[Tensor | None, ...]] = [
+        torch.autograd.grad(
+            output, inputs, _one_hot(v, i), retain_graph=True, allow_unused=True
+        )
+        for i in range(v.numel())
+    ]
+    blocks: list[tuple[Tensor, bool]] = []
+    for b, result in enumerate(results):
+        shape = (*v.shape, *result.shape)
+        block = torch.zeros(shape, dtype=result.dtype, device=result.device)
+        connected = not rows
+        for part, row in zip(block.view(len(rows), *result.shape), rows, strict=True):
+            gradient = row[b]
+            if gradient is not None:
+                part.copy_(_dense(gradient))
+                connected = True
+        blocks.append((block, connected))
+    return blocks
+
+
+def _one_hot(v: Tensor, i: int) -> Tensor:
+    """Return what picks row `i` of J, made like `v`."""
+    picked = torch.zeros(v.numel(), device=v.device)
+    picked[i] = 1
+    return picked.to(v.dtype).reshape(v.shape)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _contracted(
+    vectors: Sequence[Tensor], blocks: Sequence[Tensor], result: Tensor
+) -> Tensor:
+    """Return vᵀJ for the input that `result` is of: the einsums, summed."""
+    parts: list[Tensor] = []
+    for v, block in zip(vectors, blocks, strict=True):
+        block, v = wide(block), wide(v).to(block.device)
+        dtype = torch.promote_types(v.dtype, block.dtype)
+        terms = equation(v, result)
+        parts.append(torch.einsum(terms, v.to(dtype), block.to(dtype)))
+    return torch.stack(parts).sum(0)
+
+
+def _apart(ours: Tensor, result: Tensor) -> Tensor:
+    """Return how far two results are apart; where both are inf or NaN, not at all."""
+    theirs = wide(result)
+    alike = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    return (ours - theirs).masked_fill(alike, 0)
+
+
+def _rounding(
+    vectors: Sequence[Tensor],
+    columns: Sequence[Sequence[Tensor]],
+    results: list[Tensor],
+) -> float:
+    """Return how far rounding may drive the two results apart.
+
+    A sum is rounded in proportion to its terms, not to what is left of them.
+    """
+    weights = [v.abs() for v in vectors]
+    sizes = [
+        _contracted(weights, [block.abs() for block in column], result)
+        for column, result in zip(columns, results, strict=True)
+    ]
+    eps = max(torch.finfo(it.dtype).eps for it in (*vectors, *results))
+    finite = [it[it.isfinite()] for it in sizes], [it[it.isfinite()] for it in weights]
+    return math.sqrt(eps) * _largest(finite[0]) + eps * _largest(finite[1])
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Return the largest magnitude, NaN before all; 0 of nothing."""
+    sizes = [wide(it).abs().max().item() for it in tensors if it.numel()]
+    return max(sizes, key=lambda it: math.inf if math.isnan(it) else it, default=0.0)

@@ -1,0 +1,115 @@
+"""The tables that explain a product: its tensors, and its entries if they are few."""
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from gradlib.render import WIDTH, Table
+from gradlib.vjp.entries import Entries, entries_of
+from gradlib.vjp.equation import equation
+from gradlib.vjp.patterns import patterns_of
+from gradlib.vjp.product import Jacobian, Product
+from gradlib.vjp.weights import weights_in
+from gradlib.vjp.words import headline, remarks
+
+LISTED = 6  # tensors of a kind; of more, the others are counted
+SMALL = 20  # rows and columns of the table of numbers
+
+Line: TypeAlias = tuple[str, str, str]
+
+
+def tables(product: Product) -> Iterator[Table]:
+    """Give the tables of a product, the second only if it fits a terminal."""
+    jacobian = product.jacobian
+    lines = [line for part in _tensors(product) for line in _shortened(part)]
+    footer = (*remarks(product), *_check(jacobian))
+    yield Table(headline(product), ("", "shape", "what"), lines, footer)
+    sizes = (sum(it.numel() for it in part) for part in (product.v, product.results))
+    if isinstance(jacobian, Jacobian) and all(0 < size <= SMALL for size in sizes):
+        numbers = _numbers(entries_of(product, jacobian))
+        if all(len(line) <= WIDTH for line in numbers.text().splitlines()):
+            yield numbers
+
+
+def _tensors(product: Product) -> Iterator[list[Line]]:
+    """Give the lines for outputs, inputs, vectors, the blocks of J, and the results."""
+    ys, xs, vectors = product.outputs, product.inputs, product.vectors
+    outs, ins = list(map(_shape, product.v)), list(map(_shape, product.results))
+    weights = [f"grad_outputs: {weights_in(it)}" for it in product.v]
+    yield [(y, shape, "outputs") for y, shape in zip(ys, outs, strict=True)]
+    yield [(x, shape, "inputs") for x, shape in zip(xs, ins, strict=True)]
+    yield list(zip(vectors, outs, weights, strict=True))
+    yield [
+        (
+            f"J{y[1:]}{x[1:]}",
+            _shape(v, result),
+            f"d{y}/d{x}" + (f", {pattern.value}" if pattern.value else ""),
+        )
+        for y, v, row in zip(ys, product.v, patterns_of(product), strict=True)
+        for x, result, pattern in zip(xs, product.results, row, strict=True)
+    ]
+    more = " + ..." if ys[1:] else ""
+    v = product.v[0]
+    yield [
+        (
+            f"vᵀJ{x[1:]}",
+            shape,
+            f'einsum("{terms}", {vectors[0]}, J{ys[0][1:]}{x[1:]}){more}'
+            if (terms := equation(v, result))
+            else "",
+        )
+        for x, shape, result in zip(xs, ins, product.results, strict=True)
+    ]
+
+
+def _shape(*tensors: Tensor) -> str:
+    """Return the shape of tensors, one after the other."""
+    if any(it.is_nested for it in tensors):
+        return "nested"
+    return str([size for it in tensors for size in it.shape])
+
+
+def _shortened(lines: list[Line]) -> list[Line]:
+    more = len(lines) - LISTED
+    return [*lines[:LISTED], ("...", "", f"{more:,} more")] if more > 1 else lines
+
+
+def _numbers(entries: Entries) -> Table:
+    """Return J as a table, v in front of its rows and vᵀJ below its columns."""
+    columns = [name for part in entries.columns for name in part]
+    lines = [
+        (name, _number(v), *(_number(it) for block in row for it in block[i]))
+        for names, weights, row in zip(
+            entries.rows, entries.v, entries.blocks, strict=True
+        )
+        for i, (name, v) in enumerate(zip(names, weights, strict=True))
+    ]
+    sums = [_number(it) for part in entries.sums for it in part]
+    return Table(
+        "J, with v in front of its rows and vᵀJ below its columns",
+        ("", "v", *columns),
+        [*lines, ("vᵀJ", "", *sums)],
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value + 0.0:.4g}"  # no zero with a sign
+
+
+def _check(jacobian: Jacobian | str) -> Iterator[str]:
+    """Say whether both ways to vᵀJ agree."""
+    if isinstance(jacobian, str):
+        return
+    twice = "Computed twice, by einsum and by one call of autograd"
+    if not jacobian.difference:
+        yield f"{twice}: the same."
+    elif jacobian.agrees:
+        yield f"{twice}: the difference, up to {jacobian.difference:.2g}, is rounding."
+    else:
+        yield (
+            f"{twice}: THEY DIFFER, by up to {jacobian.difference:.2g}. A hook or a "
+            "custom backward does more than weigh rows, or is random; or the graph "
+            "rounds much, in a narrower dtype or where large numbers cancel. J is what "
+            "autograd returns for each one-hot v."
+        )

@@ -1,0 +1,66 @@
+"""Whether the first axis of grad_outputs counts vectors where it should."""
+
+from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
+from gradlib.vjp.diagnosis import Diagnosis, call, diagnosis
+
+_UNIT_VECTORS = "v = torch.eye(y.numel()).to(y).reshape(-1, *y.shape)"
+_ONE_EACH = "v = [torch.ones_like(each)[None] for each in y]"
+
+
+def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
+    """Find a vector with the batch axis and without is_grads_batched, or the reverse.
+
+    Args:
+        arguments: Of the call.
+        i: Which output and grad_outputs.
+        form: That of the output.
+    """
+    vectors, is_batched = arguments.grad_outputs, arguments.is_grads_batched
+    count = _count(shape_of(vectors.values[i]), form.shape)
+    if count if is_batched else count < 2:
+        return None
+    shapes = [shape_of(vector) for vector in vectors.values]
+    forms = [shape_of(output) for output in arguments.outputs.values]
+    what = (
+        f"{vectors.places[i]} has shape {list(shapes[i] or ())}, and "
+        f"{arguments.outputs.places[i]} has {list(form.shape)}."
+    )
+    if not is_batched:
+        of_an_input = shapes[i] in map(shape_of, arguments.inputs.values)
+        if of_an_input or set(map(_count, shapes, forms)) != {count}:
+            return None
+        intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
+        fix = call(arguments, is_grads_batched=True)
+    elif shapes == forms:
+        intent = "This is one vector: leave is_grads_batched out."
+        fix = call(arguments, is_grads_batched=None)
+    else:
+        if shapes[i] is None:
+            what = f"With is_grads_batched there is no {vectors.places[i]}."
+        line = _ONE_EACH if arguments.outputs.several else _UNIT_VECTORS
+        intent = "Unit vectors, one for each entry of an output, give its Jacobian."
+        fix = f"{line}\n{call(arguments, 'v')}"
+    return diagnosis("GL107", vectors.places[i], what, intent=intent, fix=fix)
+
+
+def _count(shape: Shape | None, wanted: Shape | None) -> int:
+    """Return how many vectors of a shape there are in one with an axis in front."""
+    return shape[0] if shape and shape[1:] == wanted else 0
+
+
+def check_batch_sizes(arguments: Arguments) -> Diagnosis | None:
+    """Find as many vectors for one output as for another, where they are counted."""
+    vectors = arguments.grad_outputs
+    sizes = [len(it) for it in vectors.values] if arguments.is_grads_batched else []
+    for i, size in enumerate(sizes):
+        if size != sizes[0]:
+            first, place = vectors.places[0], vectors.places[i]
+            return diagnosis(
+                "GL107",
+                place,
+                f"{place} holds {size} vectors, and {first} holds {sizes[0]}.",
+                intent="The first vectors of all outputs are taken together, then the "
+                "second ones: there have to be as many for each.",
+                fix=f"v = [each[:{min(sizes)}] for each in v]\n{call(arguments)}",
+            )
+    return None

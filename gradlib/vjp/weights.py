@@ -1,0 +1,95 @@
+"""What the entries of a v are: all ones, one-hot, and so on."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from gradlib.stats import wide
+
+DIGITS = 4  # of a factor
+
+
+class Kind(Enum):
+    """What the entries of a v are."""
+
+    UNKNOWN = auto()
+    ZEROS = auto()
+    SINGLE = auto()  # only one entry
+    MEAN = auto()  # one over the number of entries, everywhere
+    CONSTANT = auto()
+    ONE_HOT = auto()
+    MIXED = auto()
+    COMPLEX = auto()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The entries of one output's v.
+
+    Attributes:
+        kind: What they are.
+        factor: The one value besides 0, in few digits; ``""`` for 1.
+        exact: Whether that is the value itself.
+        index: Where the one entry of a one-hot v is.
+    """
+
+    kind: Kind
+    factor: str = ""
+    exact: bool = True
+    index: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Say what they are, as ``"one-hot at [0, 2]"``."""
+        match self.kind:
+            case Kind.SINGLE:
+                return self.factor or "1"
+            case Kind.CONSTANT | Kind.MEAN:
+                return f"all {self.factor}" if self.factor else "all ones"
+            case Kind.ONE_HOT:
+                value = f", {self.factor}" if self.factor else ""
+                return f"one-hot at {list(self.index)}{value}"
+            case kind:
+                return _WORDS[kind]
+
+
+_WORDS = {
+    Kind.UNKNOWN: "without values",
+    Kind.ZEROS: "all zeros",
+    Kind.MIXED: "a weight for each entry",
+    Kind.COMPLEX: "a complex weight for each entry",
+}
+
+
+def weights_in(v: Tensor) -> Weights:
+    """Look at the entries of `v`."""
+    if v.is_nested or v.is_meta:
+        return Weights(Kind.UNKNOWN)
+    values = wide(v)
+    places = values.nonzero()
+    if not len(places):
+        return Weights(Kind.ZEROS)
+    if v.is_complex():
+        return Weights(Kind.COMPLEX)
+    index = tuple(map(int, places[0]))
+    value = values[index].item()
+    factor, exact = _written(value, v.dtype)
+    if v.numel() == 1:
+        return Weights(Kind.SINGLE, factor, exact)
+    if len(places) == 1:
+        return Weights(Kind.ONE_HOT, factor, exact, index)
+    if (values != value).any():
+        return Weights(Kind.MIXED)
+    if value == torch.tensor(1 / v.numel(), dtype=v.dtype).item():
+        return Weights(Kind.MEAN, f"1/{v.numel()}")
+    return Weights(Kind.CONSTANT, factor, exact)
+
+
+def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:
+    """Return a number in few digits, ``""`` for 1, and whether it is the very one."""
+    if value == 1:
+        return "", True
+    texts = [f"{value:.{digits}g}" for digits in range(1, DIGITS + 1)]
+    exact = [it for it in texts if torch.tensor(float(it), dtype=dtype).item() == value]
+    return (min(exact, key=len), True) if exact else (texts[-1], False)

@@ -1,0 +1,178 @@
+"""Every code of a wrong autograd call has its page, and the page shows what it is.
+
+The programs of a page are those of its case, so that neither can be changed alone.
+"""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import gradlib
+from gradlib.vjp.cases import CASES, Case
+from gradlib.vjp.wordings import WORDINGS
+
+from .printing import without_printed
+from .snippets import ROOT
+
+INDEX = ROOT / "docs/errors/index.md"
+PAGES = {page.stem: page for page in INDEX.parent.glob("*.md") if page != INDEX}
+SECTIONS = [
+    "Wrong code",
+    "What gradlib says",
+    "The cause",
+    "Right code",
+    "How to spot it early",
+    "Where to go next",
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEWEST = max((it.last for it in WORDINGS), key=lambda it: [*map(int, it.split("."))])
+
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.code)
+
+
+def text_of(case: Case) -> str:
+    return (ROOT / case.page).read_text(encoding="utf-8")
+
+
+def section(case: Case, heading: str) -> str:
+    """Return what stands between a heading of the case's page and the next one."""
+    return text_of(case).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def first_block(case: Case, heading: str) -> str:
+    """Return the first block of a section, with what it prints."""
+    found = BLOCK.search(section(case, heading))
+    assert found, f"{case.page}: no block below {heading!r}"
+    return found[1]
+
+
+def by_gradlib(program: str) -> str:
+    """Return a program of torch.autograd.grad as one of gradlib.grad."""
+    program = program.replace("import torch\n", "import torch\n\nimport gradlib\n", 1)
+    return program.replace("torch.autograd.grad", "gradlib.grad")
+
+
+def in_try(program: str, error: str) -> str:
+    """Return a program whose last line raises as one that prints what is said."""
+    *lines, last = program.splitlines()
+    end = ["try:", f"    {last}", f"except {error} as error:", "    print(error)"]
+    return "\n".join([*lines, *end, ""])
+
+
+def printing(program: str) -> str:
+    """Return a program that prints what its last line gives."""
+    *lines, last = program.splitlines()
+    return "\n".join([*lines, f"print({last})", ""])
+
+
+def error_of(program: str) -> Exception | None:
+    """Run a program, and return what it raised."""
+    try:
+        exec(program, {})
+    except Exception as error:
+        return error
+    return None
+
+
+def printed_by(program: str) -> list[str]:
+    """Run a program, and return the lines it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(program, {})
+    return output.getvalue().splitlines()
+
+
+def shown_as_printed(block: str) -> list[str]:
+    """Return the lines that a block says it prints."""
+    return [line[1:] for line in re.findall(r"^ *#>(.*)$", block, re.MULTILINE)]
+
+
+def check(block: str, program: str) -> None:
+    """Hold a block against the program it shall be, and against what that prints."""
+    assert without_printed(block) == program
+    assert shown_as_printed(block) == printed_by(program)
+
+
+def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    errors = [it for it in vars(gradlib).values() if is_call_error(it)]
+    assert sorted(error.code for error in errors) == sorted(CASES)
+    assert sorted(PAGES) == sorted(CASES)
+    for case in CASES.values():
+        assert ROOT / case.page == PAGES[case.code]
+
+
+def is_call_error(it: Any) -> bool:
+    """Tell whether an exception is raised for a wrong call, and not for others only."""
+    if not isinstance(it, type) or not issubclass(it, gradlib.GradlibError):
+        return False
+    return it.code.startswith("GL1") and it is not gradlib.GradOutputsError
+
+
+@each_case
+def test_the_title_is_that_of_the_case(case: Case) -> None:
+    assert text_of(case).splitlines()[0] == f"# {case.code}: {case.title}"
+
+
+@each_case
+def test_every_page_has_the_same_sections(case: Case) -> None:
+    code_left_out = BLOCK.sub("", text_of(case))
+    assert re.findall(r"^##+ (.*)$", code_left_out, re.MULTILINE) == SECTIONS
+
+
+@each_case
+def test_the_wrong_code_is_that_of_the_case_and_goes_wrong(case: Case) -> None:
+    error = error_of(case.wrong)
+    assert (error is not None) == case.torch_refuses
+    program = in_try(case.wrong, type(error).__name__) if error else None
+    check(first_block(case, "Wrong code"), program or printing(case.wrong))
+
+
+@each_case
+def test_gradlib_says_the_code_of_the_page(case: Case) -> None:
+    error = error_of(by_gradlib(case.wrong))
+    assert type(error) is case.error
+    assert isinstance(error, gradlib.GradlibError)
+    assert error.code == case.code
+    assert str(error).endswith(f"See {case.page}")
+    program = in_try(by_gradlib(case.wrong), f"gradlib.{case.error.__name__}")
+    check(first_block(case, "What gradlib says"), program)
+
+
+@each_case
+def test_the_right_code_is_that_of_the_case_and_gives_its_value(case: Case) -> None:
+    block = first_block(case, "Right code")
+    check(block, case.right)
+    assert shown_as_printed(block), "it shows no value"
+    assert printed_by(by_gradlib(case.right)) == printed_by(case.right)
+
+
+@each_case
+def test_all_words_of_the_newest_torch_are_on_the_page(case: Case) -> None:
+    shown = shown_as_printed(section(case, "Wrong code"))
+    for wording in WORDINGS:
+        if (wording.code, wording.last) == (case.code, NEWEST):
+            assert any(re.match(wording.words, line) for line in shown), wording
+
+
+@each_case
+def test_a_page_leads_on_to_a_question_and_to_another_code(case: Case) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", section(case, "Where to go next"))
+    pages = [(INDEX.parent / link).resolve() for link in links]
+    assert {page.parent.name for page in pages} == {"questions", "errors"}
+    assert PAGES[case.code] not in pages
+
+
+def test_the_index_lists_every_page_by_its_title() -> None:
+    listed = re.findall(r"^- \[(.*)\]\((.*)\)$", INDEX.read_text(), re.MULTILINE)
+    titles = [(f"{it.code}: {it.title}", Path(it.page).name) for it in CASES.values()]
+    assert listed == titles
+
+
+def test_the_nav_has_every_page_in_the_order_of_the_codes() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    (pages,) = (part["Errors"] for part in nav if "Errors" in part)
+    assert pages == ["errors/index.md", *(f"errors/{code}.md" for code in CASES)]

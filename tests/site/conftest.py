@@ -1,0 +1,53 @@
+"""What the tests of the built site share: the site on a server, and a browser."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .browsing import Server, no_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = next(filter(None, map(shutil.which, names)), None)
+    if executable is None:
+        no_browser()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=executable,
+            args=[
+                "--no-sandbox",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh page: the theme remembers a chosen scheme between pages."""
+    page = browser.new_page(reduced_motion="reduce")
+    page.set_default_timeout(5000)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def site(built_site: Path) -> Iterator[Server]:
+    server = Server(built_site)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def small_site(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.close()

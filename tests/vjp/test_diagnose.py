@@ -1,0 +1,711 @@
+"""Every way an autograd call goes wrong is told, before the graph is used."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+import gradlib
+from gradlib.tree import tensors_in
+from gradlib.vjp.arguments import read_arguments
+from gradlib.vjp.cases import CASES
+from gradlib.vjp.diagnose import diagnose
+from gradlib.vjp.diagnosis import Diagnosis
+
+
+@dataclass
+class Call:
+    """A call: y, x and v as they are passed, and f, which computes y from x."""
+
+    y: Any
+    x: Any
+    v: Any = None
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    f: Callable[[Any], Any] = lambda x: sum((it**2).sum() for it in tensors_in(x))
+
+    def diagnosis(self) -> Diagnosis | None:
+        """Return what is wrong with it."""
+        return diagnose(read_arguments(self.y, self.x, self.v, **self.options))
+
+    def grad(self) -> Any:
+        """Make the call."""
+        return gradlib.grad(self.y, self.x, self.v, **self.options)
+
+
+def vector(*, requires_grad: bool = True) -> Tensor:
+    return torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=requires_grad)
+
+
+def ones(*shape: int, **options: Any) -> Tensor:
+    return torch.ones(shape, **options)
+
+
+def outer(v: Any = None, **options: Any) -> Call:
+    """A call for the outer product of x and x, of shape (4, 4)."""
+    x = vector()
+    return Call(torch.outer(x, x), x, v, options, lambda x: torch.outer(x, x))
+
+
+def square(v: Any = None, **options: Any) -> Call:
+    """A call for a single number."""
+    x = vector()
+    return Call((x**2).sum(), x, v, options)
+
+
+def two(v: Any = None, **options: Any) -> Call:
+    """A call for outputs of shapes (4, 4) and (4,)."""
+    x = vector()
+    return Call([torch.outer(x, x), x * 2], x, v, options)
+
+
+def complex_output(v: Any = None) -> Call:
+    x = vector()
+    return Call(x * 1j, x, v, {}, lambda x: x * 1j)
+
+
+def gathered(gather: Callable[[list[Tensor]], Tensor]) -> Call:
+    x = vector()
+    return Call(gather([x.sum(), x.mean()]), x)
+
+
+class Gather(torch.autograd.Function):
+    """Stands for the one of torch.nn.parallel, which wants several GPUs."""
+
+    @staticmethod
+    def forward(_: Any, *losses: Tensor) -> Tensor:
+        return torch.stack(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        del ctx
+        return tuple(gradients[0])
+
+
+def without_graph(compute: Callable[[Tensor], Tensor]) -> Call:
+    x = vector()
+    return Call(compute(x), x)
+
+
+def under(mode: Any) -> Call:
+    x = vector()
+    with mode:
+        return Call((x**2).sum(), x)
+
+
+def inference_input() -> Call:
+    w = vector()
+    with torch.inference_mode():
+        x = vector(requires_grad=False)
+    return Call((w**2).sum(), x)
+
+
+def of_another(change: Callable[[Tensor], Any], **options: Any) -> Call:
+    """A call for what was not computed from the input, but from a tensor it is of."""
+    w = vector()
+    return Call((w**2).sum(), change(w), None, options)
+
+
+def downstream() -> Call:
+    """Outputs and inputs the wrong way round."""
+    x = torch.tensor(3.0, requires_grad=True)
+    return Call(x, x**2, f=lambda x: x**2)
+
+
+def model_call(x: Callable[[nn.Module], Any]) -> Call:
+    model = nn.Linear(4, 1)
+    return Call(model(vector()).sum(), x(model), f=model)
+
+
+def split_sibling() -> Call:
+    """Two outputs of one operation: only the first was used."""
+    first, second = vector().split(2)
+    return Call((first**2).sum(), second)
+
+
+def edge_without_zeros() -> Call:
+    x = vector()
+    unused = get_gradient_edge(vector())
+    return Call((x**2).sum(), [x, unused], None, {"materialize_grads": True})
+
+
+def meta_output() -> Call:
+    x = ones(3, device="meta", requires_grad=True)
+    return Call(x, x, ones(3))
+
+
+def no_rows() -> Call:
+    x = vector()
+    return Call([torch.outer(x, x)], x, [ones(2, 8)], {"is_grads_batched": True})
+
+
+BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
+    # code, argument, and words of the message
+    "non-scalar": (outer, "GL101", "grad_outputs[0]", "[4, 4], and no grad_outputs"),
+    "None for the second": (
+        lambda: two([ones(4, 4), None]),
+        "GL101",
+        "grad_outputs[1]",
+        "outputs[1] has shape [4], and grad_outputs[1] is None",
+    ),
+    "None for all": (two, "GL101", "grad_outputs[0]", "no grad_outputs was given"),
+    "complex number": (
+        lambda: Call((c := complex_output()).y.sum(), c.x, f=lambda x: (x * 1j).sum()),
+        "GL101",
+        "grad_outputs[0]",
+        "outputs[0] is complex",
+    ),
+    "empty output": (
+        lambda: Call((x := vector())[:0], x, f=lambda x: x[:0]),
+        "GL101",
+        "grad_outputs[0]",
+        "has shape [0]",
+    ),
+    "a stack of vectors": (
+        lambda: Call(torch.stack([(x := vector()), x]), x),
+        "GL101",
+        "grad_outputs[0]",
+        "has shape [2, 4]",
+    ),
+    "shape of the input": (
+        lambda: outer(ones(4)),
+        "GL102",
+        "grad_outputs[0]",
+        "has shape [4], and outputs[0] has [4, 4] [4] is the shape of inputs[0]",
+    ),
+    "shape of a dict's input": (
+        lambda: Call((c := outer()).y, {"w": c.x}, ones(4)),
+        "GL102",
+        "grad_outputs[0]",
+        '[4] is the shape of inputs["w"]',
+    ),
+    "second, as torch reports least": (
+        lambda: two([ones(4, 4), ones(4, 4)]),
+        "GL102",
+        "grad_outputs[1]",
+        "has [4]. [4, 4] is the shape of outputs[0]",
+    ),
+    "second, of no size that fits": (
+        lambda: two([ones(4, 4), ones(3)]),
+        "GL102",
+        "grad_outputs[1]",
+        "has shape [3], and outputs[1] has [4] Weights of one",
+    ),
+    "third": (
+        lambda: Call(
+            [*(c := two()).y, c.x.sum()],
+            c.x,
+            [ones(4, 4), ones(4), ones(1)],
+        ),
+        "GL102",
+        "grad_outputs[2]",
+        "has shape [1], and outputs[2] has [] right number of entries",
+    ),
+    "exchanged": (
+        lambda: two([ones(4), ones(4, 4)]),
+        "GL102",
+        "grad_outputs[0]",
+        "It fits outputs[1]",
+    ),
+    "a number": (
+        lambda: outer(ones()),
+        "GL102",
+        "grad_outputs[0]",
+        "Only broadcasting this weight for every entry",
+    ),
+    "a row": (
+        lambda: outer(ones(1, 4)),
+        "GL102",
+        "grad_outputs[0]",
+        "Only broadcasting these weights, repeated",
+    ),
+    "transposed": (
+        lambda: Call(
+            (c := outer()).y[:, :3], c.x, ones(3, 4), {}, lambda _: outer().y[:, :3]
+        ),
+        "GL102",
+        "grad_outputs[0]",
+        "It is transposed",
+    ),
+    "flat": (
+        lambda: outer(ones(16)),
+        "GL102",
+        "grad_outputs[0]",
+        "right number of entries",
+    ),
+    "one for each sample": (
+        lambda: Call((x := ones(3, 5, requires_grad=True)) ** 2, x, ones(3)),
+        "GL102",
+        "grad_outputs[0]",
+        "one weight for each [:, :]",
+    ),
+    "shape of the input that looks like a batch": (
+        lambda: Call(
+            (x := ones(4, 3, requires_grad=True)).sum(0),
+            x,
+            ones(4, 3),
+            {},
+            lambda x: x.sum(0),
+        ),
+        "GL102",
+        "grad_outputs[0]",
+        "[4, 3] is the shape of inputs[0]",
+    ),
+    "single tensor for two outputs": (
+        lambda: two(ones(4, 4)),
+        "GL103",
+        "grad_outputs",
+        "grad_outputs is one tensor, and outputs has 2 entries",
+    ),
+    "too few": (
+        lambda: two([ones(4, 4)]),
+        "GL103",
+        "grad_outputs",
+        "grad_outputs has 1 entry, and outputs has 2 entries",
+    ),
+    "none of them": (
+        lambda: square([]),
+        "GL103",
+        "grad_outputs",
+        "grad_outputs has 0 entries, and outputs is one tensor",
+    ),
+    "too many": (
+        lambda: two([ones(4, 4), ones(4), ones(4)]),
+        "GL103",
+        "grad_outputs",
+        "3 entries, and outputs has 2 entries torch drops",
+    ),
+    "rows of a batch": (
+        lambda: outer([ones(4, 4), ones(4, 4)]),
+        "GL103",
+        "grad_outputs",
+        "a result for each, as is_grads_batched gives it",
+    ),
+    "float": (lambda: square(1.5), "GL104", "grad_outputs", "is of type float"),
+    "float for two": (lambda: two(1.5), "GL104", "grad_outputs", "weights of its own"),
+    "float in a list": (
+        lambda: square([0.5]),
+        "GL104",
+        "grad_outputs[0]",
+        "grad_outputs[0] is of type float",
+    ),
+    "int for the second": (
+        lambda: two([ones(4, 4), 2]),
+        "GL104",
+        "grad_outputs[1]",
+        "grad_outputs[1] is of type int",
+    ),
+    "list of numbers": (
+        lambda: outer([[1.0, 0.0, 0.0, 0.0]] * 4),
+        "GL104",
+        "grad_outputs",
+        "is a list of numbers",
+    ),
+    "array": (
+        lambda: outer(ones(4, 4).numpy()),
+        "GL104",
+        "grad_outputs",
+        "is of type ndarray",
+    ),
+    "list for the second": (
+        lambda: two([ones(4, 4), [1, 2, 3, 4]]),
+        "GL104",
+        "grad_outputs[1]",
+        "is of type list, not a tensor",
+    ),
+    "float too many": (
+        lambda: square([ones(), 2.0]),
+        "GL103",
+        "grad_outputs",
+        "grad_outputs has 2 entries, and outputs is one tensor",
+    ),
+    "dict": (
+        lambda: outer({"y": ones(4, 4)}),
+        "GL104",
+        "grad_outputs",
+        "grad_outputs is of type dict",
+    ),
+    "integers": (
+        lambda: outer(ones(4, 4, dtype=torch.int64)),
+        "GL105",
+        "grad_outputs[0]",
+        "is int64, and outputs[0] is float32",
+    ),
+    "booleans, second": (
+        lambda: two([ones(4, 4), ones(4, dtype=torch.bool)]),
+        "GL105",
+        "grad_outputs[1]",
+        "is bool, and outputs[1] is float32",
+    ),
+    "a single integer": (
+        lambda: square(torch.tensor(1)),
+        "GL105",
+        "grad_outputs[0]",
+        "is int64",
+    ),
+    "complex for a float": (
+        lambda: outer(ones(4, 4, dtype=torch.complex64)),
+        "GL105",
+        "grad_outputs[0]",
+        "is complex64, and outputs[0] is float32",
+    ),
+    "float for complex": (
+        lambda: complex_output(ones(4)),
+        "GL105",
+        "grad_outputs[0]",
+        "is float32, and outputs[0] is complex64",
+    ),
+    "integers of a batch": (
+        lambda: outer(ones(2, 4, 4, dtype=torch.int32), is_grads_batched=True),
+        "GL105",
+        "grad_outputs[0]",
+        "is int32",
+    ),
+    "meta": (
+        lambda: outer(ones(4, 4, device="meta")),
+        "GL106",
+        "grad_outputs[0]",
+        "is on meta, and outputs[0] is on cpu",
+    ),
+    "a single meta number": (
+        lambda: square(ones(device="meta")),
+        "GL106",
+        "grad_outputs[0]",
+        "is on meta",
+    ),
+    "output on meta": (
+        meta_output,
+        "GL106",
+        "grad_outputs[0]",
+        "is on cpu, and outputs[0] is on meta",
+    ),
+    "no batch axis": (
+        lambda: outer(ones(4, 4), is_grads_batched=True),
+        "GL107",
+        "grad_outputs[0]",
+        "This is one vector",
+    ),
+    "batch axis unasked": (
+        lambda: outer(ones(2, 4, 4)),
+        "GL107",
+        "grad_outputs[0]",
+        "has shape [2, 4, 4], and outputs[0] has [4, 4] each of 2 vectors",
+    ),
+    "batched, another shape": (
+        lambda: outer(ones(2, 8), is_grads_batched=True),
+        "GL107",
+        "grad_outputs[0]",
+        "[2, 8], and outputs[0] has [4, 4] its Jacobian",
+    ),
+    "batched, another shape in a list": (
+        no_rows,
+        "GL107",
+        "grad_outputs[0]",
+        "[2, 8], and outputs[0] has [4, 4]",
+    ),
+    "batched, a number": (
+        lambda: square(ones(), is_grads_batched=True),
+        "GL107",
+        "grad_outputs[0]",
+        "has shape [], and outputs[0] has []",
+    ),
+    "batch of none": (
+        lambda: outer(ones(0, 4, 4), is_grads_batched=True),
+        "GL107",
+        "grad_outputs[0]",
+        "has shape [0, 4, 4]",
+    ),
+    "batched without": (
+        lambda: square(is_grads_batched=True),
+        "GL107",
+        "grad_outputs[0]",
+        "With is_grads_batched there is no grad_outputs[0]",
+    ),
+    "one of two batched": (
+        lambda: two([ones(2, 4, 4), ones(4)], is_grads_batched=True),
+        "GL107",
+        "grad_outputs[1]",
+        "has shape [4], and outputs[1] has [4]",
+    ),
+    "batches of two sizes": (
+        lambda: two([ones(2, 4, 4), ones(3, 4)], is_grads_batched=True),
+        "GL107",
+        "grad_outputs[1]",
+        "holds 3 vectors, and grad_outputs[0] holds 2",
+    ),
+    "detached": (
+        lambda: without_graph(lambda x: (x**2).sum().detach()),
+        "GL108",
+        "outputs[0]",
+        "outputs[0] does not require grad Something cut the graph",
+    ),
+    "second is detached, and None does not help": (
+        lambda: Call(
+            [(c := square()).y, c.y.detach()],
+            c.x,
+            [None, None],
+            f=lambda x: [x.sum(), x.mean()],
+        ),
+        "GL108",
+        "outputs[1]",
+        "outputs[1] does not require grad",
+    ),
+    "no_grad": (lambda: under(torch.no_grad()), "GL108", "outputs[0]", "no_grad"),
+    "inference mode": (
+        lambda: under(torch.inference_mode()),
+        "GL108",
+        "outputs[0]",
+        "was computed under torch.inference_mode()",
+    ),
+    "integer output": (
+        lambda: without_graph(lambda x: x.argmax()),
+        "GL108",
+        "outputs[0]",
+        "has dtype int64, and only floats have gradients",
+    ),
+    "nothing requires grad": (
+        lambda: Call((x := vector(requires_grad=False)).sum(), x),
+        "GL108",
+        "outputs[0]",
+        "and neither does inputs[0]",
+    ),
+    "slice": (
+        lambda: of_another(lambda w: w[:2]),
+        "GL109",
+        "inputs[0]",
+        "It was made (by SliceBackward0) from a leaf of shape [4], which is",
+    ),
+    "slice of a slice in a dict": (
+        lambda: of_another(lambda w: {"w": w, "part": w[:2][1:]}),
+        "GL109",
+        'inputs["part"]',
+        'inputs["part"] is not part of the graph It was made',
+    ),
+    "copy by to()": (
+        lambda: of_another(lambda w: w.to(torch.float64)),
+        "GL109",
+        "inputs[0]",
+        "(by ToCopyBackward0)",
+    ),
+    "detached twin": (
+        lambda: of_another(lambda w: w.detach().requires_grad_()),
+        "GL109",
+        "inputs[0]",
+        "has the memory of a leaf of shape [4], which is",
+    ),
+    "unused": (
+        lambda: of_another(lambda w: [w, vector()]),
+        "GL109",
+        "inputs[1]",
+        "is not part of the graph of outputs Was its layer called",
+    ),
+    "the other part of a split": (
+        split_sibling,
+        "GL109",
+        "inputs[0]",
+        "is not part of the graph",
+    ),
+    "wrong way round": (
+        downstream,
+        "GL109",
+        "inputs[0]",
+        "stand in the wrong order: inputs[0] was computed from outputs[0]",
+    ),
+    "unused edge, which cannot be zeros": (
+        edge_without_zeros,
+        "GL109",
+        "inputs[1]",
+        "inputs[1] is not part of the graph torch makes no zeros",
+    ),
+    "input without grad": (
+        lambda: of_another(lambda _: vector(requires_grad=False)),
+        "GL110",
+        "inputs[0]",
+        "inputs[0] does not require grad",
+    ),
+    "input without grad, allowed to be unused": (
+        lambda: of_another(lambda w: [w, w.detach() * 2], allow_unused=True),
+        "GL110",
+        "inputs[1]",
+        "inputs[1] does not require grad",
+    ),
+    "integer input": (
+        lambda: of_another(lambda w: w.long()),
+        "GL110",
+        "inputs[0]",
+        "has dtype int64",
+    ),
+    "input made in inference mode": (
+        inference_input,
+        "GL110",
+        "inputs[0]",
+        "was made under torch.inference_mode()",
+    ),
+    "stack": (
+        lambda: gathered(torch.stack),
+        "GL113",
+        "grad_outputs[0]",
+        "has shape [2], and no grad_outputs put together from single numbers",
+    ),
+    "cat": (
+        lambda: gathered(lambda it: torch.cat([loss[None] for loss in it])),
+        "GL113",
+        "grad_outputs[0]",
+        "has shape [2]",
+    ),
+    "DataParallel": (
+        lambda: gathered(lambda it: Gather.apply(*it)),
+        "GL113",
+        "grad_outputs[0]",
+        "several GPUs",
+    ),
+    "number as output": (
+        lambda: Call(3.0, vector()),
+        "GL114",
+        "outputs",
+        "outputs is of type float .item()",
+    ),
+    "no output": (
+        lambda: Call(None, vector()),
+        "GL114",
+        "outputs",
+        "outputs is None Does the function that computes it lack a return",
+    ),
+    "nested outputs": (
+        lambda: Call([(c := outer()).y.sum(), [c.y.mean()]], c.x),
+        "GL114",
+        "outputs[1]",
+        "outputs[1] is of type list Nested outputs are passed flat",
+    ),
+    "dict of outputs": (
+        lambda: Call({"y": (c := square()).y}, c.x),
+        "GL114",
+        "outputs",
+        "outputs is of type dict",
+    ),
+    "module as output": (
+        lambda: Call((m := nn.Linear(4, 1)), ones(4, requires_grad=True), f=m),
+        "GL114",
+        "outputs",
+        "outputs is of type Linear The output is what the module returns",
+    ),
+    "no outputs": (
+        lambda: Call([], vector()),
+        "GL114",
+        "outputs",
+        "outputs is empty",
+    ),
+    "module as input": (
+        lambda: model_call(lambda model: model),
+        "GL114",
+        "inputs",
+        "inputs is of type Linear those of its parameters",
+    ),
+    "modules as inputs": (
+        lambda: model_call(lambda model: [model]),
+        "GL114",
+        "inputs[0]",
+        "inputs[0] is of type Linear",
+    ),
+    "another mapping": (
+        lambda: model_call(lambda model: nn.ParameterDict(model.named_parameters())),
+        "GL114",
+        "inputs",
+        "inputs is of type ParameterDict",
+    ),
+    "ordered dict": (
+        lambda: model_call(lambda model: model.state_dict(keep_vars=True)),
+        "GL114",
+        "inputs",
+        "inputs is of type OrderedDict",
+    ),
+    "None among inputs": (
+        lambda: of_another(lambda w: [w, None]),
+        "GL114",
+        "inputs[1]",
+        "inputs[1] is None Pass the very tensors",
+    ),
+    "None as input": (
+        lambda: model_call(lambda _: None),
+        "GL114",
+        "inputs",
+        "inputs is None",
+    ),
+    "number as input": (
+        lambda: of_another(lambda _: 2.0),
+        "GL114",
+        "inputs",
+        "inputs is of type float",
+    ),
+    "nested inputs": (
+        lambda: of_another(lambda w: [[w]]),
+        "GL114",
+        "inputs[0]",
+        "Nested inputs are passed flat",
+    ),
+    "iterator that was used": (
+        lambda: model_call(lambda _: iter(())),
+        "GL114",
+        "inputs",
+        "inputs is empty An iterator",
+    ),
+}
+
+
+@pytest.fixture(params=BAD.values(), ids=list(BAD))
+def bad(request: pytest.FixtureRequest) -> tuple[Call, str, str, str]:
+    """A bad call, its code, the argument at fault, and words of the message."""
+    build, *expected = request.param
+    return build(), *expected
+
+
+def test_the_code_and_the_argument(bad: tuple[Call, str, str, str]) -> None:
+    call, code, argument, _ = bad
+    found = call.diagnosis()
+    assert found is not None
+    assert (found.code, found.argument) == (code, argument)
+
+
+def test_the_words(bad: tuple[Call, str, str, str]) -> None:
+    call, code, _, words = bad
+    found = call.diagnosis()
+    assert found is not None
+    text = re.sub(r"\s+", " ", f"{found.what} {found.intent}")
+    place = 0
+    for word in words.split():
+        place = text.find(word, place)
+        assert place >= 0, f"{word!r} is not in {text!r}, or too early"
+    assert found.why == CASES[code].cause
+    assert str(found).startswith(f"[{code}] ")
+    assert str(found).endswith(f"\n\nSee docs/errors/{code}.md")
+
+
+def test_lines_fit_a_terminal(bad: tuple[Call, str, str, str]) -> None:
+    lines = str(bad[0].diagnosis()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "" in lines[1:-2]  # before the code
+
+
+def test_the_fix_runs_as_printed(bad: tuple[Call, str, str, str]) -> None:
+    call = bad[0]
+    found = call.diagnosis()
+    assert found is not None
+    assert 1 <= len(found.fix.splitlines()) <= 4
+    if call.v is None and "v = " not in found.fix:
+        assert "v" not in re.findall(r"\w+", found.fix)
+    names = {"y": call.y, "x": call.x, "v": call.v, "f": call.f}
+    exec(found.fix, names | {"torch": torch, "gradlib": gradlib})
+
+
+def test_grad_raises_it(bad: tuple[Call, str, str, str]) -> None:
+    call, code, _, _ = bad
+    with pytest.raises(RuntimeError) as caught:
+        call.grad()
+    assert isinstance(caught.value, gradlib.GradlibError)
+    assert type(caught.value) is CASES[code].error
+    assert caught.value.code == code
+    assert caught.value.__cause__ is None  # torch was not asked

@@ -1,0 +1,393 @@
+"""`explain_errors` adds one note to errors of autograd, and touches no other."""
+
+import json
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.vjp.cases import CASES, Case
+from gradlib.vjp.wordings import WORDINGS, code_of
+
+RECORDED: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("wordings.json").read_text()
+)
+
+
+def notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def note_of(fail: Callable[[], object]) -> str:
+    """Run what fails, and return the one note that its error got."""
+    with pytest.raises(Exception) as caught, gradlib.explain_errors():  # noqa: PT011
+        fail()
+    (note,) = notes(caught.value)
+    return note
+
+
+def vector() -> Tensor:
+    return torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+
+refused = [case for case in CASES.values() if case.torch_refuses]
+
+
+@pytest.mark.parametrize("case", refused, ids=[case.code for case in refused])
+def test_the_wrong_program_gets_its_code(case: Case) -> None:
+    note = note_of(lambda: exec(case.wrong, {}))
+    assert note.startswith(f"\n[{case.code}] ")
+    assert case.page in note
+    assert "gradlib.grad" not in note  # the code is torch's, as the program is
+
+
+def test_what_torch_does_not_refuse_is_known() -> None:
+    accepted = {case.code: case for case in CASES.values() if not case.torch_refuses}
+    assert sorted(accepted) == ["GL103", "GL105"]
+    for case in accepted.values():
+        with gradlib.explain_errors():
+            exec(case.wrong, {})
+
+
+@pytest.mark.parametrize("code", ["GL101", "GL108", "GL111", "GL112", "GL113"])
+def test_backward_gets_the_same_code(code: str) -> None:
+    program = re.sub(
+        r"torch\.autograd\.grad\((\w+), x\)", r"\1.backward()", CASES[code].wrong
+    )
+    assert "backward()" in program
+    note = note_of(lambda: exec(program, {}))
+    assert note.startswith(f"\n[{code}] ")
+    assert "y.backward(" in note or "y.mean().backward(" in note
+
+
+def test_the_note_is_what_grad_says() -> None:
+    x = vector()
+    y = torch.outer(x, x)
+    note = note_of(lambda: torch.autograd.grad(y, x, torch.ones(3)))
+    with pytest.raises(gradlib.GradOutputsShapeError) as caught:
+        gradlib.grad(y, x, torch.ones(3))
+    assert note.strip() == str(caught.value).replace(
+        "gradlib.grad", "torch.autograd.grad"
+    )
+
+
+def test_type_message_and_traceback_stay() -> None:
+    x = vector()
+
+    def fail() -> None:
+        (x * 2).backward()
+
+    with pytest.raises(RuntimeError) as bare:
+        fail()
+    with pytest.raises(RuntimeError) as explained, gradlib.explain_errors():
+        fail()
+    assert type(explained.value) is type(bare.value)
+    assert explained.value.args == bare.value.args
+    lines, others = (
+        [(it.filename, it.name) for it in traceback.extract_tb(error.tb)]
+        for error in (explained, bare)
+    )
+    assert lines == others
+    assert explained.value.__cause__ is explained.value.__context__ is None
+
+
+def test_one_note_however_deeply_nested() -> None:
+    x = vector()
+
+    @gradlib.explain_errors()
+    def fail() -> None:
+        with gradlib.explain_errors(), gradlib.explain_errors():
+            (x * 2).backward()
+
+    assert "[GL101]" in note_of(fail)
+
+
+def test_it_decorates_a_function() -> None:
+    @gradlib.explain_errors()
+    def add(one: int, *, other: int) -> int:
+        return one + other
+
+    assert add(1, other=2) == 3
+
+
+def test_notes_of_others_stay() -> None:
+    error = RuntimeError("grad can be implicitly created only for scalar outputs")
+    error.add_note("mine")
+    with pytest.raises(RuntimeError), gradlib.explain_errors():
+        raise error
+    first, second = notes(error)
+    assert first == "mine"
+    assert second.startswith("\n[GL101]")
+
+
+def fail_in_a_hook() -> None:
+    x = vector()
+    h = x * 2
+    h.register_hook(lambda _: torch.ones(3) @ torch.ones(4))
+    h.sum().backward()
+
+
+def fail_in_a_function() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            del ctx, gradients
+            raise ValueError("mine")
+
+    y: Any = Broken.apply(vector())
+    y.sum().backward()
+
+
+def fail_with_a_wrong_gradient() -> None:
+    class Narrow(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            del ctx
+            return gradients[0][:2]
+
+    y: Any = Narrow.apply(vector())
+    y.sum().backward()
+
+
+def fail_while_integers_are_weights() -> None:
+    x = vector()
+    h = x * 2
+    h.register_hook(lambda _: torch.ones(3) @ torch.ones(4))
+    torch.autograd.grad(h, x, torch.ones(3, dtype=torch.int64))
+
+
+def fail_in_nothing_of_autograd() -> None:
+    torch.mv(torch.ones(3, 3), torch.ones(4))
+
+
+def fail_with_a_quotation() -> None:
+    raise RuntimeError("I read: Trying to backward through the graph a second time")
+
+
+def fail_as_another_kind() -> None:
+    raise ValueError("grad can be implicitly created only for scalar outputs")
+
+
+def fail_by_gradlib() -> None:
+    x = vector()
+    gradlib.grad(x * 2, x)
+
+
+def fail_to_look_up() -> None:
+    dict[str, int]().pop("missing")
+
+
+OTHERS = [
+    fail_in_a_hook,
+    fail_in_a_function,
+    fail_with_a_wrong_gradient,
+    fail_while_integers_are_weights,
+    fail_in_nothing_of_autograd,
+    fail_with_a_quotation,
+    fail_as_another_kind,
+    fail_by_gradlib,
+    fail_to_look_up,
+]
+
+
+@pytest.mark.parametrize("fail", OTHERS)
+def test_other_errors_are_not_touched(fail: Callable[[], None]) -> None:
+    with pytest.raises(Exception) as caught, gradlib.explain_errors():  # noqa: PT011
+        fail()
+    assert notes(caught.value) == []
+
+
+def test_what_leaves_by_force_is_not_touched() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, gradlib.explain_errors():
+        raise KeyboardInterrupt
+    assert notes(caught.value) == []
+
+
+def test_a_good_block_runs() -> None:
+    x = vector()
+    with gradlib.explain_errors():
+        (x**2).sum().backward()
+    assert torch.equal(x.grad, 2 * x) if x.grad is not None else False
+
+
+def test_the_tensor_is_named() -> None:
+    my_losses = vector() * 2
+    assert "The output (`my_losses`) has shape [3]" in note_of(my_losses.backward)
+
+
+def test_the_attribute_of_a_module_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    loss = model[0](torch.ones(3)).sum()
+    note = note_of(lambda: torch.autograd.grad(loss, list(model.parameters())))
+    assert "inputs[2] (`model.1.weight`) is not part of the graph" in note
+    assert "`model.0.bias`" in note
+
+
+def test_an_optimizers_step_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(torch.ones(5, 3)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    note = note_of(loss.backward)
+    assert "`model.1.weight` was changed in place" in note
+    assert "step()" in note
+
+
+def test_the_detached_tensor_is_named() -> None:
+    loss = (vector() ** 2).sum()
+    cut = loss.detach()
+    note = note_of(cut.backward)
+    assert "(`cut`) does not require grad: it is `loss`, detached" in note
+
+
+def test_several_outputs_of_backward() -> None:
+    x = vector()
+    y = [x * 2, torch.outer(x, x)]
+    wrong = [torch.ones(3), torch.ones(3)]
+    note = note_of(lambda: torch.autograd.backward(y, wrong))
+    assert "grad_tensors[1] has shape [3], and tensors[1] (`y[1]`) has [3, 3]" in note
+    assert "torch.autograd.backward(y, v)" in note
+    names: dict[str, Any] = {"torch": torch, "y": y, "v": wrong}
+    exec(note[note.index("    v") : note.index("See")].replace("    ", ""), names)
+
+
+def test_a_saved_tensor_of_ones_own_function() -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return 2 * x * gradients[0]
+
+    y: Any = Square.apply(vector())
+    loss = y.sum()
+    loss.backward()
+    assert "[GL111]" in note_of(loss.backward)
+
+
+def test_a_call_that_torch_makes_is_explained() -> None:
+    weight = vector()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def closure() -> Any:
+        my_losses = weight * 2
+        my_losses.backward()
+
+    assert "(`my_losses`) has shape [3]" in note_of(lambda: optimizer.step(closure))
+
+
+@pytest.mark.parametrize("said", RECORDED, ids=lambda it: it["message"][:40])
+def test_wordings_of_every_release_that_was_run(said: dict[str, Any]) -> None:
+    assert code_of(said["message"]) == said["code"]
+    error = RuntimeError(said["message"])
+    with pytest.raises(RuntimeError), gradlib.explain_errors():
+        raise error
+    expected = [] if said["code"] is None else [f"\n[{said['code']}] "]
+    assert [note[:9] for note in notes(error)] == expected
+
+
+@pytest.mark.parametrize("wording", WORDINGS, ids=lambda it: it.words[:40])
+def test_each_wording_was_said_in_the_releases_it_names(wording: Any) -> None:
+    order = [[int(part) for part in release.split(".")] for release in releases()]
+    said = [
+        release
+        for entry in RECORDED
+        if re.match(wording.words, entry["message"])
+        for release in entry["torch"]
+    ]
+    numbers = sorted([int(part) for part in release.split(".")] for release in said)
+    first, last = order.index(numbers[0]), order.index(numbers[-1])
+    assert releases()[first] == wording.first
+    assert releases()[last] == wording.last
+    assert {*releases()[first : last + 1]} == {*said}
+
+
+def releases() -> list[str]:
+    """Return the releases that were run, the oldest first."""
+    found = {release for entry in RECORDED for release in entry["torch"]}
+    return sorted(found, key=lambda it: [int(part) for part in it.split(".")])
+
+
+OLD = "which is output 0 of ExpBackward, is at version 1; expected version 0 instead."
+
+
+@pytest.mark.parametrize(("shape", "name"), [("[4]", "hidden"), ("[3, 2]", "matrix")])
+def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> None:
+    hidden, matrix, other = torch.ones(4), torch.ones(2, 3), torch.ones(4)
+    hidden += 1
+    matrix += 1
+    del other
+
+    def fail(_: Tensor) -> None:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by "
+            f"an inplace operation: [torch.FloatTensor {shape}], {OLD}"
+        )
+
+    x = vector()
+    x.register_hook(fail)
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        x.sum().backward()
+    assert f"[GL112] `{name}` was changed" in notes(caught.value)[0]
+    assert hidden is not matrix
+
+
+def test_what_torch_says_is_explained_first() -> None:
+    x, unused = vector(), vector()
+    loss = (x**2).sum()
+    loss.backward()
+    note = note_of(lambda: torch.autograd.grad(loss, [x, unused]))
+    assert note.startswith("\n[GL111]")
+
+
+def test_iterators_that_torch_used_up() -> None:
+    x, spare = vector(), vector()
+    loss = (x**2).sum()
+    used_up: Any = iter([loss]), iter([x, spare])
+    note = note_of(lambda: torch.autograd.grad(*used_up))
+    assert "[GL109] inputs[1] (`spare`)" in note
+
+
+def test_a_global_is_named() -> None:
+    program = """
+        import torch
+
+        global_losses = torch.ones(3, requires_grad=True) * 2
+
+        def fail():
+            global_losses.backward()
+        """
+    names: dict[str, Any] = {}
+    exec(dedent(program), names)
+    assert "(`global_losses`)" in note_of(names["fail"])
+
+
+def test_parameters_that_have_no_shape_yet_are_passed_over() -> None:
+    lazy = nn.LazyLinear(2)
+    hidden = vector() * 2
+    loss = (hidden**2).sum()
+    hidden += 1
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        loss.backward()
+    assert "[GL112] `hidden` was changed in place" in notes(caught.value)[0]
+    assert lazy.in_features == 0

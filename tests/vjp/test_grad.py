@@ -1,0 +1,488 @@
+"""`gradlib.grad` is torch.autograd.grad on good calls, and explains the others."""
+
+import contextlib
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+import gradlib
+from gradlib.vjp.arguments import read_arguments
+from gradlib.vjp.cases import CASES, Case
+from gradlib.vjp.connection import unconnected
+
+Grad = Callable[..., Any]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Tell whether two results are equal bit for bit, form for form."""
+    if isinstance(theirs, Tensor):
+        bits = torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(
+            ours.nan_to_num(), theirs.nan_to_num()
+        )
+        forms = ("dtype", "shape", "device", "layout", "requires_grad")
+        alike = all(getattr(ours, it) == getattr(theirs, it) for it in forms)
+        has_node = (ours.grad_fn is None) == (theirs.grad_fn is None)
+        return bits and alike and has_node and ours.stride() == theirs.stride()
+    if isinstance(theirs, dict):
+        pairs = list(zip(ours.values(), theirs.values(), strict=True))
+        return list(ours) == list(theirs) and all(itertools.starmap(same, pairs))
+    if isinstance(theirs, tuple):
+        pairs = zip(ours, theirs, strict=True)
+        return type(ours) is tuple and all(itertools.starmap(same, pairs))
+    return ours is theirs is None
+
+
+def both(call: Callable[[Grad], Any]) -> tuple[Any, Any]:
+    """Make a call by gradlib and by torch, from the same random state."""
+    results: list[Any] = []
+    for grad in (gradlib.grad, torch.autograd.grad):
+        torch.manual_seed(0)
+        results.append(call(grad))
+    return results[0], results[1]
+
+
+def network(dtype: torch.dtype) -> nn.Module:
+    layers = (nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    return nn.Sequential(*layers).to(dtype)
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"retain_graph": True},
+    {"create_graph": True},
+    {"create_graph": True, "retain_graph": False},
+    {"allow_unused": True},
+    {"allow_unused": False},
+    {"materialize_grads": True},
+    {"materialize_grads": True, "create_graph": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("vector_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_output_of_any_floats(
+    dtype: torch.dtype, vector_dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    def call(grad: Grad) -> Any:
+        model = network(dtype)
+        y = model(torch.randn(6, 3, dtype=dtype))
+        v = torch.randn_like(y).to(vector_dtype)
+        return grad(y, list(model.parameters()), v, **options)
+
+    assert same(*both(call))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("batch", [None, 1, 5])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_several_outputs_and_inputs(
+    options: dict[str, Any], batch: int | None, as_dict: bool
+) -> None:
+    def call(grad: Grad) -> Any:
+        x, w, unused = (torch.randn(4, requires_grad=True) for _ in range(3))
+        y = [torch.outer(x, w), (x * w).sum(), x[:3] ** 2]
+        lead = () if batch is None else (batch,)
+        v: list[Any] = [torch.randn(lead + it.shape) for it in y]
+        if batch is None:
+            v[1] = None  # one number
+        inputs = {"x": x, "w": w, 3: unused}
+        if not (options.get("allow_unused") or options.get("materialize_grads")):
+            del inputs[3]
+        given: Any = inputs if as_dict else tuple(inputs.values())
+        opens_none = grad is torch.autograd.grad and older_than_dicts()
+        if as_dict and opens_none:
+            given = tuple(inputs.values())
+        found = grad(y, given, v, is_grads_batched=batch is not None, **options)
+        if as_dict and opens_none:
+            return dict(zip(inputs, found, strict=True))
+        return found
+
+    assert same(*both(call))
+
+
+def older_than_dicts() -> bool:
+    """Tell whether this torch takes no dict of inputs."""
+    return "dict" not in (torch.autograd.grad.__doc__ or "")
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "number": lambda x: ((x**2).sum(), x),
+    "one entry": lambda x: ((x**2).sum()[None], x),
+    "one entry in a matrix": lambda x: ((x**2).sum()[None, None], x, None),
+    "leaf": lambda x: (x, x, torch.ones(3)),
+    "leaf and more": lambda x: ([x, x**2], [x], [torch.ones(3)] * 2),
+    "itself": lambda x: ((y := x**2), y, torch.ones(3)),
+    "inner tensor": lambda x: (((h := x.exp()) ** 2).sum(), [h, x]),
+    "inner view": lambda x: (((h := x[:2]) ** 2).sum(), h),
+    "part of a split": lambda x: (((h := x.split(1))[1] ** 2).sum(), h[1]),
+    "one input twice": lambda x: ((x**2).sum(), [x, x]),
+    "one output twice": lambda x: ([(y := (x**2).sum()), y], x),
+    "generators": lambda x: (iter([(x**2).sum()]), iter([x]), iter([None])),
+    "sets": lambda x: ({(x**2).sum()}, {x}),
+    "parameters": lambda x: ((p := nn.ParameterList([x, x]))[0].sum() * p[1][0], p),
+    "edge as input": lambda x: ((x**2).sum(), get_gradient_edge(x)),
+    "edge of an inner tensor": lambda x: (((h := x.exp()) ** 2).sum(), edge(h)),
+    "empty output": lambda x: (x[:0], x, torch.ones(0)),
+    "vector in a list": lambda x: (x**2, x, [torch.ones(3)]),
+    "weights that require grad": lambda x: (x**2, x, x * 2),
+    "expanded weights": lambda x: (x**2, x, torch.ones(()).expand(3)),
+    "complex output": lambda x: (x * 1j, x, torch.ones(3, dtype=torch.complex128)),
+    "no outputs": lambda _: ([], torch.ones(3, requires_grad=True)),
+}
+
+
+def edge(tensor: Tensor) -> GradientEdge:
+    return get_gradient_edge(tensor)
+
+
+@pytest.mark.parametrize("form", list(FORMS)[:-1])
+def test_the_inputs_of_good_calls_are_found_at_once(form: str) -> None:
+    y, x, *_ = FORMS[form](torch.randn(3, requires_grad=True))
+    arguments = read_arguments(y, x)
+    assert unconnected(arguments.outputs.values, arguments.inputs.values) == []
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_forms_of_arguments(form: Callable[[Tensor], Any], create_graph: bool) -> None:
+    def call(grad: Grad) -> Any:
+        x = torch.randn(3, requires_grad=True)
+        unused = form is FORMS["no outputs"]
+        return grad(*form(x), create_graph=create_graph, allow_unused=unused)
+
+    assert same(*both(call))
+
+
+def takes_edges_as_outputs() -> bool:
+    """Tell whether this torch does: later ones than 2.4 do."""
+    x = torch.ones((), requires_grad=True)
+    try:
+        torch.autograd.grad(edge(x * 2), x)
+    except AttributeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not takes_edges_as_outputs(), reason="this torch takes none")
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_edges_as_outputs(batch: tuple[int, ...]) -> None:
+    def call(grad: Grad) -> Any:
+        x = torch.randn(3, requires_grad=True)
+        v = torch.randn(*batch, 3, 3)
+        return grad(edge(torch.outer(x, x)), x, v, is_grads_batched=bool(batch))
+
+    assert same(*both(call))
+
+
+@pytest.mark.skipif(not takes_edges_as_outputs(), reason="this torch takes none")
+def test_the_shape_of_an_edge_is_checked() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(
+        gradlib.GradOutputsShapeError, match=r"outputs\[0\] has \[3, 3\]"
+    ):
+        gradlib.grad(edge(torch.outer(x, x)), x, torch.ones(3))
+
+
+def test_a_subclass_of_tensors_stays_one() -> None:
+    class Mine(Tensor):
+        pass
+
+    def call(grad: Grad) -> Any:
+        x = torch.randn(3).as_subclass(Mine).requires_grad_()
+        return grad((x**2).sum(), x)
+
+    ours, theirs = both(call)
+    assert type(ours[0]) is type(theirs[0]) is Mine
+    assert torch.equal(ours[0], theirs[0])
+
+
+def test_a_class_that_answers_for_torch_is_let_through() -> None:
+    class Lazy:
+        @classmethod
+        def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
+            return function
+
+    lazy: Any = Lazy()
+    assert gradlib.grad(lazy, lazy) is torch.autograd.grad
+
+
+def test_nested_tensors_are_compared_by_torch() -> None:
+    def call(grad: Grad) -> Any:
+        parts = [torch.randn(2, 3), torch.randn(4, 3)]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        return grad((y := x * 2), x, torch.ones_like(y))[0].values()
+
+    assert same(*both(call))
+
+
+def test_under_vmap() -> None:
+    def rows(grad: Grad) -> Any:
+        x = torch.randn(3, requires_grad=True)
+        y = torch.outer(x, x)
+        return torch.vmap(lambda v: grad(y, x, v, retain_graph=True)[0])(
+            torch.randn(5, 3, 3)
+        )
+
+    assert same(*both(rows))
+
+
+def test_a_number_on_another_device_is_moved_by_torch() -> None:
+    def call(grad: Grad) -> Any:
+        x = torch.ones((), device="meta", requires_grad=True)
+        return grad(x, x, torch.tensor(1.0))
+
+    ours, theirs = both(call)
+    assert ours[0].device == theirs[0].device == torch.device("meta")
+
+
+def test_a_wrong_call_leaves_the_graph_to_the_right_one() -> None:
+    x = torch.ones(3, requires_grad=True)
+    unused = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    wrong: list[Any] = [
+        (y, x),
+        (y, x, torch.ones(2)),
+        (y, unused, torch.ones(3)),
+        (y, x[:1], torch.ones(3)),
+        ([y, y.detach()], x, [torch.ones(3)] * 2),
+        (y, x, torch.ones(3, device="meta")),
+    ]
+    for arguments in wrong:
+        with pytest.raises(gradlib.GradlibError):
+            gradlib.grad(*arguments)
+    assert torch.equal(gradlib.grad(y, x, torch.ones(3))[0], y)
+
+
+def test_torch_uses_up_the_graph_where_an_input_is_unused() -> None:
+    # Why the inputs are looked for before the call.
+    x, unused = (torch.ones(3, requires_grad=True) for _ in range(2))
+    y = x.exp().sum()
+    with pytest.raises(RuntimeError, match="appear"):
+        torch.autograd.grad(y, [x, unused])
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, x)
+
+
+def test_a_freed_graph_is_translated() -> None:
+    x = torch.ones(3, requires_grad=True)
+    my_loss = x.exp().sum()
+    gradlib.grad(my_loss, x)
+    with pytest.raises(
+        gradlib.FreedGraphError, match=r"^\[GL111\].*`my_loss`"
+    ) as caught:
+        gradlib.grad(my_loss, x)
+    assert "second time" in str(caught.value.__cause__)
+
+
+def test_a_change_in_place_is_translated_and_named() -> None:
+    x = torch.ones(3, requires_grad=True)
+    hidden = x.exp()
+    other = x * 2
+    other += 1
+    loss = (hidden**2).sum()
+    hidden += 1
+    with pytest.raises(gradlib.ChangedInPlaceError, match=r"\[GL112\]") as caught:
+        gradlib.grad(loss, x)
+    assert "One of `hidden`, `other` was changed" in str(caught.value)
+    assert "inplace operation" in str(caught.value.__cause__)
+    del other
+    with pytest.raises(gradlib.ChangedInPlaceError, match=r"\] `hidden` was changed"):
+        gradlib.grad(loss, x)
+
+
+class Cut(torch.autograd.Function):
+    """A function whose backward gives nothing."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        del ctx, gradients
+
+
+def test_an_input_that_no_gradient_reaches_is_translated() -> None:
+    x = torch.ones(3, requires_grad=True)
+    cut = Cut.apply(x)
+    with pytest.raises(gradlib.UnusedInputError, match=r"`x`.* no gradient reached it"):
+        gradlib.grad(cut.sum(), x)
+
+
+def test_errors_of_others_pass_unchanged() -> None:
+    x = torch.ones(3, requires_grad=True)
+    mine = RuntimeError("mine")
+
+    def fail(_: Tensor) -> None:
+        raise mine
+
+    h = x.exp()
+    h.register_hook(fail)
+    with pytest.raises(RuntimeError) as caught:
+        gradlib.grad(h.sum(), x)
+    assert caught.value is mine
+
+
+def test_an_error_of_a_call_inside_a_hook_is_not_this_calls() -> None:
+    x = torch.ones(3, requires_grad=True)
+    used_up = x.exp().sum()
+    torch.autograd.grad(used_up, x)
+    h = x.exp()
+    h.register_hook(lambda _: torch.autograd.grad(used_up, x)[0])
+    with pytest.raises(RuntimeError, match="second time") as caught:
+        gradlib.grad(h.sum(), x)
+    assert type(caught.value) is RuntimeError
+
+
+def test_what_torch_refuses_itself_it_refuses() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="materialize_grads"):
+        gradlib.grad(x.sum(), x, allow_unused=False, materialize_grads=True)
+
+
+def test_handlers_of_torchs_own_errors_work() -> None:
+    for code in CASES:
+        assert issubclass(CASES[code].error, RuntimeError)
+    for code in ("GL104", "GL114"):  # what torch raises
+        assert issubclass(CASES[code].error, TypeError)
+
+
+def test_the_message_begins_with_the_tensors_name() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    loss = model["a"](torch.ones(3)).sum()
+    with pytest.raises(gradlib.UnusedInputError) as caught:
+        gradlib.grad(loss, dict(model.named_parameters()))
+    assert 'inputs["b.weight"] (`model.b.weight`)' in str(caught.value)
+
+
+def run(program: str) -> str:
+    """Run a program of a case, and return what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {})
+    return out.getvalue()
+
+
+def by_gradlib(program: str) -> str:
+    return program.replace("torch.autograd.grad(", "gradlib.grad(").replace(
+        "import torch\n", "import torch\n\nimport gradlib\n", 1
+    )
+
+
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+
+
+@each_case
+def test_the_wrong_program_raises(case: Case) -> None:
+    with pytest.raises(case.error) as caught:
+        run(by_gradlib(case.wrong))
+    assert caught.value.code == case.code
+    assert case.page in str(caught.value)
+
+
+@each_case
+def test_the_right_program_runs(case: Case) -> None:
+    printed = run(case.right)
+    assert printed
+    assert run(by_gradlib(case.right)) == printed
+
+
+@each_case
+def test_programs_are_formatted_and_short(case: Case) -> None:
+    for program in (case.wrong, case.right):
+        assert program.startswith("import torch\n\n")
+        assert program.endswith("\n")
+        assert max(map(len, program.splitlines())) <= 80
+
+
+def test_cases_and_codes_are_the_same() -> None:
+    assert list(CASES) == [f"GL{number}" for number in range(101, 115)]
+
+
+# Outputs and inputs by name, from x of shape (3,); and vectors: good and bad mixed.
+OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "number": lambda x: (x**2).sum(),
+    "vector": lambda x: x**2,
+    "in a list": lambda x: [x**2],
+    "two": lambda x: [x**2, torch.outer(x, x)],
+    "vector and number": lambda x: (x.exp(), x.sum()),
+    "leaf": lambda x: x,
+    "complex": lambda x: x * 1j,
+    "one is detached": lambda x: (x**2, x.detach()),
+    "none": lambda _: None,
+    "empty": lambda _: [],
+}
+INPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "x": lambda x: x,
+    "list": lambda x: [x],
+    "slice": lambda x: x[:1],
+    "unused": lambda x: [x, torch.ones(2, requires_grad=True)],
+    "without grad": lambda x: [x, torch.ones(2)],
+    "edge": get_gradient_edge,
+    "unused edge": lambda _: get_gradient_edge(torch.ones(2, requires_grad=True)),
+    "number": lambda _: [1.0],
+    "empty": lambda _: [],
+}
+VECTORS: dict[str, Any] = {
+    "None": None,
+    "ones": torch.ones(3),
+    "double": torch.ones(3, dtype=torch.float64),
+    "integers": torch.ones(3, dtype=torch.int64),
+    "complex": torch.ones(3, dtype=torch.complex64),
+    "number": torch.tensor(2.0),
+    "row": torch.ones(1, 3),
+    "matrix": torch.ones(3, 3),
+    "cube": torch.ones(3, 3, 3),
+    "two": [torch.ones(3), torch.ones(3, 3)],
+    "two batches": [torch.ones(2, 3), torch.ones(2, 3, 3)],
+    "second is None": [torch.ones(3), None],
+    "three": [torch.ones(3)] * 3,
+    "none": [],
+    "float": 1.0,
+    "floats": [1.0, 1.0, 1.0],
+    "meta": torch.ones(3, device="meta"),
+}
+FLAGS: list[dict[str, bool]] = [
+    {},
+    {"is_grads_batched": True},
+    {"allow_unused": True},
+    {"materialize_grads": True},
+]
+BY_MISTAKE = {"GL103", "GL105"}  # torch takes what these say, in part
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_it_raises_where_torch_does_and_both_are_explained_alike(
+    outputs: str, flags: dict[str, bool]
+) -> None:
+    for inputs, vector in itertools.product(INPUTS, VECTORS):
+        results: list[Any] = []
+        for grad in (gradlib.grad, torch.autograd.grad):
+            x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+            given = (OUTPUTS[outputs](x), INPUTS[inputs](x), VECTORS[vector])
+            try:
+                with gradlib.explain_errors():
+                    results.append(grad(*given, **flags))
+            except Exception as error:
+                results.append(error)
+        ours, theirs = results
+        case = f"{outputs=} {inputs=} {vector=}: {ours!r}, torch: {theirs!r}"
+        if isinstance(theirs, Exception):
+            assert isinstance(ours, gradlib.GradlibError), case
+            assert isinstance(ours, RuntimeError), case
+            (note,) = getattr(theirs, "__notes__", [""])
+            if ours.code not in BY_MISTAKE:  # then torch says what else is wrong
+                assert note.startswith(f"\n[{ours.code}]"), case + note
+        elif isinstance(ours, gradlib.GradlibError):
+            assert ours.code in BY_MISTAKE, case
+        else:
+            assert same(ours, theirs), case
