@@ -89,7 +89,8 @@ def example(computed: "Computed", loss: str, name: str) -> str:
 
     It is disabled: the module that makes it work enables it.
     """
-    x, y, both = computed.x_shape, computed.y_shape, computed.y_shape + computed.x_shape
+    x, y = list(computed.x_shape), list(computed.y_shape)
+    both = y + x
     code = "".join(f"<code>{escape(line)}</code>" for line in computed.code)
     said = words(loss)
     data = {
