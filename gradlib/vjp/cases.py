@@ -325,8 +325,8 @@ _CASES = [
     _case(
         errors.SeveralLossesError,
         "Several losses in one vector",
-        "A backward pass starts from one number. Several losses in one vector, as"
-        " DataParallel gathers one from each GPU, are made one first.",
+        "Without weights, a backward pass needs a single number. Several losses in one "
+        "vector, as DataParallel gathers one from each GPU, are made one first.",
         wrong="""
             import torch
 

@@ -152,8 +152,8 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         origin, step = _name_at(source, frames), place_of(given)[0].name()
         what += f" It was made (by {step}) from {origin}, which is."
         intent = (
-            f"Differentiate by {origin} and take that part of its gradient, or make "
-            f"{inputs.places[i]} first and compute the output from it."
+            f"Differentiate with respect to {origin} and take that part of its "
+            f"gradient, or make {inputs.places[i]} first and compute the output from it."
         )
         fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:

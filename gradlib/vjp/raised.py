@@ -79,8 +79,8 @@ def _changed(
         "GL112",
         names[0] if len(names) == 1 else "",
         what,
-        intent="Write h = h + 1 for h += 1, or change a clone(). An optimizer's step() "
-        "changes parameters: call it after the last backward pass of a forward. "
+        intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
+        "step() changes parameters: call it after the last backward pass of a forward. "
         "torch.autograd.set_detect_anomaly(True) shows the line of the operation "
         "whose gradient fails.",
         fix=recomputed(arguments, "y = f(x)  # without in-place operations"),
