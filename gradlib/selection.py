@@ -59,15 +59,19 @@ def selector(
         choice: Names, patterns, or a predicate; ``None`` for every module.
 
     Raises:
-        NoSuchModuleError: A name or pattern fits no module.
+        NoSuchModuleError: A name or pattern fits no module, or is a class or module.
     """
     if choice is None:
         return lambda _name, _module: True
-    if callable(choice):
+    if isinstance(choice, str | type | nn.Module):  # the last two are callable too
+        patterns = [cast(str, choice)]
+    elif callable(choice):
         return choice
-    patterns = [choice] if isinstance(choice, str) else list(choice)
+    else:
+        patterns = list(choice)
     names = recorded_names(model)
     for pattern in patterns:
+        _must_be_a_name(pattern, model)
         if not any(fnmatchcase(name, pattern) for name in names):
             raise NoSuchModuleError(
                 f'record(modules=...): no module of the model fits "{pattern}". '
@@ -80,6 +84,22 @@ def selector(
         return any(fnmatchcase(it, pattern) for it in known for pattern in patterns)
 
     return fits
+
+
+def _must_be_a_name(given: object, model: nn.Module) -> None:
+    """Raise unless a name or pattern was given."""
+    if isinstance(given, str):
+        return
+    if isinstance(given, type):
+        said = (
+            f"{given.__name__} is a class. Choose by type with a function: "
+            f"modules=lambda name, module: isinstance(module, {given.__name__})."
+        )
+    else:
+        said = f"something of type {type(given).__name__} is no name."
+        named = (name for name, it in modules_of(model).items() if it is given)
+        said += "".join(f' It has the name "{name}".' for name in named)
+    raise NoSuchModuleError(f"record(modules=...): {said}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -162,6 +163,22 @@ def test_the_note_on_a_checkpoint_is_still_there(path: Path) -> None:
     assert_alike(reloaded(saved, path), saved)
 
 
+def test_the_notes_on_other_passes_are_still_there(path: Path) -> None:
+    model, x = nn.Sequential(nn.Softplus(), nn.Softplus()), torch.ones(2)
+    x.requires_grad_()
+    with gradlib.record(model) as recording:
+        y = model(x)
+        torch.autograd.grad(y, x, torch.ones(3, 2), True, is_grads_batched=True)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        gradient.sum().backward()
+        with torch.no_grad():
+            model(x)
+    for said in ("is_grads_batched", "through the graph of pass 0"):
+        assert said in recording["0", 0].note
+        assert said not in recording["0", 1].note
+    assert_alike(reloaded(recording, path), recording)
+
+
 def test_a_loaded_recording_cannot_be_replayed_and_says_why(path: Path) -> None:
     loaded = reloaded(record(nn.Linear(2, 2), torch.randn(4, 2)), path)
     with pytest.raises(gradlib.GradlibError, match="loaded from a file"):
@@ -285,6 +302,21 @@ def test_structures_keep_their_look_ups(path: Path) -> None:
     assert (call.kwargs["rate"], call.kwargs["c"]) == (float("inf"), 2j)
     assert call.note == saved.note
     assert_close(call.grad_input[0], saved.grad_input[0])
+
+
+def test_a_structure_that_checks_its_parts(path: Path) -> None:
+    lengths = torch.tensor([2, 3])
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    model = nn.LSTM(4, 2)
+    with gradlib.record(model) as recording:
+        model(packed)[0].data.sum().backward()
+    call, loaded = recording[""], reloaded(recording, path)[""]
+    assert loaded.args[0]._fields == call.args[0]._fields
+    assert_close(tuple(loaded.args[0]), tuple(call.args[0]))
+    assert_close(loaded.output[0].data, call.output[0].data)
+    assert_close(loaded.grad_input[0].data, call.grad_input[0].data)
+    assert str(loaded) == str(call)
 
 
 def test_one_class_for_one_structure(path: Path) -> None:
@@ -533,6 +565,6 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     left_out = {"block", "module", "world", "checkpoints"}
     assert set(CallTrace.__slots__) == {*saving.AS_IT_IS, *own_form, *left_out}
     assert {field.name for field in fields(Block)} == {
-        *("fields", "left_out", "numbers"),
-        *("history", "with_graph"),  # left out: they hold the weights and the graph
+        *("fields", "left_out", "numbers", "with_graph", "batched"),
+        "history",  # left out: it holds the weights
     }

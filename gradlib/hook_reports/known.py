@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.naming import close, name_by_value
-from gradlib.hook_reports.trial import Trial, computed, cotangent, differentiable
+from gradlib.hook_reports.naming import name_by_value
+from gradlib.hook_reports.trial import (
+    Trial,
+    computed,
+    cotangent,
+    differentiable,
+    edge_of,
+    uses_in,
+)
 from gradlib.private import leaf_of, own_parameters
 from gradlib.tree import Tree
 
@@ -70,16 +77,17 @@ class KnownGradients:
     def __init__(self, trial: Trial, names: Names) -> None:
         """Run the trial, and listen at every tensor that has a name."""
         self._outputs: dict[str, Tensor] = {}
-        self._totals = _Sums()  # of the outputs, the use of one in another included
+        self._totals = _Sums()  # of outputs that others use, too
         self._leaves = _Sums()
         self._inner = _Sums()
         self._listen_to_inputs(trial, names)
-        self._listen_inside(trial.module)
+        each_inner_output(
+            trial.module, lambda name, it: _listen(it, self._inner.adder(name))
+        )
         trial.run(partial(self._listen_outside, trial.module))
         self.warnings = trial.warnings
         for name, total in self._totals.arrived().items():
-            if not close(total, self._outputs[name]):
-                self._outputs[f"{name} with its use in other outputs"] = total
+            self._outputs[f"{name} with its use in other outputs"] = total
 
     def name(self, grad: Tensor, *, outputs_first: bool) -> str | None:
         """Name a gradient by its value; ``None`` where it has no name.
@@ -91,26 +99,6 @@ class KnownGradients:
         groups = (self._outputs, self._leaves.arrived())
         first, second = groups if outputs_first else groups[::-1]
         return name_by_value(grad, {**first, **second}, self._inner.arrived())
-
-    def _listen_inside(self, module: nn.Module) -> None:
-        calls: Counter[str] = Counter()
-        seen: dict[tuple[int, int], Tensor] = {}
-
-        def hook(name: str, _module: object, _args: object, output: object) -> None:
-            outputs = Tree.of(output)
-            call = f", call {calls[name]}" if calls[name] else ""
-            calls[name] += 1
-            for place, tensor in differentiable(outputs).items():
-                key = id(tensor), tensor._version
-                if key in seen:
-                    continue  # a module inside this one returned it, too
-                seen[key] = tensor
-                label = f"output{outputs.path(place)} of {name}{call}"
-                _listen(tensor, self._inner.adder(label))
-
-        for name, part in cast(Any, module).named_modules():
-            if name:
-                part.register_forward_hook(partial(hook, name))
 
     def _listen_to_inputs(self, trial: Trial, names: Names) -> None:
         """Listen at each place of its own, as one tensor may stand in several."""
@@ -125,10 +113,36 @@ class KnownGradients:
         """Listen to the outputs and, as a forward may make them, the parameters."""
         for name, tensor in _parameters(module):
             _listen(tensor, self._leaves.adder(name))
-        for place, tensor in differentiable(output).items():
+        tensors = differentiable(output)
+        uses = uses_in(tensors.values())
+        for place, tensor in tensors.items():
             name = f"output{output.path(place)}"
             self._outputs[name] = cotangent(place, tensor)
-            _listen(tensor, self._totals.adder(name))
+            if uses[edge_of(tensor)] > 1:
+                _listen(tensor, self._totals.adder(name))
+
+
+def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:
+    """Have `made` called with each tensor that a module inside returns, and its name.
+
+    Only with those that require grad, and once: by the innermost module.
+    """
+    calls: Counter[str] = Counter()
+    seen: dict[tuple[int, int], Tensor] = {}
+
+    def hook(name: str, _module: object, _args: object, output: object) -> None:
+        outputs = Tree.of(output)
+        call = f", call {calls[name]}" if calls[name] else ""
+        calls[name] += 1
+        for place, tensor in differentiable(outputs).items():
+            key = id(tensor), tensor._version
+            if key not in seen:
+                seen[key] = tensor
+                made(f"output{outputs.path(place)} of {name}{call}", tensor)
+
+    for name, part in cast(Any, module).named_modules():
+        if name:
+            part.register_forward_hook(partial(hook, name))
 
 
 class _Sums:

@@ -23,11 +23,11 @@ def name_by_value(grad: Tensor, *groups: Mapping[str, Tensor]) -> str | None:
     Returns:
         ``"gradient of weight, transposed"``, with every name that fits equally well;
         ``None`` where none does. A simple form goes before a far-fetched one, and
-        equal to the last bit before equal up to rounding.
+        equal to the last bit before equal up to rounding, of little before of much.
     """
     for form in FORMS:
         for known in groups:
-            for same in (_identical, close):
+            for same in (_identical, _nearly, _roughly):
                 forms = {name: form(grad, value, same) for name, value in known.items()}
                 found = [
                     f"{name}{said}" for name, said in forms.items() if said is not None
@@ -87,16 +87,26 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(*_alike(a, b))
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors differ by rounding only, next to their largest entry."""
-    if a.shape != b.shape:
-        return False
-    coarser = max(torch.finfo(t.dtype).eps if _rounds(t) else 0 for t in (a, b))
+def _nearly(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors differ as the same sum does in another order."""
+    return a.shape == b.shape and _within(16 * _eps(a, b), a, b)
+
+
+def _roughly(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors differ as two ways of computing the same do."""
+    return a.shape == b.shape and _within(math.sqrt(_eps(a, b)), a, b)
+
+
+def _within(tolerance: float, a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors are close, next to their largest entry."""
     x, y = _alike(a, b)
-    largest = max((_largest(t) for t in (x, y)), default=0.0)
-    return torch.allclose(
-        x, y, rtol=0, atol=math.sqrt(coarser) * largest, equal_nan=True
-    )
+    largest = max(_largest(t) for t in (x, y))
+    return torch.allclose(x, y, rtol=0, atol=tolerance * largest, equal_nan=True)
+
+
+def _eps(a: Tensor, b: Tensor) -> float:
+    """Return the distance of 1 to the next number in the coarser dtype."""
+    return max(torch.finfo(t.dtype).eps if _rounds(t) else 0.0 for t in (a, b))
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,18 +2,22 @@
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 from gradlib.errors import NotCopyableError
 from gradlib.private import leaf_of
 from gradlib.recording.state import random_state_kept
 from gradlib.tree import Tree
+
+Edge: TypeAlias = tuple[Node, int]
+"""Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
 
@@ -124,6 +128,22 @@ def differentiable(tree: Tree) -> dict[int, Tensor]:
     }
 
 
+def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:
+    """Count the uses of each value that `outputs` were computed from, or are.
+
+    A value is named by its edge: where its gradient flows.
+    """
+    outputs = list(outputs)
+    inside = (edge for node in _nodes_behind(outputs) for edge in _edges(node))
+    return Counter([*inside, *map(edge_of, outputs)])
+
+
+def edge_of(tensor: Tensor) -> Edge:
+    """Return where the gradient of a tensor flows that requires grad."""
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
 def cotangent(place: int, output: Tensor) -> Tensor:
     """Return v for the output at `place`, random: equal values then mean something."""
     generator = torch.Generator("cpu").manual_seed(SEED + place)
@@ -150,18 +170,29 @@ def _backward(output: Tree) -> None:
 
 def _leaves_behind(outputs: Iterable[Tensor]) -> list[Tensor]:
     """Return the leaves that `outputs` were computed from, or are."""
-    leaves = [tensor for tensor in outputs if tensor.is_leaf]
+    found = [tensor for tensor in outputs if tensor.is_leaf]
+    leaves = map(leaf_of, _nodes_behind(outputs))
+    found += [leaf for leaf in leaves if leaf is not None]
+    return list({id(leaf): leaf for leaf in found}.values())
+
+
+def _nodes_behind(outputs: Iterable[Tensor]) -> set[Node]:
+    """Return every node of the graph that `outputs` were computed by."""
     stack = [tensor.grad_fn for tensor in outputs]
     seen: set[Node] = set()
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = leaf_of(node)
-        leaves += [] if leaf is None else [leaf]
-        stack += [before for before, _ in node.next_functions]
-    return list({id(leaf): leaf for leaf in leaves}.values())
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack += [before for before, _ in _edges(node)]
+    return seen
+
+
+def _edges(node: Node) -> list[Edge]:
+    """Return where the gradients flow that a node computes."""
+    return [
+        (before, number) for before, number in node.next_functions if before is not None
+    ]
 
 
 def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:

@@ -7,8 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.known import OUTSIDE, KnownGradients, Names
-from gradlib.hook_reports.trial import Trial, differentiable
+from gradlib.hook_reports.known import (
+    OUTSIDE,
+    KnownGradients,
+    Names,
+    each_inner_output,
+)
+from gradlib.hook_reports.trial import Trial, differentiable, edge_of, uses_in
 from gradlib.private import own_parameters
 from gradlib.tree import Tree, tensors_in
 
@@ -32,9 +37,13 @@ class HookedCall:
         self.inputs = Tree.of((args, kwargs))
         self._names = Names(module, args, kwargs)
         plain = self.trial()
+        self._inner: dict[tuple[Node | None, int], str] = {}
+        each_inner_output(plain.module, self._name_inner)
         self._output = plain.run(backward=False)
         self._node = _first_node(self._output)
-        self._before = [n for n, _ in self._node.next_functions] if self._node else []
+        self._edges = self._node.next_functions if self._node else ()
+        self._before = [node for node, _ in self._edges]
+        self._uses = uses_in(differentiable(self._output).values())
         self._tensors = [
             None if node is None else self._names.of_node(plain, node)
             for node in self._before
@@ -44,6 +53,9 @@ class HookedCall:
         self._returned = next(returned, None)
         self._known = KnownGradients(self.trial(), self._names)
         self.warnings = {*plain.warnings, *self._known.warnings}
+
+    def _name_inner(self, name: str, tensor: Tensor) -> None:
+        self._inner[edge_of(tensor)] = name
 
     def last_node(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the last node, and one for each of its inputs."""
@@ -90,7 +102,16 @@ class HookedCall:
             return f"gradient for {OUTSIDE}"
         if tensor:
             return f"a part of the gradient of {tensor}, which has other uses, too"
-        return f"gradient of an inner tensor, from {_name(self._before[i])}"
+        return self._what_inner(*self._edges[i])
+
+    def _what_inner(self, node: Node | None, number: int) -> str:
+        """Name what one use gives to a tensor that the module itself computes."""
+        said = f"gradient of an inner tensor, from {_name(node)}"
+        if node is None or self._uses[node, number] < 2:
+            return said
+        if name := self._inner.get((node, number)):
+            return f"a part of the gradient of {name}, which has other uses, too"
+        return f"a part of the {said}"
 
     def why(self, kind: str, lengths: dict[str, int]) -> str:
         """Say why the tuples have their lengths, and what would change them."""

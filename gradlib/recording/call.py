@@ -121,8 +121,10 @@ class Pass(Printable):
         """Compute the call and its VJP again.
 
         It starts from the recorded arguments and ``grad_output``, with the weights,
-        buffers, modes, random state of torch and autocast the call had. The module and
-        everything else stay as they are, and no recording sees it. Works inside the
+        buffers, modes, random state of torch and autocast the call had. The model stays
+        as it is, tensors, lists, dicts and sets in its attributes included, and no
+        recording sees it. But its code and its hooks run: what they do elsewhere, to a
+        list outside or to an object of another class, they do again. Works inside the
         block too.
 
         A gradient that entered the call by another way than its output, as through a
@@ -133,8 +135,8 @@ class Pass(Printable):
             the recorded ones. The ``param_grads`` of all calls add up to ``.grad``.
 
         Raises:
-            CannotReplayError: Too little was kept, or the call does not repeat; the
-                message says why.
+            CannotReplayError: Too little was kept, the call was given an object that
+                may change, as a cache, or it does not repeat; the message says why.
 
         Example:
             ```python

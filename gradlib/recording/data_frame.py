@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from gradlib.errors import MissingPackageError
-from gradlib.recording.call import Call, Pass, measured_in, shape_text
+from gradlib.recording.call import (
+    Call,
+    Pass,
+    measured_in,
+    shape_text,
+    with_keywords,
+)
 from gradlib.stats import norm
 from gradlib.tree import Tree
 
@@ -57,7 +63,7 @@ def _of_call(call: Call, output: list[str]) -> list[Any]:
 def _of_pass(pass_: Pass | None, gradients: list[str]) -> list[Any]:
     if pass_ is None:
         return [None, *[math.nan] * len(gradients)]
-    return [pass_.backward, *(_size(getattr(pass_, name)) for name in gradients)]
+    return [pass_.backward, *(_size(with_keywords(pass_, name)) for name in gradients)]
 
 
 def _size(structure: object) -> Any:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from gradlib import plot
 from gradlib.errors import NotKeptError, UnknownKindError
-from gradlib.recording.call import Call, Pass, measured_in, numbered
+from gradlib.recording.call import (
+    Call,
+    Pass,
+    measured_in,
+    numbered,
+    with_keywords,
+)
 from gradlib.recording.trace import CallTrace
 from gradlib.stats import norm
 from gradlib.tree import Tree
@@ -118,7 +124,7 @@ def _norms(field: str, passes: list[Pass]) -> list[float]:
 
 def _measured(field: str, pass_: Pass) -> list[Any]:
     """Return what has a norm in a field of a pass; nothing where there is nothing."""
-    structure = getattr(pass_, field)
+    structure = with_keywords(pass_, field)
     measured = measured_in(structure)
     if not measured and any(leaf is not None for leaf in Tree.of(structure).leaves):
         raise NotKeptError(

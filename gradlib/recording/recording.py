@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 from gradlib import storage
 from gradlib.errors import AmbiguousCallError, NoSuchCallError
 from gradlib.recording import pictures, saving
-from gradlib.recording.call import Call, norm_text, numbered, shape_text
+from gradlib.recording.call import (
+    Call,
+    norm_text,
+    numbered,
+    shape_text,
+    with_keywords,
+)
 from gradlib.recording.compare import Comparison, compare
 from gradlib.recording.data_frame import data_frame
 from gradlib.recording.difference import Tolerance
@@ -124,7 +130,8 @@ class Recording(Printable):
         have of their own. The kinds:
 
         - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
-          parameters of a module. Where a module has several passes the line is their
+          parameters of a module, ``grad_input`` that over all arguments, keyword
+          arguments included. Where a module has several passes the line is their
           median and the band runs from the smallest to the largest. A total is drawn
           where one sees that it differs from the share.
         - ``"steps"``: a column for each forward of the block; the colour is the norm of
@@ -198,8 +205,10 @@ class Recording(Printable):
 
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
         Compared are the output and this call's shares. A call that disagrees does not
-        repeat, or computes its gradient in more ways than one. On a terminal, work that
-        takes longer shows how far it is.
+        repeat, computes its gradient in more ways than one, or got gradients by another
+        way than its output, as through a tensor it left in an attribute: the reason
+        names it where it is known. On a terminal, work that takes longer shows how far
+        it is.
 
         Args:
             numerical: Whether to check each call's VJP against finite differences too,
@@ -314,8 +323,8 @@ class Recording(Printable):
 
         Its columns: which call and pass it is, the shape of the output, and for the
         output and each kind of gradient the norm over all entries, ``NaN`` where there
-        is none. Where `reduce` gave plain numbers, it is these. What was not kept has
-        no column.
+        is none; ``grad_input`` counts keyword arguments too. Where `reduce` gave plain
+        numbers, it is these. What was not kept has no column.
 
         Raises:
             MissingPackageError: pandas is not installed.
@@ -460,7 +469,7 @@ def _rows(call: Call, fields: list[str]) -> list[tuple[str, ...]]:
     if not call.passes:
         return [(*head, *["-"] * len(gradients))]
     return [
-        (*head, *(norm_text(getattr(pass_, field)) for field in gradients))
+        (*head, *(norm_text(with_keywords(pass_, field)) for field in gradients))
         for pass_ in call.passes
     ]
 

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import CannotReplayError
 from gradlib.module_hook import ModuleHook
+from gradlib.opaque import keep_opaque
 from gradlib.private import (
     BACKWARD_PRE_HOOKS,
     BUFFERS,
@@ -28,7 +29,8 @@ from gradlib.private import (
     own_parameters,
     run_eagerly,
 )
-from gradlib.recording.notes import note
+from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
+from gradlib.recording.notes import input_name, note
 from gradlib.recording.state import (
     AUTOCAST_DEVICES,
     History,
@@ -36,6 +38,7 @@ from gradlib.recording.state import (
     random_state_kept,
 )
 from gradlib.recording.trace import Block, CallTrace, Key
+from gradlib.storage import NotSaved
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
@@ -51,15 +54,23 @@ class Replayed:
     # This call's share of the gradient of each input and own parameter. None where the
     # output has not the form it had, and what was recorded for it fits no more.
     shares: dict[Key, Tensor | None] | None
+    # The attributes in which it left tensors that gradients can flow through.
+    left_in: tuple[str, ...]
 
 
-def replay(trace: CallTrace, number: int, change: Change = keep) -> Replayed:
+def replay(
+    trace: CallTrace,
+    number: int,
+    change: Change = keep,
+    begin: Callable[[], None] = lambda: None,
+) -> Replayed:
     """Compute a call again, and its VJP with what a pass gave its output.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
         change: Gives a copy of a recorded tensor, or what to put in its place.
+        begin: Called before the module is. Hooks that it sets are gone afterwards.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raised.
@@ -75,10 +86,11 @@ def replay(trace: CallTrace, number: int, change: Change = keep) -> Replayed:
     with random_state_kept(_cuda_devices()), _eagerly():
         scene = _Scene(trace, history, change)
         with scene.set():
+            begin()
             output = scene.run(world)
             grads = trace.gradients("outputs", number)
             shares = scene.pull(output, grads) if _fit(grads, output) else None
-            return Replayed(output.map(_detached), shares)
+            return Replayed(output.map(_detached), shares, scene.left_in(output))
 
 
 def forward_again(trace: CallTrace, change: Change) -> Tree:
@@ -137,6 +149,7 @@ class _Scene:
         # By id of the recorded value, which is the same for one tensor in two places.
         self._weights: dict[int, nn.Parameter] = {}
         self._leaves: dict[Key, Tensor] = {}
+        self._copies = Copies(change)  # of attributes
 
     @contextmanager
     def set(self) -> Generator[None]:
@@ -145,6 +158,9 @@ class _Scene:
         try:
             for module in before:
                 self._set(module)
+            for module in before:  # they may hold any parameter or buffer
+                for name, value in attributes(module):
+                    vars(module)[name] = self._copies.of(value)
             yield
         finally:
             for module, state in before.items():
@@ -172,6 +188,17 @@ class _Scene:
             shares = _vjp(list(roots.values()), list(self._leaves.values()))
         return dict(zip(self._leaves, shares, strict=True))
 
+    def left_in(self, output: Tree) -> tuple[str, ...]:
+        """Return the attributes in which the call left tensors it did not return."""
+        returned = {id(leaf) for leaf in output.leaves}
+        return tuple(
+            f"{path}.{name}".removeprefix(".")
+            for path, module in cast(Any, self._module).named_modules()
+            for name, value in attributes(module)
+            for tensor in tensors_with_graph(value)
+            if tensor not in self._copies and id(tensor) not in returned
+        )
+
     @contextmanager
     def _explained(self, what: str) -> Generator[None]:
         try:
@@ -198,11 +225,13 @@ class _Scene:
                 kept = known.get(name)
                 value = parameter if kept is None else kept.value
                 needed = (parameter if kept is None else kept).requires_grad
-                parameters[name] = self._weight(value, needed)
+                made = parameters[name] = self._weight(value, needed)
+                self._copies.know(parameter, made)
         for name, buffer in buffers.items():
             if buffer is not None:
                 value = known[name].value if name in known else buffer
-                buffers[name] = self._change(value)
+                made = buffers[name] = self._change(value)
+                self._copies.know(buffer, made)
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         state["training"] = self._history.training(module, moment)
         for kind in FORWARD_HOOKS:
@@ -232,7 +261,7 @@ class _Scene:
         filled: list[Any] = []
         for place, kept in enumerate(trace.inputs.leaves):
             if not isinstance(kept, Tensor):
-                filled.append(kept)
+                filled.append(keep_opaque(kept))
                 continue
             if place in as_parameter:
                 leaf = given = self._leaves[as_parameter[place]]
@@ -307,12 +336,25 @@ def _known(trace: CallTrace) -> tuple[History, World]:
                 "other processes when it is called. Replay the module that it wraps, "
                 'as recording["module"].replay().'
             )
+    _must_be_kept(trace)
     if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
         raise CannotReplayError(
             f"{label(trace)} was given tensors without values, or they were kept on "
             'the device "meta". Record with another device.'
         )
     return history, world
+
+
+def _must_be_kept(trace: CallTrace) -> None:
+    """Raise unless all that the call was given can be given again."""
+    for place, leaf in enumerate(trace.inputs.leaves):
+        kept = None if isinstance(leaf, Tensor) else keep_opaque(leaf)
+        if isinstance(kept, NotSaved):
+            raise CannotReplayError(
+                f"{input_name(trace, place)} is of type {kept.text}, which cannot be "
+                "kept as it was. A call can be computed again where it is given "
+                "tensors, plain values and structures of these."
+            )
 
 
 def must_be_replayable(block: Block) -> History:

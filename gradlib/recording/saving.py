@@ -33,6 +33,8 @@ def plain(
     return {
         "fields": sorted(block.fields),
         "left_out": block.left_out,
+        "with_graph": sorted(block.with_graph),
+        "batched": sorted(block.batched),
         "names": dict(names),
         "calls": [_plain_call(trace) for trace in tuple(traces)],
     }
@@ -46,6 +48,8 @@ def restored(
     block = Block(
         fields=frozenset(content["fields"]),
         numbers={number: number for number in numbers},
+        with_graph=set(content["with_graph"]),
+        batched=set(content["batched"]),
         left_out=content["left_out"],
     )
     traces = [_restored_call(block, call) for call in content["calls"]]
@@ -58,6 +62,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         **{name: getattr(trace, name) for name in AS_IT_IS},
         "passes": passes,
         "recomputed": trace.recomputed_in is not None,
+        "gathers": bool(trace.flows),
         "inputs": _plain_tree(trace.inputs),
         "output": None if trace.output is None else _plain_tree(trace.output),
         "idle": trace.idle,
@@ -81,8 +86,8 @@ def _plain_grads(trace: CallTrace, gathered: str, passes: list[int]) -> dict[Any
 
 
 def _plain_tree(tree: Tree) -> dict[str, Any]:
-    places = list(range(len(tree.leaves)))
-    return {"form": tree.spec.unflatten(places), "leaves": tree.leaves}
+    places = {place: place for place in range(len(tree.leaves))}
+    return {"form": tree.filled(places), "leaves": tree.leaves}
 
 
 def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
@@ -102,7 +107,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
         places = output_places if gathered == "outputs" else input_places
         for key, grads in call[gathered].items():
             getattr(flow, gathered)[places.get(key, key)] = grads
-    trace.flows = [flow]
+    trace.flows = [flow] if call["gathers"] else []
     return trace
 
 

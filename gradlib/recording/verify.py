@@ -20,6 +20,7 @@ from gradlib.recording.difference import (
 )
 from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.notes import note, share_name
+from gradlib.recording.other_ways import other_way
 from gradlib.recording.replay import Replayed, must_be_replayable, replay
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
@@ -95,7 +96,7 @@ def verify(
         wrong: list[Difference] = []
         if trace.moment not in around:
             try:
-                for it in _check(trace, numerical, tolerance):
+                for it in _check(trace, traces, numerical, tolerance):
                     wrong.append(it)  # noqa: PERF402 (kept if a later pass raises)
                 agreed += not wrong
             except CannotReplayError as error:
@@ -107,7 +108,10 @@ def verify(
 
 
 def _check(
-    trace: CallTrace, numerical: bool, tolerance: Tolerance
+    trace: CallTrace,
+    traces: Sequence[CallTrace],
+    numerical: bool,
+    tolerance: Tolerance,
 ) -> Iterator[Difference]:
     passes = trace.passes()
     if trace.world is not None:  # autocast may have been on in the backward too
@@ -124,10 +128,12 @@ def _check(
         if replayed.shares is None:
             continue
         prefix = f"passes[{place}]." if len(passes) > 1 else ""
-        for key, it in _shares(trace.gradients("shares", number), replayed.shares):
-            if not tolerance.allows(it):
-                field = prefix + share_name(trace, key)
-                yield _difference(trace, field, it.error, it.reason)
+        shares = _shares(trace.gradients("shares", number), replayed.shares)
+        apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
+        why = other_way(trace, number, replayed, traces, tolerance) if apart else ""
+        for key, it in apart:
+            field = prefix + share_name(trace, key)
+            yield _difference(trace, field, it.error, it.reason or why)
         if numerical:
             for key, error in wrong_shares(trace, number).items():
                 field = prefix + share_name(trace, key)

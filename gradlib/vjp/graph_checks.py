@@ -153,7 +153,8 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         what += f" It was made (by {step}) from {origin}, which is."
         intent = (
             f"Differentiate with respect to {origin} and take that part of its "
-            f"gradient, or make {inputs.places[i]} first and compute the output from it."
+            f"gradient, or make {inputs.places[i]} first and compute the output from "
+            "it."
         )
         fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:

@@ -64,7 +64,7 @@ def _check_presence(
     elif _is_gathered(outputs.values[i]):
         code = "GL113"
         what += " It was put together from single numbers, or from several GPUs."
-        intent = "Take the mean of losses, or the sum. If they are not losses, pass weights v."
+        intent = "Take the mean of losses, or the sum. Else pass weights v."
         if not outputs.several:
             fix = call(arguments, "", outputs="y.mean()")
     elif arguments.accumulates and not outputs.several:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
@@ -203,7 +204,7 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         nn.GRU(3, 5),
         (given(2, 1, 3),),
         "StackBackward0",
-        ["gradient of an inner tensor, from AddBackward0"] * 2,
+        ["a part of the gradient of an inner tensor, from AddBackward0"] * 2,
     ),
     "attention": (
         nn.MultiheadAttention(4, 2, batch_first=True),
@@ -384,6 +385,37 @@ def test_an_output_used_in_another_output() -> None:
     expected = cotangent(0, y) + cotangent(1, y) * y.cos()
     assert total.value is not None
     torch.testing.assert_close(total.value, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_use_in_another_output_that_hardly_shows(dtype: torch.dtype) -> None:
+    x = torch.randn(3000, 3, generator=MADE).to(dtype).requires_grad_()
+    label = torch.zeros(3000, dtype=torch.long)
+    module = Of(lambda x: (y := 2 * x, F.cross_entropy(y, label)))
+    first, loss = (entry.what for entry in report_of(module, x).kinds[TENSOR].entries)
+    assert first.endswith("output[0] with its use in other outputs")
+    assert loss == "gradient of output[1]"
+    both = report_of(Of(lambda x: (x * 1, x * 2)), x).kinds[TENSOR].entries
+    assert [entry.what for entry in both] == [
+        f"gradient of output[{i}]" for i in (0, 1)
+    ]
+
+
+def test_a_part_of_an_inner_gradient_is_called_one() -> None:
+    def dense(a: nn.Module, b: nn.Module, x: Tensor) -> Tensor:
+        h = a(x)
+        return torch.cat([h, b(h), x.sin()])
+
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    x = given(4, 3)
+    entries = report_of(Of(dense, first, second), x).kinds[LEGACY].grad_input
+    assert [entry.what for entry in entries] == [
+        "a part of the gradient of output of parts.0, which has other uses, too",
+        "gradient of output of parts.1",
+        "gradient of an inner tensor, from SinBackward0",
+    ]
+    v = cotangent(0, dense(first, second, x))
+    assert_close(entries[0].value, v[:4])
 
 
 def test_nested_inputs_have_their_path_as_name() -> None:
@@ -736,6 +768,7 @@ KNOWN = {"w": torch.arange(1.0, 7).reshape(2, 3), "v": torch.tensor([7.0, -2, 3]
     [
         (KNOWN["w"], "gradient of w"),
         (KNOWN["w"] * (1 + 1e-6), "gradient of w"),
+        (KNOWN["w"] * (1 + 1e-4), "gradient of w"),
         (KNOWN["w"] * 1.01, None),
         (KNOWN["w"].T, "gradient of w, transposed"),
         (KNOWN["w"].reshape(6), "gradient of w, reshaped"),
@@ -760,6 +793,8 @@ def test_exact_goes_before_close_and_both_are_named_when_equal() -> None:
     assert name_by_value(KNOWN["v"], near) == "gradient of b"
     equal = {"a": KNOWN["v"], "b": KNOWN["v"]}
     assert name_by_value(KNOWN["v"], equal) == "gradient of a and of b"
+    nearly = {"a": KNOWN["v"] * (1 + 1e-5), "b": KNOWN["v"] * (1 + 3e-7)}
+    assert name_by_value(KNOWN["v"], nearly) == "gradient of b"
     assert name_by_value(KNOWN["v"], {}, KNOWN) == "gradient of v"
 
 

@@ -117,6 +117,42 @@ def test_the_printed_table(recording: gradlib.Recording) -> None:
     assert repr(recording) == f"<{lines[0]}>"
 
 
+class Scale(nn.Module):
+    def forward(self, *, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scale = nn.Linear(3, 3), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return h + self.scale(x=h)
+
+
+def test_a_call_with_keywords_only_shows_its_gradients() -> None:
+    model = ByKeyword()
+    with gradlib.record(model) as recording:
+        model(torch.ones(4, 3)).sum().backward()
+    pass_ = recording["scale"].passes[0]
+    share = pass_.grad_kwargs["x"].norm().item()
+    total = recording["first"].grad_output[0].norm().item()
+    assert total == pytest.approx(share * 4 / 3)
+    assert f"{share:.3g}" in str(recording).splitlines()[4].split()
+    frame: Any = recording.to_frame().set_index("name")
+    assert frame.loc["scale", "grad_input"] == pytest.approx(share)
+    assert frame.loc["scale", "grad_input_total"] == pytest.approx(total)
+    lines = {it.get_label(): it for it in recording.plot().axes[0].get_lines()}
+    assert share in [pytest.approx(at) for at in points(lines["grad_input"])]
+    assert total in [pytest.approx(at) for at in points(lines["grad_input_total"])]
+
+
+def points(line: Any) -> list[float]:
+    return np.asarray(line.get_xdata()).tolist()
+
+
 def test_a_long_recording_leaves_out_the_middle() -> None:
     model = nn.ReLU()
     with gradlib.record(model) as recording:

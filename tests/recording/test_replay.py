@@ -427,6 +427,93 @@ def test_what_a_module_keeps_in_attributes_stays() -> None:
     assert not hasattr(model, "fresh")
 
 
+class Keeps(nn.Module):
+    """It changes in place what it keeps, and what another module keeps too."""
+
+    def __init__(self, shared: list[Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.count, self.memory = torch.zeros(1), torch.zeros(3)
+        self.shared = shared
+        self.nested = {"seen": [set[int]()], "pair": (torch.zeros(1), [0])}
+        self.weights = [self.inner.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.count += 1
+        self.memory *= 0.5  # leads back to earlier calls
+        self.memory += y.sum(0)
+        self.shared.append(y.mean())
+        seen: Any = self.nested
+        seen["seen"][0].add(len(self.shared))
+        seen["pair"][0].add_(1)
+        seen["pair"][1][0] += 1
+        return y + self.memory.detach() - self.memory.detach() + self.weights[0].sum()
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+        self.first, self.second = Keeps(self.losses), Keeps(self.losses)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.losses.clear()
+        y = self.second(self.first(x))
+        assert len(self.losses) == 2
+        return y.sum() + torch.stack(self.losses).sum()
+
+
+def test_what_is_changed_in_attributes_stays() -> None:
+    def kept(module: Any) -> list[tuple[int, str]]:
+        held = (module.count, module.memory, module.shared, module.nested)
+        return [(id(it), str(it)) for it in held]
+
+    torch.manual_seed(0)
+    model = Sums()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.randn(2, 3)).backward()
+    before = kept(model.first), kept(model.second)
+    for name in ("", "first", "second"):
+        recording[name, 1].replay()
+    recording.verify(numerical=True)
+    assert (kept(model.first), kept(model.second)) == before
+    assert model.losses is model.first.shared
+
+
+class Holds(nn.Module):
+    """It uses what it has by way of its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("shift", torch.zeros(3))
+        self.scale = torch.randn(3, requires_grad=True)
+        self.table = {"rows": torch.randn(3, 3)}
+        self.held = [self.weight, self.shift]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held[1] += 1
+        return x @ self.table["rows"] @ self.held[0] * self.scale + self.shift
+
+
+def test_attributes_lead_to_parameters_buffers_and_tensors() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Holds(), Holds())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(2, 3))).backward()
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+        assert_replays(recording, model)
+    assert recording.verify(numerical=True).agreed == 6
+    model[0].weight.requires_grad_(False)
+    with gradlib.record(model[0]) as recording:
+        loss_of(model[0](torch.randn(2, 3))).backward()
+    recording[""].replay()
+
+
 def test_own_hooks_run_as_they_did() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[0].register_forward_pre_hook(lambda _m, args: (args[0] * 2,))
@@ -607,6 +694,67 @@ def test_a_module_that_does_not_repeat() -> None:
     recording = replays(Drifts(), torch.ones(1, 2, requires_grad=True))
     with pytest.raises(gradlib.CannotReplayError, match="does not repeat"):
         recording[""].replay()
+
+
+class Cache:
+    """Opaque, and changed by the call that is given it."""
+
+    keys: Tensor | None = None
+
+
+class Remembers(nn.Module):
+    def forward(self, x: Tensor, *, state: dict[str, Any]) -> Tensor:
+        cache = state["cache"]
+        cache.keys = x if cache.keys is None else torch.cat([cache.keys, x])
+        return cache.keys.softmax(0)[-len(x) :] * x
+
+
+def test_an_argument_that_may_change_is_never_given_again() -> None:
+    model, cache = Remembers(), Cache()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x, state={"cache": cache}).sum().backward()
+    with pytest.raises(gradlib.CannotReplayError) as caught:
+        recording[""].replay()
+    assert "kwargs['state']['cache'] is of type Cache" in str(caught.value)
+    found = recording.verify(numerical=True)
+    assert found.disagreements == ()
+    assert found.skipped[0].reason == caught.value.args[0]
+    assert cache.keys is x
+
+
+def test_a_generator_is_not_drawn_from() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return x * torch.rand(x.shape, generator=generator)
+
+    generator = torch.Generator().manual_seed(0)
+    model = Noisy()
+    with gradlib.record(model) as recording:
+        model(torch.ones(2, requires_grad=True), generator).sum().backward()
+    before = generator.get_state()
+    with pytest.raises(gradlib.CannotReplayError, match=r"args\[1\] is of type Gen"):
+        recording[""].replay()
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_plain_values_and_arrays_are_given_again() -> None:
+    given: list[Any] = []
+
+    class Many(nn.Module):
+        def forward(self, x: Tensor, shift: Any, *_rest: Any, act: Any) -> Tensor:
+            given.append(shift)
+            return act(x * torch.from_numpy(shift))
+
+    array = np.ones(2, dtype=np.float32)
+    rest = (torch.float32, torch.device("cpu"), x_size := torch.ones(2).shape, "a", int)
+    assert isinstance(x_size, torch.Size)
+    model, x = Many(), torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x, array, *rest, act=F.relu).sum().backward()
+    recording[""].replay()
+    given[-1][:] = 0
+    assert recording[""].args[1].tolist() == array.tolist() == [1, 1]
 
 
 def test_an_output_of_another_form() -> None:

@@ -174,6 +174,103 @@ def test_what_cannot_be_replayed_is_listed() -> None:
     )
 
 
+class Experts(nn.Module):
+    """It leaves a loss in an attribute, and other tensors that do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(3, 2)
+        self.log = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.router(x).softmax(-1)
+        self.auxiliary = {"loss": p.square().mean()}
+        self.seen = p.detach()
+        self.log.append(self.seen)
+        self.first = getattr(self, "first", p.sum())
+        self.returned = p @ torch.ones(2, 3) * x
+        return self.returned
+
+
+def test_a_gradient_that_came_through_an_attribute_is_the_reason() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Experts()))
+    for add, modules in ((0, None), (1, None), (1, ["1"])):
+        with gradlib.record(net, modules=modules) as recording:
+            loss = net(torch.randn(4, 3)).sum()
+            (loss + add * net[1][0].auxiliary["loss"]).backward()
+        wrong = recording.verify(numerical=True).disagreements
+        if not add:
+            assert wrong == ()
+            continue
+        (only,) = wrong
+        assert only.field == "grad_input[0]"
+        name = "auxiliary" if modules is None else "0.auxiliary"
+        assert only.reason.endswith(f"by another way too: attribute {name}")
+
+
+def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    net = nn.Sequential(nn.Linear(3, 3), inner)
+    seen: list[Tensor] = []
+
+    def look(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen.append(output)
+
+    inner[1].register_forward_hook(look)
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        for _ in range(2):
+            loss = net(x).sum()
+            loss.backward(retain_graph=True)
+            (loss + seen[-1].square().mean()).backward()
+    wrong = recording.verify().disagreements
+    assert [(it.name, it.index, it.field) for it in wrong] == [
+        ("1", i, "passes[1].grad_input[0]") for i in range(2)
+    ]
+    for it, said in zip(wrong, ("output of 1.1", "output of 1.1 (1)"), strict=True):
+        assert it.reason.endswith(f"by another way too: {said}")
+    assert not any(module._forward_hooks for module in (net, inner, inner[0]))
+
+
+class Given(nn.Module):
+    """It cannot be computed again: it is given an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, _object: object = None) -> Tensor:
+        return 2 * self.linear(x)
+
+
+class Gives(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = Given()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.given(x, object()).tanh()
+
+
+def test_it_may_have_come_to_a_call_in_one_that_is_skipped() -> None:
+    seen: list[Tensor] = []
+
+    def look(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen.append(output)
+
+    net = Gives()
+    net.given.linear.register_forward_hook(look)
+    with gradlib.record(net) as recording:
+        out = net(torch.randn(4, 3, requires_grad=True))
+        (out.sum() + seen[-1].square().sum()).backward()
+    found = recording.verify()
+    assert [it.name for it in found.skipped] == ["given"]
+    (wrong,) = found.disagreements
+    assert wrong.reason.endswith("output of given.linear")
+
+
 def test_nothing_verified_is_not_ok() -> None:
     net = nn.Linear(3, 3)
     with gradlib.record(net) as recording:

@@ -1,0 +1,73 @@
+"""What modules keep in their attributes, of which a call computed again gets copies.
+
+Copied are tensors, and lists, dicts and the like. Who would say what another object
+holds: of it there is one.
+"""
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import optree
+from torch import Tensor, nn
+
+from gradlib.recording.state import Kept
+from gradlib.values import clone
+
+OF_TORCH = frozenset(vars(nn.Module()))
+"""What every module has under these names is no attribute of its own."""
+
+CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
+
+
+def attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attributes of a module that are tensors, or may hold some."""
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if name not in OF_TORCH
+        and (isinstance(value, Tensor) or type(value) in CONTAINERS)
+    ]
+
+
+def tensors_with_graph(value: object) -> Iterator[Tensor]:
+    """Return the tensors in an attribute that gradients can flow through."""
+    for leaf in optree.tree_leaves(cast(Any, value), none_is_leaf=True):
+        if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+            yield leaf
+
+
+class Copies:
+    """Copies of what stands in attributes: of what stands in two places, one."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Begin with none; `change` gives a copy of a tensor as it shall be."""
+        self._change = change
+        # The original is held too: its id is its own only while it lives.
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def know(self, original: Tensor, made: Tensor) -> None:
+        """Take what was made of a parameter or buffer: an attribute may hold it too."""
+        self._made[id(original)] = original, made
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of a tensor, a container, or what it holds."""
+        if not isinstance(value, Tensor) and type(value) not in CONTAINERS:
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value, self._copied(value)
+        return self._made[id(value)][1]
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is one of the copies."""
+        return any(made is tensor for _, made in self._made.values())
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, set):
+            return copy.copy(cast(set[Any], value))
+        if not isinstance(value, Tensor):
+            return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
+        made = self._change(Kept(value).value)
+        # No leaf: torch lets nobody write to one that requires grad.
+        return clone(made.requires_grad_()) if value.requires_grad else made

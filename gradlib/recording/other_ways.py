@@ -1,0 +1,86 @@
+"""By which other way than its output gradients may have come into a call.
+
+They are in the shares that were recorded, and in none that a replay computes.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from gradlib.recording.call import numbered
+from gradlib.recording.difference import Tolerance, gaps_of_gradients
+from gradlib.recording.replay import Replayed, replay
+from gradlib.recording.trace import CallTrace, Key
+from gradlib.tree import Tree
+
+SAID = "gradients may have come by another way too: {}"
+
+
+def other_way(
+    trace: CallTrace,
+    number: int,
+    replayed: Replayed,
+    traces: Sequence[CallTrace],
+    tolerance: Tolerance,
+) -> str:
+    """Say by which other way gradients may have come, or ``""``.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        replayed: The call computed again.
+        traces: The calls of the recording.
+        tolerance: How far two gradients may be apart.
+    """
+    if replayed.left_in:
+        return SAID.format(f"attribute {', '.join(replayed.left_in)}")
+    call = _last_apart(trace, number, _inside(trace, traces), tolerance)
+    return SAID.format(f"output of {numbered(call.name, call.index)}") if call else ""
+
+
+def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:
+    """Return the calls that a call made, and those these made, in their order."""
+    moments = {trace.moment}
+    found: list[CallTrace] = []
+    for call in traces:
+        if call.caller in moments:
+            moments.add(call.moment)
+            found.append(call)
+    return found
+
+
+def _last_apart(
+    trace: CallTrace, number: int, inside: list[CallTrace], tolerance: Tolerance
+) -> CallTrace | None:
+    """Return the last call inside whose output gets another gradient in a replay.
+
+    What it gets besides flows on to the calls before it.
+    """
+    waiting: defaultdict[nn.Module, deque[CallTrace]] = defaultdict(deque)
+    for call in inside:
+        if call.module is not None:
+            waiting[call.module].append(call)
+    arrived: dict[CallTrace, dict[Key, Tensor]] = {}
+
+    def returns(module: nn.Module, _args: object, output: object) -> None:
+        if waiting[module]:
+            grads = arrived.setdefault(waiting[module].popleft(), {})
+            for place, leaf in enumerate(Tree.of(output).leaves):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    cast(Any, leaf).register_hook(partial(grads.__setitem__, place))
+
+    def watch() -> None:
+        for module in waiting:
+            module.register_forward_hook(returns)
+
+    replay(trace, number, begin=watch)
+    for call, grads in reversed(arrived.items()):
+        recorded = call.gradients("outputs", number)
+        for place, grad in grads.items():
+            for _, gap in gaps_of_gradients(recorded.get(place), grad):
+                if not tolerance.allows(gap):
+                    return call
+    return None

@@ -1,0 +1,33 @@
+"""What is no name, pattern or function of modules is refused with the fix."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradlib
+
+
+@pytest.mark.parametrize("choice", [nn.Linear, [nn.Linear], ["0", nn.Linear]])
+def test_a_class_is_no_predicate(choice: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with pytest.raises(gradlib.NoSuchModuleError) as caught:
+        gradlib.record(model, modules=choice)
+    fix = "lambda name, module: isinstance(module, Linear)"
+    assert str(caught.value).endswith(f"modules={fix}.")
+    chosen = eval(fix, {"Linear": nn.Linear})
+    with gradlib.record(model, modules=chosen) as recording:
+        model(torch.ones(1, 2))
+    assert [call.name for call in recording] == ["0"]
+
+
+def test_a_module_is_told_its_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    choices: Any = (model[1], [model[1]])
+    for choice in choices:
+        with pytest.raises(gradlib.NoSuchModuleError, match='It has the name "1"'):
+            gradlib.record(model, modules=choice)
+    stranger: Any = [nn.ReLU()]
+    with pytest.raises(gradlib.NoSuchModuleError, match=r"type ReLU is no name\.$"):
+        gradlib.record(model, modules=stranger)
