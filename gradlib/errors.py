@@ -47,7 +47,7 @@ class UnknownFieldError(GradlibError, ValueError):
 
 
 class NoSuchModuleError(GradlibError, LookupError):
-    """GL205: a name or pattern that selects modules fits none."""
+    """GL205: what selects modules fits none, or is no name, pattern or function."""
 
     code = "GL205"
 

@@ -39,20 +39,20 @@ Class: TypeAlias = tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class NotSaved:
-    """Stands for a value that a file cannot hold.
+    """Stands for a value that a recording, or the file of one, cannot hold.
 
     Attributes:
-        text: The ``repr`` of the value.
+        text: The name of the value's class, or its ``repr``.
     """
 
     # No dataclass: those are opened like tuples, and this is one value.
 
     def __init__(self, text: str) -> None:
-        """Take the ``repr`` of the value."""
+        """Take what tells of the value."""
         self.text = text
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other stands for a value with the same ``repr``."""
+        """Tell whether the other stands for a value with the same `text`."""
         return isinstance(other, NotSaved) and other.text == self.text
 
     def __hash__(self) -> int:
@@ -60,7 +60,7 @@ class NotSaved:
         return hash(self.text)
 
     def __repr__(self) -> str:
-        """Show the ``repr`` of the value."""
+        """Show what tells of the value."""
         return f"NotSaved({self.text})"
 
 

@@ -38,7 +38,7 @@ class Tree:
 
     def build(self) -> Any:
         """Return the structure."""
-        return self.spec.unflatten(self.leaves)
+        return self.filled(dict(enumerate(self.leaves)))
 
     def filled(self, values: Mapping[Any, object]) -> Any:
         """Return the structure with `values` by position, and ``None`` elsewhere."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
+from gradlib.opaque import keep_opaque
 from gradlib.private import (
     backward_pass_id,
     grad_is_enabled,
@@ -192,7 +193,7 @@ class ModuleCalls:
         kept: list[Any] = []
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                kept.append(leaf)
+                kept.append(keep_opaque(leaf))
                 continue
             value = now.values.of(leaf, outermost)
             kept.append(value.kept)
@@ -315,7 +316,7 @@ class ModuleCalls:
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                kept.append(leaf)
+                kept.append(keep_opaque(leaf))
                 continue
             value = now.values.of(leaf)
             kept.append(value.kept)

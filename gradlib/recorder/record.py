@@ -62,7 +62,8 @@ def record(
 
     Raises:
         NotAModuleError: `model` is not a ``torch.nn.Module``.
-        NoSuchModuleError: A name or pattern in `modules` fits no module.
+        NoSuchModuleError: A name or pattern in `modules` fits no module, or it is a
+            class or a module.
         UnknownFieldError: `keep` names something that no call has.
 
     Example:
