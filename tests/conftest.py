@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,12 +22,31 @@ def nav_pages(nav: list[object]) -> list[str]:
     return pages
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what needs the site last: one process builds it, the others go on."""
+    items.sort(key=lambda item: "built_site" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built the way a reader builds it; any warning fails."""
+    """The site, built the way a reader builds it; any warning fails.
+
+    The processes of pytest-xdist share one: the first builds it, the others wait.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    site = shared / "site"
+    with FileLock(shared / "site.lock"):
+        if not site.exists():
+            build(shared / "unfinished").rename(site)
+    return site
+
+
+def build(site: Path) -> Path:
+    """Build the site, with every page that the nav lists."""
     if os.environ.get("CI"):  # there, everything on the site is computed anew
         shutil.rmtree(ROOT / ".cache", ignore_errors=True)
-    site = tmp_path_factory.mktemp("site")
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     env.pop("MPLBACKEND", None)
     done = subprocess.run(

@@ -33,7 +33,7 @@ def closure() -> Any:
         *(torch.float32, torch.device("cpu"), torch.strided, torch.channels_last),
         *(torch.Size([2]), gradlib.NotSaved("Cache")),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_what_nobody_can_change_is_kept(value: object) -> None:
     assert keep_opaque(value) is value

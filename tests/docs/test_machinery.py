@@ -136,12 +136,6 @@ def double(x):
     return 2 * x
 '''
 
-XDIST = """
-def pytest_addoption(parser):
-    parser.addoption("--workers", dest="numprocesses")
-"""
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with these tests, a page and a module."""
@@ -152,7 +146,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "docs/page.md": PAGE,
         "docs/random.md": RANDOM,
         "gradlib/__init__.py": MODULE,
-        "xdist_stand_in.py": XDIST,
     }.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
@@ -291,6 +284,6 @@ def test_update_rewrites_and_is_then_stable(project: Path, tmp_path: Path):
 
 
 def test_update_is_refused_under_xdist(project: Path):
-    output = run(project, "--update-examples", "-p", "xdist_stand_in", "--workers=2")
+    output = run(project, "--update-examples", "--numprocesses=2")
     assert "run it without -n" in output
     assert (project / "docs/page.md").read_text(encoding="utf-8") == PAGE

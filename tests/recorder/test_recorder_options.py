@@ -604,7 +604,7 @@ def test_gradients_without_args_of_a_call_computed_again() -> None:
         {"device": "cpu"},
         {"reduce": squares, "keep": ("grad_input",)},
     ],
-    ids=str,
+    ids=["nothing", "output", "modules", "statistics", "device", "reduced"],
 )
 def test_results_are_the_same_bits(options: dict[str, Any]) -> None:
     model = Checkpointed(reentrant=False)

@@ -22,6 +22,7 @@ from .browsing import (
     Scheme,
     Server,
     listen,
+    pale_text,
     wrong_for_some_readers,
 )
 
@@ -403,7 +404,7 @@ def test_for_some_readers(playground: Page) -> None:
         playground.locator(EXAMPLE).nth(index).evaluate(
             "e => e.style.display = 'block'"
         )
-    found = wrong_for_some_readers(playground, colours=False, within="vjp-playground")
+    found = wrong_for_some_readers(playground, within="vjp-playground")
     assert found == []
 
 
@@ -421,4 +422,4 @@ def test_colours(playground: Page, scheme: Scheme) -> None:
     playground.emulate_media(color_scheme=scheme)
     playground.evaluate(TWO_FRAMES)
     seen = f"{EXAMPLE}:nth-of-type(3)"
-    assert wrong_for_some_readers(playground, colours=True, within=seen) == []
+    assert pale_text(playground, within=seen) == []

@@ -21,6 +21,7 @@ from .browsing import (
     Server,
     listen,
     no_browser,
+    pale_text,
     wrong_for_some_readers,
 )
 
@@ -124,8 +125,9 @@ def problems(page: Page, server: Server, url: str) -> list[str]:
             *wrong_links(page, server),
             *wrong_text(page),
             *wrong_layout(page, scheme),
-            # Colours are looked at once a scheme: no width changes them.
-            *wrong_for_some_readers(page, colours=width == WIDTHS[0]),
+            # No width changes a colour, and no scheme anything but colours.
+            *(pale_text(page) if width == WIDTHS[0] else []),
+            *(wrong_for_some_readers(page) if scheme == "light" else []),
         ):
             found.setdefault(problem, []).append(f"{width} px {scheme}")
     for problem in heard:
@@ -230,7 +232,11 @@ BREAKS = {
         "<style>[data-md-color-scheme=slate] p { color: #aaa }</style><p>faint",
         "(1280 px dark): axe color-contrast",
     ),
-    "label": ("<input>", f"({ALL}): axe label"),
+    "label": ("<input>", "(1280 px light, 390 px light): axe label"),
+    "contrast of some only": (
+        "<p>dark</p><p style='color: #aaa'>faint</p>",
+        "(1280 px light, 1280 px dark): axe color-contrast",
+    ),
     "scheme": (
         "<script>setTimeout(() => dark.onchange = null)</script>",
         "(1280 px dark, 390 px dark): the scheme is default",
