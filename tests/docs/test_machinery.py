@@ -136,6 +136,7 @@ def double(x):
     return 2 * x
 '''
 
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with these tests, a page and a module."""

@@ -103,7 +103,9 @@ def listen(page: Page, server: Server) -> list[str]:
 def wrong_for_some_readers(page: Page, within: str = "html") -> list[str]:
     """Return what axe finds, but for colours."""
     options = AXE | {"rules": {"color-contrast": {"enabled": False}}}
-    return _found(page, "([within, options]) => axe.run(within, options)", within, options)
+    return _found(
+        page, "([within, options]) => axe.run(within, options)", within, options
+    )
 
 
 def pale_text(page: Page, within: str = "html") -> list[str]:
