@@ -176,3 +176,57 @@ class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
     """GL114: ``outputs`` or ``inputs`` is nothing that a gradient can be taken of."""
 
     code = "GL114"
+
+
+class JacobianArgumentError(GradlibError, ValueError):
+    """GL300: an argument of ``per_sample_jacobian`` is not what it must be."""
+
+    code = "GL300"
+
+
+class CoupledSamplesError(GradlibError, RuntimeError):
+    """GL301: samples influence each other, so there is no Jacobian of each."""
+
+    code = "GL301"
+
+
+class DetachedPathError(GradlibError, RuntimeError):
+    """GL302: the output depends on the input in a way that autograd does not see."""
+
+    code = "GL302"
+
+
+class IndependentOutputError(GradlibError, RuntimeError):
+    """GL303: autograd knows no way from an output to an input."""
+
+    code = "GL303"
+
+
+class NotRepeatableError(GradlibError, RuntimeError):
+    """GL304: a function gives another output each time, whatever torch's seed."""
+
+    code = "GL304"
+
+
+class NotPerSampleError(GradlibError, ValueError):
+    """GL305: an output is no tensor with a row for each sample."""
+
+    code = "GL305"
+
+
+class NotDifferentiableDtypeError(GradlibError, TypeError):
+    """GL306: a tensor is integer or complex where a real one is needed."""
+
+    code = "GL306"
+
+
+class NoSuchWayError(GradlibError, RuntimeError):
+    """GL307: the Jacobian cannot be computed in the mode that was asked for."""
+
+    code = "GL307"
+
+
+class OutOfBytesError(GradlibError, RuntimeError):
+    """GL308: the Jacobian does not fit into the memory that it may take."""
+
+    code = "GL308"

@@ -8,7 +8,7 @@ Each was there in every release from 2.4 to 2.13 that was tried.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from operator import methodcaller
@@ -89,6 +89,10 @@ def never_compiled(function: Function) -> Function:
     return function
 
 
+# A context in which no torch function mode sees anything.
+no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+
+
 def forget_compiled() -> None:
     """Have everything compiled anew that torch.compile has compiled until now.
 
@@ -142,6 +146,14 @@ def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
     leaf: Any = node
     return leaf.variable if type(node) is AccumulateGrad else None
+
+
+def forms_at(node: Node) -> Sequence[Any] | None:
+    """Return the shape, dtype and device of each gradient that comes in at a node.
+
+    ``torch.autograd.grad`` itself reads them there. torch 2.4 does not tell: ``None``.
+    """
+    return getattr(node, "_input_metadata", None)
 
 
 # What a module has under these names it uses when it is called.

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,17 +18,29 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
         items: What there is to do.
         what: What is done, as ``"verify"``.
     """
+    numbers = iter(range(len(items)))
+    return reported(items, lambda _: f"{what}: {next(numbers)} of {len(items)} calls")
+
+
+def reported(items: Iterable[T], text: Callable[[T], str]) -> Iterator[T]:
+    """Go through `items`, with a line for each on stderr where that is a terminal.
+
+    Args:
+        items: What there is to do.
+        text: Gives the line of an item, when it is that one's turn.
+    """
     if not sys.stderr.isatty():
         yield from items
         return
     began = time.monotonic()
-    line = ""
+    shown = 0
     try:
-        for done, item in enumerate(items):
+        for item in items:
+            line = text(item)
             if time.monotonic() - began > PATIENCE:
-                line = f"{what}: {done} of {len(items)} calls"
-                print(f"\r{line}", end="", file=sys.stderr, flush=True)
+                print(f"\r{line:{shown}}", end="", file=sys.stderr, flush=True)
+                shown = len(line)
             yield item
     finally:
-        if line:
-            print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
+        if shown:
+            print(f"\r{' ' * shown}\r", end="", file=sys.stderr, flush=True)

@@ -6,14 +6,12 @@ is the product of d with the gradient.
 """
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from gradlib.double import in_double, wider
 from gradlib.recording.replay import Change, forward_again, inputs_of, replay
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import wide
@@ -41,7 +39,7 @@ def wrong_shares(trace: CallTrace, number: int) -> dict[Key, float]:
         CannotReplayError: Too little is known of the call, or it raises in float64.
     """
     generator = torch.Generator("cpu").manual_seed(SEED)
-    with _in_double():
+    with in_double():
         errors = {
             key: _error(trace, number, key, value, generator)
             for key, value in inputs_of(trace).items()
@@ -128,7 +126,7 @@ def _direction(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(_wider(tensor.dtype))
+    return tensor.detach().to(wider(tensor.dtype))
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -138,47 +136,3 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 def _norm(tensor: Tensor) -> float:
     return tensor.abs().square().sum().sqrt().item()
-
-
-@contextmanager
-def _in_double() -> Generator[None]:
-    """Compute in float64, also what a module makes in another dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Double():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _Double(TorchFunctionMode):
-    """Has every function of torch that is told a narrower dtype use the wider one."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = {name: _wider(value) for name, value in (kwargs or {}).items()}
-        return _WIDER_METHODS.get(func, func)(*map(_wider, args), **given)
-
-
-def _wider(value: Any) -> Any:
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
-
-
-_WIDER = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex32: torch.complex128,
-    torch.complex64: torch.complex128,
-}
-_WIDER_METHODS: dict[Any, Any] = {
-    Tensor.half: Tensor.double,
-    Tensor.bfloat16: Tensor.double,
-    Tensor.float: Tensor.double,
-}

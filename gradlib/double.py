@@ -1,0 +1,55 @@
+"""Computing in float64 what was written for a narrower dtype."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Double(TorchFunctionMode):
+    """Has every function of torch that is told a narrower dtype use the wider one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function with wider dtypes."""
+        given = {name: wider(value) for name, value in (kwargs or {}).items()}
+        return _WIDER_METHODS.get(func, func)(*map(wider, args), **given)
+
+
+@contextmanager
+def in_double(mode: Double | None = None) -> Generator[None]:
+    """Compute in float64, also what a module makes in another dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mode or Double():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def wider(value: Any) -> Any:
+    """Return the float64 or complex128 that a dtype becomes; all else as it is."""
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+_WIDER_METHODS: dict[Any, Any] = {
+    Tensor.half: Tensor.double,
+    Tensor.bfloat16: Tensor.double,
+    Tensor.float: Tensor.double,
+}

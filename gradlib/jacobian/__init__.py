@@ -1,0 +1,1 @@
+"""dY/dX for every sample of a batch, from one forward pass."""

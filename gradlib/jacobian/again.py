@@ -1,0 +1,334 @@
+"""Calling the function again, in float64, and leaving everything as it was.
+
+The modules it calls get copies of their parameters, buffers and other attributes while
+it runs, and torch's generators begin where they did for the first call.
+"""
+
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+
+from gradlib.double import Double, in_double, wider
+from gradlib.jacobian.arguments import Arguments
+from gradlib.private import (
+    BUFFERS,
+    PARAMETERS,
+    no_function_modes,
+    own_buffers,
+    own_parameters,
+    run_eagerly,
+)
+from gradlib.recording.attributes import Copies, attributes
+from gradlib.tree import Tree, tensors_in
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where torch's generators stood."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+
+    @classmethod
+    def now(cls) -> "RandomState":
+        """Return where they stand."""
+        cuda = [torch.cuda.get_rng_state(device) for device in cuda_devices()]
+        return cls(torch.get_rng_state(), cuda)
+
+    def set(self) -> None:
+        """Have them stand there again."""
+        torch.set_rng_state(self.cpu)
+        for device, state in enumerate(self.cuda):
+            torch.cuda.set_rng_state(state, device)
+
+
+@dataclass
+class Called:
+    """What a call of the function gave.
+
+    Attributes:
+        outputs: Its outputs.
+        leaves: The tensors it was called with that can be differentiated for: by
+            place the inputs, by name the parameters.
+        lifted: What was seen meanwhile.
+    """
+
+    outputs: Tree
+    leaves: dict[int | str, Tensor]
+    lifted: "Lifted"
+
+
+def call_again(
+    arguments: Arguments,
+    random: RandomState,
+    moves: Mapping[int | str, Tensor],
+    *,
+    order: Tensor | None = None,
+    double: bool = True,
+) -> Called:
+    """Call the function, with inputs and parameters moved a little.
+
+    Args:
+        arguments: The call.
+        random: Where torch's generators stand when it begins.
+        moves: What is added to inputs, by place, and parameters, by name.
+        order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
+            are.
+        double: Whether everything is computed in float64.
+    """
+    change = _doubled if double else _copied
+    leaves: dict[int | str, Tensor] = {}
+    given: list[Any] = list(arguments.inputs.leaves)
+    lifted = Lifted()
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        run_eagerly(),
+        _own_state(arguments.fn, change, moves, leaves),
+    ):
+        for place, leaf in enumerate(given):
+            if isinstance(leaf, Tensor):
+                made = change(leaf)
+                if order is not None and not arguments.shared[place]:
+                    made = made[order.to(made.device)]
+                if place in moves:
+                    made = made + moves[place].to(made)
+                if made.is_floating_point():
+                    leaves[place] = made.requires_grad_()
+                    made = made.clone()
+                given[place] = made
+        random.set()
+        args = Tree(given, arguments.inputs.spec).build()
+        if double:
+            with in_double(lifted):
+                outputs = Tree.of(arguments.fn(*args))
+        else:
+            outputs = Tree.of(arguments.fn(*args))
+    return Called(outputs, leaves, lifted)
+
+
+@contextmanager
+def own_state(fn: Callable[..., Any]) -> Generator[None]:
+    """Have what a function changes in its modules forgotten."""
+    with _own_state(fn, _copied, {}, {}):
+        yield
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    to = wider(tensor.dtype)
+    return tensor.clone() if to == tensor.dtype else tensor.to(to)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def cuda_devices() -> range:
+    """Return the CUDA devices in use."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
+@contextmanager
+def _own_state(
+    fn: Callable[..., Any],
+    change: Callable[[Tensor], Tensor],
+    moves: Mapping[int | str, Tensor],
+    leaves: dict[int | str, Tensor],
+) -> Generator[None]:
+    """Give every module that runs a state of its own, and take it away afterwards."""
+    before: dict[nn.Module, dict[str, Any]] = {}
+    copies = Copies(change)
+    made: dict[int, nn.Parameter] = {}
+    names = {}
+    if isinstance(fn, nn.Module):
+        names = {id(parameter): name for name, parameter in fn.named_parameters()}
+
+    def parameter_of(original: nn.Parameter) -> nn.Parameter:
+        if id(original) not in made:
+            value, name = change(original), names.get(id(original))
+            if name is not None and name in moves:
+                value = value + moves[name].to(value)
+            made[id(original)] = nn.Parameter(value, original.requires_grad)
+            if name is not None:
+                leaves[name] = made[id(original)]
+        return made[id(original)]
+
+    def meet(module: nn.Module) -> None:
+        if module in before or isinstance(module, torch.jit.ScriptModule):
+            return
+        state = vars(module)
+        before[module] = dict(state)
+        parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
+        for name, parameter in parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                parameters[name] = parameter_of(parameter)
+                copies.know(parameter, cast(Tensor, parameters[name]))
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                buffers[name] = change(buffer)
+                copies.know(buffer, cast(Tensor, buffers[name]))
+        state[PARAMETERS], state[BUFFERS] = parameters, buffers
+
+    def meet_all(module: nn.Module) -> None:
+        if module in before:
+            return
+        known = len(before)
+        for inner in cast(Any, module).modules():
+            meet(inner)
+        for inner in list(before)[known:]:  # they may hold any of the parameters
+            for name, value in attributes(inner):
+                vars(inner)[name] = copies.of(value)
+
+    def before_forward(module: nn.Module, _args: object) -> None:
+        with no_function_modes():  # what happens here is not the function's doing
+            meet_all(module)
+
+    handle = register_module_forward_pre_hook(before_forward)
+    try:
+        if isinstance(fn, nn.Module):
+            meet_all(fn)
+        yield
+    finally:
+        handle.remove()
+        for module, state in before.items():
+            vars(module).clear()
+            vars(module).update(state)
+
+
+# Functions of torch after which autograd knows nothing of what becomes of a value.
+_LEAVES_AUTOGRAD: dict[Any, str] = {
+    Tensor.detach: ".detach()",
+    Tensor.detach_: ".detach_()",
+    Tensor.numpy: ".numpy()",
+    Tensor.item: ".item()",
+    cast(Any, Tensor).tolist: ".tolist()",
+    Tensor.__float__: "float()",
+    cast(Any, Tensor).__array__: "a NumPy function",
+    cast(Any, Tensor.data).__get__: ".data",
+}
+
+# Where an integer says which entry is meant, and no amount.
+_INDEXING = frozenset(
+    {
+        Tensor.__getitem__,
+        Tensor.index_select,
+        Tensor.gather,
+        Tensor.take,
+        Tensor.take_along_dim,
+        torch.index_select,
+        torch.gather,
+        torch.take,
+        torch.take_along_dim,
+        torch.nn.functional.embedding,
+        torch.embedding,
+        Tensor.scatter,
+        torch.scatter,
+    }
+)
+
+_CASTS = frozenset(
+    {
+        *(Tensor.int, Tensor.long, Tensor.short, Tensor.char, Tensor.byte),
+        *(Tensor.to, Tensor.type, Tensor.type_as),
+    }
+)
+
+
+@dataclass
+class _Cast:
+    """Numbers that became integers."""
+
+    where: str
+    sums: Tensor  # of the numbers, to see whether they depend on the input
+    whole: list[Tensor] = field(default_factory=list[Tensor])
+    used: bool = False  # as numbers again
+
+
+class Lifted(Double):
+    """Widens the tensors too that a function brings along, and sees what it does."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        super().__init__()
+        self.left: dict[str, None] = {}  # where values left autograd
+        self.casts: list[_Cast] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function with everything in float64."""
+        kwargs = kwargs or {}
+        if func in _LEAVES_AUTOGRAD:
+            self.left[f"{_LEAVES_AUTOGRAD[func]} in {_place()}"] = None
+        writes = _writes(func)
+        if writes or any(_is_narrow(it) for it in tensors_in((args, kwargs))):
+            first, rest = args[:writes], args[writes:]
+            args = (*first, *map(_lifted, rest))
+            out = kwargs.get("out")
+            kwargs = {name: _lifted(value) for name, value in kwargs.items()}
+            if out is not None:
+                kwargs["out"] = out
+        result = super().__torch_function__(func, types, args, kwargs)
+        self._look_for_casts(func, args, result)
+        return result
+
+    def _look_for_casts(
+        self, func: Callable[..., Any], args: tuple[Any, ...], result: Any
+    ) -> None:
+        if not isinstance(result, Tensor):
+            return
+        whole = not result.is_floating_point() and result.dtype != torch.bool
+        if whole and func in _CASTS and args[0].is_floating_point():
+            sums = args[0].detach().sum(dtype=torch.float64)
+            self.casts.append(_Cast(_place(), sums, [result]))
+            return
+        if not self.casts or func in _INDEXING:
+            return
+        given = {id(it) for it in tensors_in(args)}
+        for cast_ in self.casts:
+            if any(id(it) in given for it in cast_.whole):
+                if whole:
+                    cast_.whole.append(result)
+                elif result.is_floating_point():
+                    cast_.used = True
+
+
+def _writes(func: Callable[..., Any]) -> int:
+    """Return 1 for a function that writes into its first argument, else 0."""
+    name = getattr(func, "__name__", "")
+    return int(name == "__setitem__" or (name.endswith("_") and name[-2:] != "__"))
+
+
+def _lifted(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(wider(value.dtype)) if _is_narrow(value) else value
+    kind = type(cast(object, value))
+    return cast(Any, kind)(map(_lifted, value)) if kind in (list, tuple) else value
+
+
+def _is_narrow(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _place() -> str:
+    """Return the line of the function that is running: neither torch's nor ours."""
+    for frame in reversed(traceback.extract_stack()):
+        file = frame.filename.replace("\\", "/")
+        if not any(part in file for part in _NOT_THEIRS):
+            return f"{file.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return "an unknown place"
+
+
+_NOT_THEIRS = ("/torch/", "/gradlib/jacobian/", "/gradlib/double.py", "/contextlib.py")

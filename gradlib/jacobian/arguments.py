@@ -1,0 +1,246 @@
+"""What a Jacobian is asked of: the function, its inputs, and which of them count."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError
+from gradlib.tree import NAMESPACE, Tree
+
+Argnums: TypeAlias = int | tuple[int, ...] | str
+"""Which inputs, or ``"parameters"``."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One tensor that is differentiated for.
+
+    Attributes:
+        name: What messages call it: ``inputs[0]['mask']``, or a parameter's name.
+        value: The tensor, as the caller gave it.
+        shared: Whether all samples share it: then it has no batch axis.
+        place: Where it stands among the inputs' leaves; ``None`` for a parameter.
+    """
+
+    name: str
+    value: Tensor
+    shared: bool
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call of ``per_sample_jacobian``, looked at and found good.
+
+    Attributes:
+        fn: The function, or module.
+        inputs: Its positional arguments.
+        shared: For each leaf of them, whether all samples share it.
+        asked: What is differentiated for.
+        inner: The structure of `asked`, with its positions as leaves.
+        batch: The number of samples.
+    """
+
+    fn: Callable[..., Any]
+    inputs: Tree
+    shared: tuple[bool, ...]
+    asked: tuple[Asked, ...]
+    inner: Tree
+    batch: int
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether it is the parameters that are differentiated for."""
+        return any(it.place is None for it in self.asked)
+
+    def batched(self) -> list[int]:
+        """Return the places of the input tensors that have a batch axis."""
+        return [
+            place
+            for place, leaf in enumerate(self.inputs.leaves)
+            if isinstance(leaf, Tensor) and not self.shared[place]
+        ]
+
+
+def read(
+    fn: Callable[..., Any], inputs: tuple[Any, ...], argnums: Argnums, in_dims: Any
+) -> Arguments:
+    """Look at what was passed.
+
+    Raises:
+        JacobianArgumentError: An argument is not what it must be.
+        NotDifferentiableDtypeError: What is asked for is no real floating tensor.
+    """
+    if not callable(fn):
+        raise JacobianArgumentError(
+            f"fn must be a module or a function, not {type(fn).__name__}. For outputs "
+            "that are computed already there is per_sample_jacobian_from_graph."
+        )
+    if not inputs:
+        raise JacobianArgumentError(
+            "There are no inputs: pass what fn takes, as per_sample_jacobian(fn, x)."
+        )
+    tree = Tree.of(inputs)
+    shared = _shared(tree, inputs, in_dims)
+    batch = _batch(tree, shared)
+    if isinstance(argnums, str):
+        asked = _parameters(fn, argnums)
+        inner = Tree.of({it.name: i for i, it in enumerate(asked)})
+    else:
+        asked, inner = _arguments(tree, inputs, argnums, shared)
+    for it in asked:
+        require_real(it.value, it.name, "differentiate for it")
+    return Arguments(fn, tree, shared, tuple(asked), inner, batch)
+
+
+def require_real(tensor: Tensor, name: str, purpose: str) -> None:
+    """Raise unless a tensor has a real floating dtype.
+
+    Raises:
+        NotDifferentiableDtypeError: It has another dtype.
+    """
+    if tensor.is_complex():
+        raise NotDifferentiableDtypeError(
+            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}. A complex "
+            "function has a Jacobian only where it is holomorphic, and nobody can tell "
+            "that it is. Pass torch.view_as_real of it, and return that of the result: "
+            "then real and imaginary part are two entries each."
+        )
+    if not tensor.is_floating_point():
+        raise NotDifferentiableDtypeError(
+            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}: nothing can "
+            f"{purpose}. Integers have no derivative: leave it out of argnums, or "
+            "convert it with .float() if it stands for real numbers."
+        )
+
+
+def input_path(tree: Tree, place: int) -> str:
+    """Return what messages call an input: ``inputs[0]['mask']``."""
+    return "inputs" + tree.path(place)
+
+
+def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ...]:
+    dims: Any = in_dims
+    if dims is None or isinstance(dims, int):
+        dims = (dims,) * len(inputs)
+    if not isinstance(dims, (tuple, list)) or len(cast(Any, dims)) != len(inputs):
+        raise JacobianArgumentError(
+            f"in_dims must be 0, None, or one of them for each of the {len(inputs)} "
+            f"inputs; it is {in_dims!r}."
+        )
+    try:
+        each: list[Any] = cast(Any, optree).broadcast_prefix(
+            tuple(cast(Any, dims)),
+            tree.build(),
+            none_is_leaf=True,
+            namespace=NAMESPACE,
+        )
+    except ValueError as error:
+        raise JacobianArgumentError(
+            f"in_dims {in_dims!r} is not nested as the inputs are: {error}"
+        ) from error
+    for dim in each:
+        if dim is not None and (isinstance(dim, bool) or dim != 0):
+            raise JacobianArgumentError(
+                f"in_dims holds {dim!r}. It is 0 for an input whose first axis is the "
+                "batch, None for one that all samples share. For another axis wrap "
+                "fn: lambda x: fn(x.movedim(0, 1)), and pass x.movedim(1, 0)."
+            )
+    return tuple(dim is None for dim in each)
+
+
+def _batch(tree: Tree, shared: Sequence[bool]) -> int:
+    sizes: dict[str, int] = {}
+    for place, leaf in enumerate(tree.leaves):
+        if not isinstance(leaf, Tensor) or shared[place]:
+            continue
+        if leaf.dim() == 0:
+            raise JacobianArgumentError(
+                f"{input_path(tree, place)} is a single number and has no batch axis. "
+                "Give it one, or say in_dims=None for it: all samples share it."
+            )
+        sizes[input_path(tree, place)] = leaf.shape[0]
+    if not sizes:
+        raise JacobianArgumentError(
+            "No input has a batch axis, so there are no samples. Give one input's "
+            "in_dims as 0; the Jacobian of a single sample is that of a batch of one."
+        )
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise JacobianArgumentError(
+            f"The inputs disagree on the number of samples: {found}. What all samples "
+            "share gets in_dims=None."
+        )
+    return next(iter(sizes.values()))
+
+
+def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
+    if argnums != "parameters":
+        raise JacobianArgumentError(
+            f'argnums is {argnums!r}: it is an int, a tuple of ints, or "parameters".'
+        )
+    if not isinstance(fn, nn.Module):
+        raise JacobianArgumentError(
+            f'argnums="parameters" needs fn to be a module, not {_name(fn)}. Pass the '
+            "module itself; wrap what happens around it into a module's forward."
+        )
+    asked = [
+        Asked(name, parameter, shared=True)
+        for name, parameter in fn.named_parameters()
+        if parameter.requires_grad
+    ]
+    if not asked:
+        raise JacobianArgumentError(
+            f"No parameter of {type(fn).__name__} requires grad, so there is nothing "
+            "to differentiate for. requires_grad_() lets them."
+        )
+    return asked
+
+
+def _arguments(
+    tree: Tree, inputs: tuple[Any, ...], argnums: object, shared: Sequence[bool]
+) -> tuple[list[Asked], Tree]:
+    given: Any = argnums
+    places: dict[int, list[int]] = {}
+    for number in given if isinstance(argnums, tuple) else (given,):
+        if type(number) is not int or not -len(inputs) <= number < len(inputs):
+            raise JacobianArgumentError(
+                f"argnums is {argnums!r}, and there are {len(inputs)} inputs: it is an "
+                "int, a tuple of ints, each naming one of them from 0, or "
+                '"parameters".'
+            )
+        number %= len(inputs)
+        if number in places:
+            raise JacobianArgumentError(f"argnums {argnums!r} names an input twice.")
+        # The paths of one input's leaves begin with its position.
+        paths = tree.spec.paths()
+        places[number] = [i for i, path in enumerate(paths) if path[0] == number]
+    asked: list[Asked] = []
+    parts: list[Any] = []
+    for number, inside in places.items():
+        tensors = [i for i in inside if isinstance(tree.leaves[i], Tensor)]
+        if not tensors:
+            raise JacobianArgumentError(
+                f"inputs[{number}] is asked for by argnums and holds no tensor: it is "
+                f"{inputs[number]!r}."
+            )
+        part = Tree.of(inputs[number])
+        first, start = inside[0], len(asked)
+        parts.append(part.filled({i - first: start + k for k, i in enumerate(tensors)}))
+        asked += [
+            Asked(input_path(tree, i), tree.leaves[i], shared[i], i) for i in tensors
+        ]
+    return asked, Tree.of(parts[0] if isinstance(argnums, int) else tuple(parts))
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def on_device(arguments: Arguments) -> torch.device:
+    """Return the device that the Jacobian lives on."""
+    return arguments.asked[0].value.device

@@ -1,0 +1,107 @@
+"""Carrying a plan out, and what to do where torch cannot."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import GradlibError, NoSuchWayError
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.pieces import Block, Piece, empty, fill, joined
+from gradlib.jacobian.plan import Plan
+from gradlib.progress import reported
+
+
+def compute(
+    graph: Graph,
+    plan: Plan,
+    *,
+    may_change: bool,
+    out: dict[Block, Tensor] | None = None,
+    create_graph: bool = False,
+    progress: bool = False,
+) -> dict[Block, Tensor]:
+    """Return the blocks of a Jacobian.
+
+    Args:
+        graph: What it is of.
+        plan: How to compute it.
+        may_change: Whether another mode may serve, where this one cannot.
+        out: Where to write them.
+        create_graph: Whether gradients flow through them.
+        progress: Whether to say on the terminal how far it is.
+
+    Raises:
+        NoSuchWayError: torch cannot go back through the graph, in this mode.
+    """
+    *others, last = list(_attempts(plan, may_change))
+    for attempt in others:
+        try:
+            return _carried_out(graph, attempt, out, create_graph, progress)
+        except (RuntimeError, NotImplementedError):
+            # Not every node can work on batched values, or be gone through twice.
+            # The graph is still there, so nothing is lost but the time.
+            continue
+    try:
+        return _carried_out(graph, last, out, create_graph, progress)
+    except RuntimeError as error:
+        if isinstance(error, GradlibError):
+            raise
+        raise NoSuchWayError(_explained(error)) from error
+
+
+def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
+    plans = [plan]
+    if may_change and plan.mode in ("forward", "split"):
+        plans.append(replace(plan, mode="reverse"))
+    for it in plans:
+        if it.chunk > 1:
+            yield it
+        yield replace(it, chunk=1)
+
+
+def _carried_out(
+    graph: Graph,
+    plan: Plan,
+    out: dict[Block, Tensor] | None,
+    create_graph: bool,
+    progress: bool,
+) -> dict[Block, Tensor]:
+    pieces = plan.pieces(graph, create_graph=create_graph)
+    if progress:
+        pieces = reported(pieces, _share_done(graph))
+    if create_graph:
+        return joined(graph, pieces)
+    if out is None or not all(it.is_contiguous() for it in out.values()):
+        blocks = empty(graph)
+        fill(graph, blocks, pieces)
+        for block, tensor in (out or {}).items():
+            tensor.copy_(blocks[block])
+        return out or blocks
+    fill(graph, out, pieces)
+    return out
+
+
+def _share_done(graph: Graph) -> Callable[[Piece], str]:
+    """Return what says how much of a Jacobian has been computed."""
+    total = sum(torch.Size(graph.shape(*block)).numel() for block in graph.blocks())
+    done = 0
+
+    def text(piece: Piece) -> str:
+        nonlocal done
+        done += 0 if piece.values is None else piece.values.numel()
+        return f"Jacobian: {done / max(total, 1):.0%}"
+
+    return text
+
+
+def _explained(error: RuntimeError) -> str:
+    text = str(error)
+    if "use_reentrant" in text or "Checkpointing is not compatible" in text:
+        return (
+            "A checkpoint inside fn is of the reentrant kind, which refuses "
+            "torch.autograd.grad. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint."
+        )
+    return f"torch cannot go back through what fn computed: {text}"

@@ -1,0 +1,207 @@
+"""Whether samples influence each other, and which module makes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.module import register_module_forward_hook
+
+from gradlib.errors import CoupledSamplesError
+from gradlib.jacobian.arguments import input_path
+from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.slopes import Caller, tensors_of
+from gradlib.selection import modules_of
+from gradlib.tree import tensors_in
+
+ALIKE = 1e-9
+"""By which part the same numbers may differ in float64."""
+
+SWAPPED = 0.1
+"""How far the other samples are moved to see what follows, as a part of their size."""
+
+
+def require_own_samples(
+    caller: Caller, graph: Graph, points: Sequence[Tensor | None]
+) -> None:
+    """Raise where the outputs of half the samples depend on inputs of the others.
+
+    Args:
+        caller: Calls the function again.
+        graph: What its first call left.
+        points: For each leaf of the inputs what stands for it in the graph.
+
+    Raises:
+        CoupledSamplesError: They do.
+    """
+    if graph.batch == 1:
+        return
+    half = caller.chance.half(graph.batch)
+    own = {
+        place: point
+        for place, point in enumerate(points)
+        if point is not None and not caller.arguments.shared[place]
+    }
+    if not own:
+        _require_same_beside_others(caller, half)
+        return
+    found = reached(caller.chance, graph.roots, list(own.values()), half)
+    if found is not None:
+        place = list(own)[found]
+        raise coupled(caller, half, input_path(caller.arguments.inputs, place))
+
+
+def require_own_rows(graph: Graph) -> None:
+    """Raise where outputs of half the samples lead to inputs of the others.
+
+    There is nothing to call again, so nobody tells where.
+
+    Raises:
+        CoupledSamplesError: They do.
+    """
+    if graph.batch < 2:
+        return
+    chance = Chance()
+    half = chance.half(graph.batch)
+    found = reached(chance, graph.roots, graph.points, half)
+    if found is not None:
+        raise CoupledSamplesError(
+            f"The samples are not independent: the output of one depends on "
+            f"{graph.names[found]} of another, so there is no dY/dX of each sample. "
+            "per_sample_jacobian(fn, x), which can call fn again, says where; "
+            "check=False gives for each sample the sum over all samples' outputs."
+        )
+
+
+def reached(
+    chance: Chance, roots: Sequence[Tensor], points: Sequence[Tensor], half: Tensor
+) -> int | None:
+    """Return which input the other samples have a gradient of; ``None`` for none."""
+    vectors = [_only(chance.vector(root), half) for root in roots]
+    grads = torch.autograd.grad(
+        roots, points, vectors, retain_graph=True, allow_unused=True
+    )
+    for i, grad in enumerate(cast(Sequence[Tensor | None], grads)):
+        if grad is not None:
+            others = grad[~half.to(grad.device)]
+            # 0 · inf is NaN, and no sign of anything.
+            if ((others != 0) & ~others.isnan()).any():
+                return i
+    return None
+
+
+def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
+    """Return the error, with the first module that couples samples in it."""
+    found = _first_module(caller, half)
+    where = "" if found is None else f" The first module that mixes them is {found}."
+    fix = (
+        "Take out of fn what looks at the whole batch, or pass samples one at a time: "
+        "torch.cat([per_sample_jacobian(fn, x[i : i + 1]) for i in range(len(x))])."
+    )
+    if found is not None and found.batch_norm:
+        fix = (
+            "Call .eval() on the model, so that it uses its running statistics, or use "
+            "GroupNorm or LayerNorm in its place."
+        )
+    return CoupledSamplesError(
+        f"The samples are not independent: the output of one depends on {name} of "
+        f"another, so there is no dY/dX of each sample.{where} {fix} check=False "
+        "gives what it gives: for each sample the sum over all samples' outputs."
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    kind: str
+    batch_norm: bool
+
+    def __str__(self) -> str:
+        named = f'"{self.name}", a ' if self.name else "a "
+        return f"{named}{self.kind}"
+
+
+def _first_module(caller: Caller, half: Tensor) -> _Found | None:
+    """Return the first module whose outputs follow what other samples are."""
+    as_it_was = _recorded(caller, None)
+    beside_others = _recorded(caller, half)
+    fn = caller.arguments.fn
+    names: dict[nn.Module, str] = {}
+    if isinstance(fn, nn.Module):
+        names = {module: name for name, module in modules_of(fn).items()}
+    for (module, given, made), (_, other_given, other_made) in zip(
+        as_it_was, beside_others, strict=False
+    ):
+        if _same(given, other_given, half) and not _same(made, other_made, half):
+            return _Found(
+                names.get(module, ""), type(module).__name__, _uses_batch(module)
+            )
+    return None
+
+
+def _uses_batch(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and (
+        module.training or not module.track_running_stats
+    )
+
+
+_Seen = tuple[nn.Module, list[Tensor], list[Tensor]]
+
+
+def _recorded(caller: Caller, half: Tensor | None) -> list[_Seen]:
+    """Return what each module was given and returned, the innermost first."""
+    seen: list[_Seen] = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append((module, _values(args), _values(output)))
+
+    handle = register_module_forward_hook(hook)
+    try:
+        beside(caller, half)
+    finally:
+        handle.remove()
+    return seen
+
+
+def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
+    """Return the outputs where the samples that are not in `half` are others."""
+    if half is None:
+        return tensors_of(caller.at())
+    order = torch.arange(len(half))
+    ours = order[half]
+    order[~half] = ours[: int((~half).sum())]
+    return tensors_of(caller.at(order=order))
+
+
+def _require_same_beside_others(caller: Caller, half: Tensor) -> None:
+    """Raise where outputs change with the other samples: for inputs of integers."""
+    if not caller.arguments.batched():
+        return
+    if not _same(beside(caller, None), beside(caller, half), half):
+        raise coupled(caller, half, "the input")
+
+
+def _same(a: list[Tensor], b: list[Tensor], half: Tensor) -> bool:
+    return all(
+        not _has_samples(x, half)
+        or torch.allclose(
+            x[half.to(x.device)], y[half.to(x.device)], ALIKE, ALIKE, equal_nan=True
+        )
+        for x, y in zip(a, b, strict=False)
+    )
+
+
+def _has_samples(tensor: Tensor, half: Tensor) -> bool:
+    return tensor.dim() > 0 and len(tensor) == len(half)
+
+
+def _values(structure: object) -> list[Tensor]:
+    return [it.detach().clone() for it in tensors_in(structure)]
+
+
+def _only(vector: Tensor, half: Tensor) -> Tensor:
+    vector[~half.to(vector.device)] = 0
+    return vector

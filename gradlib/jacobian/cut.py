@@ -1,0 +1,113 @@
+"""The narrowest tensor that everything has to pass on its way to an output."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from gradlib.private import forms_at
+from gradlib.vjp.connection import Place, place_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A tensor h inside a graph, of which only the place is left.
+
+    Attributes:
+        edge: The place.
+        shape: ``(batch, *h)``.
+        dtype: Of h.
+        device: Of h.
+    """
+
+    edge: GradientEdge
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def width(self) -> int:
+        """How many entries h has for each sample."""
+        return math.prod(self.shape[1:])
+
+
+def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | None:
+    """Return the tensor with the fewest entries that all ways go through.
+
+    Args:
+        output: Where the ways begin, at the end.
+        inputs: Where they lead to.
+        batch: The first axis that it must have.
+
+    Returns:
+        ``None`` where every way has something to itself, or torch does not tell the
+        shapes (2.4).
+    """
+    best: Cut | None = None
+    for node, number in _bottlenecks(output, inputs):
+        forms = forms_at(node)
+        if forms is None:
+            return None
+        form = forms[number]
+        shape = tuple(map(int, form.shape))
+        if shape[:1] != (batch,):
+            continue
+        if best is None or math.prod(shape) < math.prod(best.shape):
+            edge = GradientEdge(node, number)
+            best = Cut(edge, shape, form.dtype, form.device)
+    return best
+
+
+def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
+    """Return every place that all ways pass, between the ends."""
+    ends = {place_of(it)[0] for it in inputs}
+    start = place_of(output)
+    on_way = _on_the_way(start[0], ends)
+    # Going down in topological order: the places that lead from nodes behind us to
+    # nodes before us. Where there is just one, everything passes it.
+    ahead: set[Place] = set()
+    for node in _in_order(start[0], on_way):
+        ahead = {place for place in ahead if place[0] is not node}
+        if node not in ends:
+            ahead |= {
+                cast(Place, place)
+                for place in node.next_functions
+                if place[0] in on_way
+            }
+        if len(ahead) == 1 and next(iter(ahead))[0] not in ends:
+            yield next(iter(ahead))
+
+
+def _on_the_way(start: Node, ends: set[Node]) -> set[Node]:
+    """Return the nodes from which an end can be reached."""
+    on_way = set(ends)
+    for node in reversed(_in_order(start, None)):
+        if any(before in on_way for before, _ in node.next_functions):
+            on_way.add(node)
+    return on_way
+
+
+def _in_order(start: Node, among: set[Node] | None) -> list[Node]:
+    """Return the nodes below `start`, each before those that it leads to."""
+    done: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(start, False)]
+    while stack:
+        node, left = stack.pop()
+        if left:
+            done.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [
+                (before, False)
+                for before, _ in node.next_functions
+                if before is not None
+                and before not in seen
+                and (among is None or before in among)
+            ]
+    return done[::-1]

@@ -1,0 +1,91 @@
+"""Forward: the Jacobian column by column, each a JVP with a unit vector.
+
+The VJP is linear in its vector v, so its own VJP with respect to v is the JVP (J.
+Townsend, "A new trick for calculating Jacobian vector products", 2017). All of it uses
+the graph of the one forward pass; nothing is computed with other numbers than that.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.passes import Place, chunks, one_hot, pull
+from gradlib.jacobian.pieces import COLUMNS, Piece
+
+
+def passes(graph: Graph) -> int:
+    """Return how many columns there are to ask for."""
+    return sum(graph.columns(i) for i in range(len(graph.points)))
+
+
+def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:
+    """Return the Jacobian in chunks of columns.
+
+    Args:
+        graph: Where it comes from.
+        chunk: How many columns a pass asks for.
+        create_graph: Whether the pieces have a graph too.
+
+    Raises:
+        NoSuchWayError: The graph cannot be differentiated twice.
+    """
+    for i, point in enumerate(graph.points):
+        columns = graph.columns(i)
+        linear = Linearized(graph.roots, point)
+        for start, length in chunks(columns, chunk):
+            u = one_hot(length, point, start, columns)
+            if not graph.shared[i]:
+                u = u[:, None].expand(-1, graph.batch, -1)
+            found = linear.push(u.reshape(length, *point.shape), create_graph)
+            for root, tangents in enumerate(found):
+                if tangents is not None:
+                    rows = graph.rows(root)
+                    tangents = tangents.reshape(length, graph.batch, rows)
+                    tangents = tangents.movedim(0, 2)
+                yield Piece((root, i), COLUMNS, start, length, tangents)
+
+
+class Linearized:
+    """The map from a tangent at one place of the graph to those of the outputs."""
+
+    def __init__(self, outputs: Sequence[Tensor], place: Place) -> None:
+        """Go back once, with vectors that stay variable."""
+        # They are ones: some backward passes answer zeros with nothing.
+        self._v = [torch.ones_like(y, requires_grad=True) for y in outputs]
+        grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
+        found = grad(outputs, [place], self._v, create_graph=True, allow_unused=True)
+        self._pulled: Tensor | None = found[0]
+        if self._pulled is not None and not self._pulled.requires_grad:
+            raise NoSuchWayError(
+                "The backward pass of an operation here leaves no graph of its own, so "
+                'it has no columns to give. Use mode="reverse".'
+            )
+
+    def push(self, tangents: Tensor, create_graph: bool = False) -> list[Tensor | None]:
+        """Return J u for several u.
+
+        Args:
+            tangents: ``(count, *x.shape)``.
+            create_graph: Whether the result has a graph too.
+
+        Returns:
+            For each output ``(count, *y.shape)``; ``None`` where it does not depend.
+
+        Raises:
+            NoSuchWayError: An operation cannot be differentiated twice.
+        """
+        if self._pulled is None:
+            return [None] * len(self._v)
+        try:
+            return pull(self._pulled, self._v, tangents, create_graph=create_graph)
+        except RuntimeError as error:
+            if len(tangents) > 1:
+                raise  # it may be that they cannot run together
+            raise NoSuchWayError(
+                "An operation here cannot be differentiated twice, which columns need: "
+                f'{error} Use mode="reverse".'
+            ) from error

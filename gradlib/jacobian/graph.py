@@ -1,0 +1,247 @@
+"""The one forward pass, and the graph it leaves: what every way starts from."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import (
+    IndependentOutputError,
+    JacobianArgumentError,
+    NotPerSampleError,
+)
+from gradlib.jacobian.arguments import Arguments, require_real
+from gradlib.tree import Tree
+from gradlib.vjp.connection import unconnected
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Outputs, what they are differentiated for, and the graph between them.
+
+    Attributes:
+        outputs: What the function returned.
+        places: Which leaves of `outputs` are differentiated: all that are tensors.
+        points: The tensors that are differentiated for.
+        shared: For each of them whether all samples share it.
+        names: What messages call them.
+        batch: The number of samples.
+    """
+
+    outputs: Tree
+    places: tuple[int, ...]
+    points: tuple[Tensor, ...]
+    shared: tuple[bool, ...]
+    names: tuple[str, ...]
+    batch: int
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """The output tensors, ``(batch, *out)`` each."""
+        return [self.outputs.leaves[place] for place in self.places]
+
+    def rows(self, root: int) -> int:
+        """Return how many entries an output has for each sample."""
+        return per_sample(self.roots[root])
+
+    def columns(self, point: int) -> int:
+        """Return how many entries, for each sample, a Jacobian's row has."""
+        tensor = self.points[point]
+        return tensor.numel() if self.shared[point] else per_sample(tensor)
+
+    def shape(self, root: int, point: int) -> tuple[int, ...]:
+        """Return the shape of a block: ``(batch, *out, *in)``."""
+        tensor = self.points[point]
+        inside = tensor.shape if self.shared[point] else tensor.shape[1:]
+        return (*self.roots[root].shape, *inside)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Return each pair of an output and what it is differentiated for."""
+        for root in range(len(self.places)):
+            for point in range(len(self.points)):
+                yield root, point
+
+    def size(self) -> int:
+        """Return how many bytes the whole Jacobian takes."""
+        return sum(
+            math.prod(self.shape(root, point)) * self.points[point].element_size()
+            for root, point in self.blocks()
+        )
+
+
+def run(
+    arguments: Arguments, *, create_graph: bool = False, track_inputs: bool = False
+) -> tuple[Graph, list[Tensor | None]]:
+    """Call the function once, so that autograd records it.
+
+    Args:
+        arguments: The call.
+        create_graph: Whether gradients flow on into what the caller's inputs were
+            made of.
+        track_inputs: Whether autograd follows every batched input, asked for or not.
+
+    Returns:
+        The graph, and for each input's leaf the tensor that stands for it there, or
+        ``None`` where autograd does not follow it.
+
+    Raises:
+        NotPerSampleError: The function returned no tensors, or not one row a sample.
+        NotDifferentiableDtypeError: An output is integer or complex.
+        IndependentOutputError: An output or input is not part of the graph.
+    """
+    asked = {it.place for it in arguments.asked}
+    batched = set(arguments.batched()) if track_inputs else set[int]()
+    points: list[Tensor | None] = [None] * len(arguments.inputs.leaves)
+    given: list[Any] = list(arguments.inputs.leaves)
+    with torch.inference_mode(False), torch.enable_grad():
+        for place, leaf in enumerate(given):
+            if not isinstance(leaf, Tensor):
+                continue
+            if place not in asked and not (
+                place in batched and leaf.is_floating_point()
+            ):
+                continue
+            point = leaf
+            if not (create_graph and leaf.requires_grad):
+                point = (leaf.clone() if leaf.is_inference() else leaf).detach()
+                point.requires_grad_()
+            points[place] = point
+            # The function may overwrite what it is given, and no caller's tensor.
+            given[place] = point.clone()
+        outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
+    places = require_outputs(outputs, arguments.batch)
+    chosen = tuple(
+        it.value if it.place is None else _made(points[it.place])
+        for it in arguments.asked
+    )
+    graph = Graph(
+        outputs,
+        places,
+        chosen,
+        tuple(it.shared for it in arguments.asked),
+        tuple(it.name for it in arguments.asked),
+        arguments.batch,
+    )
+    _require_connection(graph, parameters=arguments.of_parameters)
+    return graph, points
+
+
+def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
+    """Return the graph between tensors that are there already.
+
+    Returns:
+        The graph, and the structure of `inputs` with positions as leaves.
+
+    Raises:
+        JacobianArgumentError: There is no tensor among `inputs`, or a tensor has no
+            graph.
+        NotPerSampleError: The tensors have not one row for each sample.
+        NotDifferentiableDtypeError: One is integer or complex.
+        IndependentOutputError: An output or input is not part of the graph.
+    """
+    given, made = Tree.of(inputs), Tree.of(outputs)
+    places = [i for i, it in enumerate(given.leaves) if isinstance(it, Tensor)]
+    names = tuple("inputs" + given.path(place) for place in places)
+    points: tuple[Tensor, ...] = tuple(given.leaves[place] for place in places)
+    if not points:
+        raise JacobianArgumentError(
+            f"inputs must be a tensor, or hold some; it is {inputs!r}."
+        )
+    for name, point in zip(names, points, strict=True):
+        require_real(point, name, "differentiate for it")
+        if point.dim() == 0 or point.shape[0] != points[0].shape[0]:
+            raise NotPerSampleError(
+                f"{name} has shape {list(point.shape)}, and must have the batch as its "
+                f"first axis, as {names[0]} has, of shape {list(points[0].shape)}. For "
+                "what all samples share use per_sample_jacobian with in_dims."
+            )
+        if not point.requires_grad:
+            raise JacobianArgumentError(
+                f"{name} does not require grad, so outputs have no graph that leads to "
+                f"it. Call {name}.requires_grad_() before outputs are computed."
+            )
+    batch = len(points[0])
+    roots = require_outputs(made, batch)
+    shared = (False,) * len(points)
+    graph = Graph(made, roots, points, shared, names, batch)
+    _require_connection(graph, parameters=False)
+    return graph, given.__class__(
+        [places.index(i) if i in places else None for i in range(len(given.leaves))],
+        given.spec,
+    )
+
+
+def per_sample(tensor: Tensor) -> int:
+    """Return how many entries of a batched tensor belong to one sample."""
+    return math.prod(tensor.shape[1:])
+
+
+def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
+    """Return which leaves are tensors with a row for each sample.
+
+    Raises:
+        NotPerSampleError: There is none, or one is something else.
+        NotDifferentiableDtypeError: One is integer or complex.
+    """
+    places: list[int] = []
+    for place, leaf in enumerate(outputs.leaves):
+        if leaf is None:
+            continue
+        name = output_path(outputs, place)
+        if not isinstance(leaf, Tensor):
+            raise NotPerSampleError(
+                f"{name} is {leaf!r} of type {type(leaf).__name__}, no tensor. Return "
+                "tensors only: lambda x: model(x).logits picks one."
+            )
+        require_real(leaf, name, "be differentiated in it")
+        if leaf.dim() == 0 or leaf.shape[0] != batch:
+            raise NotPerSampleError(
+                f"{name} has shape {list(leaf.shape)}, and there are {batch} samples: "
+                f"its first axis must be the batch, [{batch}, ...]. A mean or sum over "
+                "the batch mixes samples: return the loss of each (reduction='none')."
+            )
+        places.append(place)
+    if not places:
+        raise NotPerSampleError("fn returned no tensor, so there is no Jacobian.")
+    return tuple(places)
+
+
+def output_path(outputs: Tree, place: int) -> str:
+    """Return what messages call an output: ``output['mean']``."""
+    return "output" + outputs.path(place)
+
+
+def _require_connection(graph: Graph, *, parameters: bool) -> None:
+    """Raise where autograd knows no way from an output to any point, or to one."""
+    for place, root in zip(graph.places, graph.roots, strict=True):
+        name = output_path(graph.outputs, place)
+        if not root.requires_grad or len(unconnected([root], graph.points)) == len(
+            graph.points
+        ):
+            raise IndependentOutputError(
+                f"{name}, of shape {list(root.shape)}, does not depend on "
+                f"{_listed(graph.names)}: autograd knows no way from the one to the "
+                "other. Either fn does not use it, or a .detach(), torch.no_grad(), "
+                "NumPy, .item() or an integer cast lies on every way. If a zero is "
+                "what you want, leave that output out."
+            )
+    missing = [] if parameters else unconnected(graph.roots, graph.points)
+    if missing:
+        names = _listed(tuple(graph.names[i] for i in missing))
+        raise IndependentOutputError(
+            f"No output depends on {names}. Leave it out of argnums, or see whether "
+            "fn uses it at all."
+        )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _made(point: Tensor | None) -> Tensor:
+    assert point is not None, "each input asked for has its point"
+    return point

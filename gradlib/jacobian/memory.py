@@ -1,0 +1,63 @@
+"""How much memory is free, and how much a backward pass takes."""
+
+import math
+import os
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import Node
+
+from gradlib.jacobian.graph import Graph
+from gradlib.private import forms_at, sequence_number
+from gradlib.vjp.connection import Place, place_of
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how many bytes are free on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        return free + reserved - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_of_pass(graph: Graph) -> int:
+    """Return how many bytes of gradients one backward pass holds at its height.
+
+    It goes through the graph as autograd does, the node made last first, and counts
+    what waits at the nodes it has not come to.
+    """
+    waiting: dict[Place, int] = {}
+    for root in graph.roots:
+        place = place_of(root)
+        waiting[place] = _size_at(place)
+    height = held = sum(waiting.values())
+    while waiting:
+        node = max(waiting, key=_order)[0]
+        taken = [place for place in waiting if place[0] is node]
+        given = {
+            cast(Place, place): _size_at(cast(Place, place))
+            for place in node.next_functions
+            if place[0] is not None
+        }
+        # An operation has what came in and what goes out at the same time.
+        height = max(height, held + sum(given.values()))
+        held -= sum(waiting.pop(place) for place in taken)
+        for place, size in given.items():
+            if place not in waiting:
+                waiting[place] = size
+                held += size
+    return height
+
+
+def _order(place: Place) -> int:
+    node: Node = place[0]
+    return sequence_number(node)
+
+
+def _size_at(place: Place) -> int:
+    forms = forms_at(place[0])
+    if forms is None:  # torch 2.4 does not tell: then the ends alone count
+        return 0
+    form: Any = forms[place[1]]
+    return math.prod(map(int, form.shape)) * form.dtype.itemsize

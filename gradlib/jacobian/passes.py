@@ -1,0 +1,80 @@
+"""Backward passes through a graph, several at once where torch can do that."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+Place: TypeAlias = Tensor | GradientEdge
+"""Where a pass begins or ends."""
+
+
+def pull(
+    output: Place,
+    inputs: Sequence[Place],
+    vectors: Tensor,
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """Return the VJPs of several vectors, in one pass; the graph is left as it is.
+
+    More than one need a graph whose nodes can work on batched values.
+
+    Args:
+        output: The tensor y that the pass begins at.
+        inputs: The tensors x that it ends at.
+        vectors: The cotangents, ``(count, *y.shape)``.
+        create_graph: Whether the result has a graph too.
+
+    Returns:
+        For each input ``(count, *x.shape)``, or ``None`` where no way leads to it.
+    """
+    if len(vectors) == 1:
+        found = _vjp(output, inputs, vectors[0], create_graph)
+        return [None if grad is None else grad[None] for grad in found]
+    with warnings.catch_warnings():
+        # Some operations take one value after the other: the answer is right.
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        return _vjp(output, inputs, vectors, create_graph, is_grads_batched=True)
+
+
+def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
+    """Return unit vectors ``start``, ``start + 1`` and so on.
+
+    Args:
+        count: How many there are.
+        like: A tensor of the dtype and on the device they shall have.
+        start: Which entry of the first vector is 1.
+        length: Of each vector.
+
+    Returns:
+        ``(count, length)``.
+    """
+    made = like.new_zeros(count, length)
+    made.diagonal(start).fill_(1)
+    return made
+
+
+def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+    """Return where each chunk starts, and how long it is."""
+    for start in range(0, total, size):
+        yield start, min(size, total - start)
+
+
+def _vjp(
+    output: Place, inputs: Sequence[Place], v: Tensor, create_graph: bool, **how: bool
+) -> list[Any]:
+    grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
+    found = grad(
+        [output],
+        list(inputs),
+        [v],
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+        **how,
+    )
+    return list(found)

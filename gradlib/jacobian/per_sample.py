@@ -1,0 +1,257 @@
+"""The Jacobian of every sample of a batch, and how it would be computed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gradlib.errors import JacobianArgumentError
+from gradlib.jacobian import plan as plans
+from gradlib.jacobian import work
+from gradlib.jacobian.again import RandomState, cuda_devices, own_state
+from gradlib.jacobian.arguments import Argnums, read
+from gradlib.jacobian.check import check as require_truth
+from gradlib.jacobian.compute import compute
+from gradlib.jacobian.coupling import require_own_rows
+from gradlib.jacobian.graph import of_tensors, run
+from gradlib.jacobian.out import blocks_of, nested, require_own_memory
+from gradlib.jacobian.plan import Plan
+from gradlib.recording.state import random_state_kept
+
+
+def per_sample_jacobian(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    argnums: Argnums = 0,
+    in_dims: Any = 0,
+    mode: str = "auto",
+    chunk_size: int | str = "auto",
+    max_bytes: int | None = None,
+    out: Any = None,
+    check: bool = True,
+    create_graph: bool = False,
+    progress: bool = False,
+) -> Any:
+    """Return dY/dX for every sample of a batch, from one forward pass.
+
+    ```python
+    import torch
+    from torch import nn
+
+    import gradlib
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2))
+    x = torch.randn(10, 3)
+    jacobian = gradlib.per_sample_jacobian(model, x)
+    print(jacobian.shape)
+    #> torch.Size([10, 2, 3])
+    ```
+
+    The batch is passed whole, once, as the model was written for; then autograd goes
+    back through that one graph. Dropout has one mask for each sample, the same for all
+    of its rows.
+
+    Args:
+        fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
+            or tensors nested in tuples, lists, dicts and dataclasses.
+        inputs: What it is called with: tensors ``(batch, *in)``, also nested; integers
+            and what is no tensor are passed on.
+        argnums: Which input to differentiate for, an ``int`` or a tuple of them; or
+            ``"parameters"``: those of the module that require grad.
+        in_dims: For each input 0, where its first axis is the batch, or ``None``, where
+            all samples share it; one for all, or nested as the inputs are.
+        mode: ``"reverse"``: row by row. ``"forward"``: column by column. ``"split"``:
+            both, from the narrowest tensor inside outwards. ``"loop"``: rows, one at a
+            time, the reference. ``"auto"``: the one with the cheapest passes.
+        chunk_size: How many rows (reverse) or columns (forward) one pass asks for;
+            ``"auto"``: as many as `max_bytes` has room for and as are fast.
+        max_bytes: What may be held at once on top of the forward pass, the result
+            included, in bytes; ``None``: half of what is free on the device.
+        out: Tensors to write the result into, nested as it is.
+        check: Whether to look if the result says how the output changes. It takes a
+            pair of calls in float64 and a backward pass, and leaves parameters, buffers
+            and random state as they are. It sees a cut path that changes the slope of a
+            sample along a random direction by a thousandth of it (by a twentieth, below
+            float32).
+        create_graph: Whether gradients flow through the result, for a loss made of it.
+        progress: Whether a line on the terminal says how far long work is.
+
+    Returns:
+        ``(batch, *out, *in)``, or ``(batch, *out, *param)`` by name: the outputs'
+        structure outside, that of `argnums` inside. Dtype and device are those of what
+        is differentiated for. What all samples share has a batch axis too. It shares no
+        memory with inputs or weights.
+
+    Raises:
+        JacobianArgumentError: An argument is not what it must be.
+        NotDifferentiableDtypeError: An input asked for, or an output, is integer or
+            complex.
+        NotPerSampleError: An output is no tensor with a row for each sample.
+        IndependentOutputError: An output does not depend on what is asked for.
+        CoupledSamplesError: With `check`: a sample's output depends on another sample.
+        DetachedPathError: With `check`: the output changes with the input in a way that
+            autograd does not see.
+        NotRepeatableError: With `check`: two calls with the same inputs differ, not by
+            torch's random numbers.
+        NoSuchWayError: It cannot be computed in this mode.
+        OutOfBytesError: It does not fit into `max_bytes`.
+    """
+    if out is not None and create_graph:
+        raise JacobianArgumentError(
+            "out= and create_graph=True exclude each other: gradients do not flow "
+            "through memory that is written to. Leave one of them out."
+        )
+    arguments = read(fn, inputs, argnums, in_dims)
+    random = RandomState.now()
+    graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
+    plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
+    given = None
+    if out is not None:
+        given = blocks_of(out, graph, arguments.inner)
+        require_own_memory(given, arguments)
+    blocks = compute(
+        graph,
+        plan,
+        may_change=mode == "auto",
+        out=given,
+        create_graph=create_graph,
+        progress=progress,
+    )
+    if check:
+        require_truth(arguments, graph, points, random, blocks)
+    return nested(graph, arguments.inner, blocks) if out is None else out
+
+
+def per_sample_jacobian_from_graph(
+    outputs: Any,
+    inputs: Any,
+    *,
+    max_bytes: int | None = None,
+    out: Any = None,
+    check: bool = True,
+    create_graph: bool = False,
+) -> Any:
+    """Return dY/dX for every sample, of Y and X that are there already.
+
+    ```python
+    import torch
+    from torch import nn
+
+    import gradlib
+
+    torch.manual_seed(0)
+    x = torch.randn(10, 3, requires_grad=True)
+    y = nn.Linear(3, 2)(x).tanh()
+    jacobian = gradlib.per_sample_jacobian_from_graph(y, x)
+    print(jacobian.shape)
+    #> torch.Size([10, 2, 3])
+    y.sum().backward()  # the graph is still there
+    ```
+
+    It goes in reverse, and leaves the graph alive. There is no function to call again,
+    so a cut path and randomness are not seen; `per_sample_jacobian` sees them.
+
+    Args:
+        outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.
+        inputs: The tensor ``(batch, *in)`` it was computed from, or nested ones.
+        max_bytes: As for `per_sample_jacobian`.
+        out: As for `per_sample_jacobian`.
+        check: Whether to see, by one backward pass, if samples influence each other.
+        create_graph: Whether gradients flow through the result.
+
+    Returns:
+        ``(batch, *out, *in)``: the outputs' structure outside, the inputs' inside.
+
+    Raises:
+        JacobianArgumentError: An argument is not what it must be.
+        NotDifferentiableDtypeError: A tensor is integer or complex.
+        NotPerSampleError: The tensors have not one row for each sample.
+        IndependentOutputError: An output does not depend on the inputs.
+        CoupledSamplesError: With `check`: a sample's output depends on another sample.
+        NoSuchWayError: torch cannot go back through the graph.
+        OutOfBytesError: It does not fit into `max_bytes`.
+    """
+    if out is not None and create_graph:
+        raise JacobianArgumentError(
+            "out= and create_graph=True exclude each other: gradients do not flow "
+            "through memory that is written to. Leave one of them out."
+        )
+    graph, inner = of_tensors(outputs, inputs)
+    plan = plans.make(graph, "reverse", "auto", max_bytes, has_room=out is not None)
+    given = None if out is None else blocks_of(out, graph, inner)
+    if check:
+        require_own_rows(graph)
+    blocks = compute(
+        graph, plan, may_change=False, out=given, create_graph=create_graph
+    )
+    return nested(graph, inner, blocks) if out is None else out
+
+
+def plan_jacobian(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    argnums: Argnums = 0,
+    in_dims: Any = 0,
+    mode: str = "auto",
+    chunk_size: int | str = "auto",
+    max_bytes: int | None = None,
+    out: Any = None,
+    check: bool = True,
+    create_graph: bool = False,
+    progress: bool = False,
+) -> Plan:
+    """Return how `per_sample_jacobian` would compute what it is given, and why.
+
+    ```python
+    import torch
+    from torch import nn
+
+    import gradlib
+
+    autoencoder = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 64))
+    print(gradlib.plan_jacobian(autoencoder, torch.randn(8, 64), max_bytes=2**20))
+    #> Jacobian [8, 64, 64], 128 KiB: mode='split', as everything passes a tensor of
+    #>   4 entries.
+    #> mode     rows or columns  passes  multiply-adds
+    #> reverse  64               16      2.62e+05
+    #> forward  64               16      2.62e+05
+    #> split    4                2       1.47e+05
+    #> loop     64               64      2.62e+05
+    #> A pass asks for 4 of them. Held at once, on top of the forward pass: 192 KiB,
+    #>   of 1 MiB.
+    ```
+
+    The function is called once, and two backward passes count multiply-adds; its
+    parameters, buffers and torch's random state are afterwards as they were.
+
+    Args:
+        fn: As for `per_sample_jacobian`, as all that follow.
+        inputs: See there.
+        argnums: See there.
+        in_dims: See there.
+        mode: See there.
+        chunk_size: See there.
+        max_bytes: See there.
+        out: See there.
+        check: Not looked at: a plan checks nothing.
+        create_graph: Not looked at.
+        progress: Not looked at.
+
+    Returns:
+        The plan. Printing it shows which way, why, the passes, multiply-adds and bytes
+        it takes, and what the other ways would cost.
+
+    Raises:
+        JacobianArgumentError: An argument is not what it must be.
+        NotDifferentiableDtypeError: An input asked for, or an output, is integer or
+            complex.
+        NotPerSampleError: An output is no tensor with a row for each sample.
+        IndependentOutputError: An output does not depend on what is asked for.
+        OutOfBytesError: It does not fit into `max_bytes`.
+    """
+    del check, create_graph, progress
+    arguments = read(fn, inputs, argnums, in_dims)
+    with random_state_kept(cuda_devices()), own_state(fn):
+        graph, _ = run(arguments)
+        plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
+        return replace(plan, work=work.count(graph, plan.counts))

@@ -1,0 +1,232 @@
+"""Which way a Jacobian is computed, why, and what it takes."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradlib.errors import JacobianArgumentError, OutOfBytesError
+from gradlib.jacobian import forward, nodes, reverse, split
+from gradlib.jacobian.cut import Cut
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import bytes_of_pass, free_bytes
+from gradlib.jacobian.pieces import Piece
+from gradlib.render import Printable, Table
+
+Way: TypeAlias = Callable[..., Iterator[Piece]]
+
+WAYS: dict[str, Way] = {
+    "reverse": reverse.pieces,
+    "forward": forward.pieces,
+    "split": split.pieces,
+    "loop": reverse.pieces,
+}
+"""A function of the graph, the chunk and `create_graph` for each mode."""
+
+MODES = ("auto", *WAYS)
+
+SHARE = 0.5
+"""Of the free memory, what a Jacobian may take unless it is told."""
+
+BATCHED = 3
+"""How many times the gradients of one pass, for each vector, a batched pass holds."""
+
+FAST = 2**25
+"""How many bytes of gradients a batched pass takes at most: more is slower."""
+
+FORWARD = 2
+"""How many rows a column costs: its pass goes through the graph of a backward pass."""
+
+SPLIT = 4
+"""How many rows an entry of the tensor at a split costs, with all that joins them."""
+
+
+@dataclass(frozen=True)
+class Plan(Printable):
+    """How a Jacobian will be computed. It prints as a table of the ways there are.
+
+    Attributes:
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``.
+        why: In a sentence, why that one.
+        chunk: How many rows, or columns, one pass asks for.
+        counts: Of each way how many rows or columns it asks for, or why it cannot be
+            taken. A split asks for as many rows before its tensor as columns after it.
+        result_bytes: What the Jacobian itself takes; 0 where the caller brings it.
+        part_bytes: What the two parts of a split take.
+        pass_bytes: What one pass holds for each row or column it asks for.
+        max_bytes: What may be held at once on top of the forward pass.
+        shapes: Of each block of the Jacobian, ``(batch, *out, *in)``.
+        work: Of each way how many multiply-adds it takes, where that was counted.
+    """
+
+    mode: str
+    why: str
+    chunk: int
+    counts: dict[str, int | str]
+    result_bytes: int
+    part_bytes: int
+    pass_bytes: int
+    max_bytes: int
+    shapes: tuple[tuple[int, ...], ...]
+    work: dict[str, int]
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes it takes."""
+        return self.passes_of(self.mode)
+
+    @property
+    def bytes(self) -> int:
+        """What is held at once on top of the forward pass, the result included."""
+        copies = BATCHED if self.chunk > 1 else 1
+        passes = self.pass_bytes * self.chunk * copies
+        return self.result_bytes + self.part_bytes + passes
+
+    def passes_of(self, mode: str) -> int:
+        """Return how many backward passes a way takes, with this plan's chunks.
+
+        Args:
+            mode: One of `counts` that can be taken.
+        """
+        count = self.counts[mode]
+        assert isinstance(count, int), f"{mode} cannot be taken: {count}"
+        passes = math.ceil(count / (1 if mode == "loop" else self.chunk))
+        return 2 * passes if mode == "split" else passes
+
+    def pieces(self, graph: Graph, *, create_graph: bool) -> Iterator[Piece]:
+        """Return the Jacobian in pieces."""
+        return WAYS[self.mode](graph, self.chunk, create_graph=create_graph)
+
+    def _table(self) -> Table:
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes[:3])
+        if len(self.shapes) > 3:
+            shapes += f" and {len(self.shapes) - 3} more"
+        rows = [self._row(mode) for mode in WAYS]
+        per_pass = "1 row or column" if self.chunk == 1 else f"{self.chunk} of them"
+        return Table(
+            f"Jacobian {shapes}, {in_words(self.result_bytes)}: mode={self.mode!r}, "
+            f"as {self.why}.",
+            ("mode", "rows or columns", "passes", "multiply-adds"),
+            rows,
+            (
+                f"A pass asks for {per_pass}. Held at once, on top of the forward "
+                f"pass: {in_words(self.bytes)}, of {in_words(self.max_bytes)}.",
+            ),
+        )
+
+    def _row(self, mode: str) -> tuple[str, ...]:
+        count = self.counts[mode]
+        if isinstance(count, str):
+            return mode, count, "", ""
+        work = f"{self.work[mode]:.3g}" if mode in self.work else ""
+        return mode, str(count), str(self.passes_of(mode)), work
+
+
+def make(
+    graph: Graph,
+    mode: str,
+    chunk_size: int | str,
+    max_bytes: int | None,
+    *,
+    has_room: bool = False,
+) -> Plan:
+    """Choose a way and its chunks.
+
+    Args:
+        graph: What the Jacobian is of.
+        mode: The way, or ``"auto"``.
+        chunk_size: How many rows or columns a pass asks for, or ``"auto"``.
+        max_bytes: What may be held at once; ``None`` for half of what is free.
+        has_room: Whether the caller brings the memory of the result.
+
+    Raises:
+        JacobianArgumentError: There is no such mode, or a size is no whole number.
+        OutOfBytesError: It does not fit into `max_bytes`.
+    """
+    _require(mode, chunk_size, max_bytes)
+    known = nodes.look(graph)
+    cut = split.find(graph) if mode in ("auto", "split") else None
+    counts = _counts(graph, known, cut)
+    why = "it was asked for"
+    if mode == "auto":
+        mode, why = _choice(counts, known)
+    result = 0 if has_room else graph.size()
+    parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
+    each = bytes_of_pass(graph)
+    if max_bytes is None:
+        max_bytes = int(SHARE * free_bytes(graph.points[0].device))
+    room = max_bytes - result - parts
+    if room < each:
+        raise OutOfBytesError(
+            f"The Jacobian takes {in_words(result)} and a pass another "
+            f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. Pass "
+            "fewer samples at a time, or out= with memory of your own."
+        )
+    if mode == "loop":
+        chunk = 1
+    elif isinstance(chunk_size, int):
+        chunk = chunk_size
+    else:
+        most = min(room, FAST) // max(1, BATCHED * each)
+        total = counts[mode]
+        chunk = max(1, min(most, total if isinstance(total, int) else most))
+    shapes = tuple(graph.shape(*block) for block in graph.blocks())
+    return Plan(
+        mode, why, chunk, counts, result, parts, each, max_bytes, shapes, work={}
+    )
+
+
+def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
+    if mode not in MODES:
+        raise JacobianArgumentError(
+            f"mode is {mode!r}; it is one of {', '.join(map(repr, MODES))}."
+        )
+    if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
+        raise JacobianArgumentError(
+            f'chunk_size is {chunk_size!r}; it is "auto" or how many rows (reverse) or '
+            "columns (forward) one pass asks for, 1 or more."
+        )
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
+        raise JacobianArgumentError(
+            f"max_bytes is {max_bytes!r}; it is a whole number of bytes, or None for "
+            "half of what is free."
+        )
+
+
+def _counts(graph: Graph, known: nodes.Nodes, cut: Cut | None) -> dict[str, int | str]:
+    rows = reverse.passes(graph)
+    columns: int | str = forward.passes(graph)
+    halves: int | str = "no tensor inside that all pass" if cut is None else cut.width
+    if known.python:
+        columns = halves = f"{known.python} may have no graph of its own"
+    return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
+
+
+def _choice(counts: dict[str, int | str], known: nodes.Nodes) -> tuple[str, str]:
+    """Return the way with the cheapest passes, and why."""
+    rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
+    assert isinstance(rows, int), "reverse is always there"
+    best, cost = "reverse", rows
+    if isinstance(columns, int) and FORWARD * columns < cost:
+        best, cost = "forward", FORWARD * columns
+    if isinstance(halves, int) and SPLIT * halves < cost:
+        return "split", f"everything passes a tensor of {halves} entries"
+    if best == "forward":
+        return best, f"there are {columns} columns, and {rows} rows"
+    if known.convolution:
+        return "loop", "convolutions are faster row by row"
+    return best, f"there are {rows} rows, and no cheaper way"
+
+
+def _parts(graph: Graph, cut: Cut) -> int:
+    """Return what dY/dH and dH/dX take."""
+    entries = graph.rows(0) + sum(map(graph.columns, range(len(graph.points))))
+    return graph.batch * cut.width * entries * cut.dtype.itemsize
+
+
+def in_words(size: int) -> str:
+    """Return a number of bytes as a reader says it."""
+    for power, unit in reversed([*enumerate(("bytes", "KiB", "MiB", "GiB"))]):
+        if size >= 1024**power or not power:
+            return f"{size / 1024**power:.4g} {unit}"
+    raise AssertionError("some unit fits")

@@ -1,0 +1,107 @@
+"""How steep a function is along a direction, by pairs of calls."""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.again import Called, RandomState, call_again
+from gradlib.jacobian.arguments import Arguments, Asked
+from gradlib.jacobian.chance import Chance
+
+Moves: TypeAlias = dict[int | str, Tensor]
+"""What is added to inputs, by place, and to parameters, by name; in float64."""
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How closely to look.
+
+    Attributes:
+        double: Whether the calls are made in float64.
+        step: How far the first pair goes from the point, as a part of the root mean
+            square of what is moved.
+        looks: How far from the point, and how far from there, further pairs go.
+        sure: By which part two slopes may be apart then.
+    """
+
+    double: bool
+    step: float
+    looks: tuple[tuple[float, float], ...]
+    sure: float
+
+
+# A kink at the point itself (an input of ReLU that is exactly 0, two equal ones of a
+# maximum) fools the look there, and none beside it.
+IN_DOUBLE = Closeness(
+    True, 1e-6, ((0.0, 1e-6), (1e-3, 1e-8), (1e-2, 1e-7), (1e-3, 1e-6)), 1e-4
+)
+IN_FLOAT = Closeness(
+    False, 3e-3, ((0.0, 3e-3), (1e-2, 1e-3), (3e-2, 3e-3), (1e-2, 1e-2)), 0.1
+)
+
+
+class Caller:
+    """Calls a function again, around the point it was called at."""
+
+    def __init__(
+        self, arguments: Arguments, random: RandomState, how: Closeness
+    ) -> None:
+        """Take the call, and where torch's generators stood when it began."""
+        self.arguments, self.how = arguments, how
+        self._random = random
+        self.chance = Chance()
+
+    def direction(self) -> Moves:
+        """Return a random direction, as long as what it moves is large."""
+        return {key(it): self._drawn(it.value) for it in self.arguments.asked}
+
+    def at(self, *moves: tuple[float, Moves], order: Tensor | None = None) -> Called:
+        """Call the function at the point moved so far along each direction.
+
+        Args:
+            moves: How far along what.
+            order: The samples it is called with, by their numbers.
+        """
+        total: Moves = {}
+        for length, along in moves:
+            for name, values in along.items():
+                moved = length * values
+                total[name] = total[name] + moved if name in total else moved
+        return call_again(
+            self.arguments, self._random, total, order=order, double=self.how.double
+        )
+
+    def _drawn(self, value: Tensor) -> Tensor:
+        value = value.detach()
+        size = value.to(torch.float64).square().mean().sqrt().item()
+        drawn = self.chance.vector(value.to(torch.float64))
+        if math.isfinite(size) and size:
+            drawn = size * drawn
+        # Rounded, so that it is the same to the Jacobian.
+        return drawn.to(value.dtype).to(torch.float64)
+
+
+def key(it: Asked) -> int | str:
+    """Return the key of a tensor among `Moves`."""
+    return it.name if it.place is None else it.place
+
+
+def slopes(ahead: Called, behind: Called, step: float) -> list[Tensor]:
+    """Return how steep each output is, ``(batch, out)``, between two calls."""
+    return [
+        by_sample(a - b) / (2 * step)
+        for a, b in zip(tensors_of(ahead), tensors_of(behind), strict=True)
+    ]
+
+
+def tensors_of(called: Called) -> list[Tensor]:
+    """Return the outputs of a call."""
+    return [it for it in called.outputs.leaves if isinstance(it, Tensor)]
+
+
+def by_sample(tensor: Tensor) -> Tensor:
+    """Return a tensor's values as ``(batch, entries)``."""
+    return tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:]))

@@ -1,0 +1,121 @@
+"""Split: from the narrowest tensor h outwards, dY/dX = dY/dH · dH/dX.
+
+The part before h goes in reverse and the part after it forward, so both take as many
+passes as h has entries, and one batched product joins them.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.cut import Cut, narrowest
+from gradlib.jacobian.forward import Linearized
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.passes import chunks, one_hot, pull
+from gradlib.jacobian.pieces import SAMPLES, Piece
+
+PRODUCT = 2**23
+"""How many bytes of the product are computed before they are handed over."""
+
+
+def find(graph: Graph) -> Cut | None:
+    """Return the tensor to split at; ``None`` where there is none."""
+    if len(graph.roots) > 1 or any(graph.shared) or not graph.batch:
+        return None
+    return narrowest(graph.roots[0], graph.points, graph.batch)
+
+
+def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:
+    """Return the Jacobian as the product of two.
+
+    Args:
+        graph: Where it comes from.
+        chunk: How many rows, or columns, a pass asks for.
+        create_graph: Whether the pieces have a graph too.
+
+    Raises:
+        NoSuchWayError: There is no such tensor, or its first axis is not the batch.
+    """
+    cut = find(graph)
+    if cut is None:
+        raise NoSuchWayError(
+            "There is nothing to split at: no tensor inside fn is passed by all that "
+            'leads from the input to its one output. Use mode="auto".'
+        )
+    _require_samples(graph, cut)
+    before = _rows_before(graph, cut, chunk, create_graph)
+    after = _columns_after(graph, cut, chunk, create_graph)
+    for i, part in enumerate(before):
+        if part is None:
+            yield Piece((0, i), SAMPLES, 0, graph.batch, None)
+            continue
+        size = graph.rows(0) * graph.columns(i) * part.element_size()
+        for start, length in chunks(graph.batch, max(1, PRODUCT // max(1, size))):
+            ours = slice(start, start + length)
+            product = after[ours].to(part) @ part[ours]
+            yield Piece((0, i), SAMPLES, start, length, product)
+
+
+def _rows_before(
+    graph: Graph, cut: Cut, chunk: int, create_graph: bool
+) -> list[Tensor | None]:
+    """Return dH/dX of each X, ``(batch, h, in)``."""
+    found: list[list[Tensor | None]] = []
+    for start, length in chunks(cut.width, chunk):
+        v = one_hot(length, _like(cut), start, cut.width)
+        v = v[:, None].expand(-1, graph.batch, -1).reshape(length, *cut.shape)
+        found.append(pull(cut.edge, graph.points, v, create_graph=create_graph))
+    parts: list[Tensor | None] = []
+    for i, grads in enumerate(zip(*found, strict=True)):
+        if grads[0] is None:
+            parts.append(None)
+            continue
+        rows = torch.cat([it for it in grads if it is not None])
+        rows = rows.reshape(cut.width, graph.batch, graph.columns(i))
+        parts.append(rows.movedim(0, 1))
+    return parts
+
+
+def _columns_after(graph: Graph, cut: Cut, chunk: int, create_graph: bool) -> Tensor:
+    """Return dY/dH, ``(batch, out, h)``."""
+    linear = Linearized(graph.roots, cut.edge)
+    found: list[Tensor] = []
+    for start, length in chunks(cut.width, chunk):
+        u = one_hot(length, _like(cut), start, cut.width)
+        u = u[:, None].expand(-1, graph.batch, -1).reshape(length, *cut.shape)
+        (tangents,) = linear.push(u, create_graph)
+        assert tangents is not None, "every way passes h, so the output depends on it"
+        found.append(tangents.reshape(length, graph.batch, graph.rows(0)))
+    return torch.cat(found).movedim(0, 2)
+
+
+def _require_samples(graph: Graph, cut: Cut) -> None:
+    """Raise unless the first axis of h is the samples, though it is as long.
+
+    The vectors of every other sample are zero. If h is what it seems to be, what they
+    give is zero elsewhere, before h and after it.
+    """
+    if graph.batch == 1:
+        return
+    ends = graph.points
+    y = graph.roots[0]
+    (at_h,) = pull(y, [cut.edge], every_other(y)[None])
+    sides = [at_h, *pull(cut.edge, ends, every_other(_like(cut, cut.shape))[None])]
+    if any(it is not None and it[0, 1::2].count_nonzero() for it in sides):
+        raise NoSuchWayError(
+            f"The narrowest tensor inside fn has shape {list(cut.shape)}, and its "
+            'first axis is not the samples. Use mode="auto".'
+        )
+
+
+def every_other(like: Tensor) -> Tensor:
+    """Return a vector that is not zero for the samples 0, 2, 4 and so on."""
+    made = torch.zeros_like(like)
+    made[::2] = 1
+    return made
+
+
+def _like(cut: Cut, shape: tuple[int, ...] = ()) -> Tensor:
+    return torch.empty(shape, dtype=cut.dtype, device=cut.device)

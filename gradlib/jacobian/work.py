@@ -1,0 +1,49 @@
+"""How many multiply-adds each way takes: counted, not guessed."""
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils.flop_counter import FlopCounterMode
+
+from gradlib.jacobian import split
+from gradlib.jacobian.graph import Graph
+
+
+def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
+    """Return the multiply-adds of each way that can be taken.
+
+    One pass is run for each part, and what torch multiplies meanwhile is counted:
+    products of matrices, convolutions and attention, as everybody counts them.
+
+    Args:
+        graph: What the Jacobian is of.
+        counts: How many rows or columns each way asks for.
+    """
+    roots, points = graph.roots, list(graph.points)
+    once = _of_pass(roots, points, [torch.ones_like(it) for it in roots])
+    found = {
+        mode: rows * once
+        for mode, rows in counts.items()
+        if isinstance(rows, int) and mode != "split"
+    }
+    cut = split.find(graph)
+    if isinstance(counts["split"], int) and cut is not None:
+        h = torch.ones(cut.shape, dtype=cut.dtype, device=cut.device)
+        entries = sum(map(graph.columns, range(len(points))))
+        product = graph.batch * graph.rows(0) * cut.width * entries
+        parts = _of_pass(roots, [cut.edge], [torch.ones_like(roots[0])])
+        parts += _of_pass([cut.edge], points, [h])
+        found["split"] = cut.width * parts + product
+    return found
+
+
+def _of_pass(
+    outputs: list[Tensor] | list[GradientEdge],
+    inputs: list[Tensor] | list[GradientEdge],
+    vectors: list[Tensor],
+) -> int:
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(
+            outputs, inputs, vectors, retain_graph=True, allow_unused=True
+        )
+    return counter.get_total_flops() // 2
