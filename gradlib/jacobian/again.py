@@ -5,6 +5,7 @@ it runs, and torch's generators begin where they did for the first call.
 """
 
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.double import Double, in_double, wider
 from gradlib.jacobian.arguments import Arguments
+from gradlib.module_hook import without_ours
 from gradlib.private import (
     BUFFERS,
+    FORWARD_HOOKS,
     PARAMETERS,
     no_function_modes,
     own_buffers,
@@ -88,9 +91,8 @@ def call_again(
     given: list[Any] = list(arguments.inputs.leaves)
     lifted = Lifted()
     with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
         run_eagerly(),
+        warnings.catch_warnings(),
         _own_state(arguments.fn, change, moves, leaves),
     ):
         for place, leaf in enumerate(given):
@@ -104,6 +106,8 @@ def call_again(
                     leaves[place] = made.requires_grad_()
                     made = made.clone()
                 given[place] = made
+        # torch.compile says that it meets a global hook: it is ours, and harmless.
+        warnings.filterwarnings("ignore", ".*when there are global hooks", UserWarning)
         random.set()
         args = Tree(given, arguments.inputs.spec).build()
         if double:
@@ -176,6 +180,8 @@ def _own_state(
                 buffers[name] = change(buffer)
                 copies.know(buffer, cast(Tensor, buffers[name]))
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
+        for kind in FORWARD_HOOKS:
+            state[kind] = without_ours(state[kind])
 
     def meet_all(module: nn.Module) -> None:
         if module in before:

@@ -93,12 +93,17 @@ def read(
     else:
         asked, inner = _arguments(tree, inputs, argnums, shared)
     for it in asked:
-        require_real(it.value, it.name, "differentiate for it")
+        require_real(it.value, it.name, "Leave it out of argnums.")
     return Arguments(fn, tree, shared, tuple(asked), inner, batch)
 
 
-def require_real(tensor: Tensor, name: str, purpose: str) -> None:
+def require_real(tensor: Tensor, name: str, fix: str) -> None:
     """Raise unless a tensor has a real floating dtype.
+
+    Args:
+        tensor: Any tensor.
+        name: What messages call it.
+        fix: What to do where it is one of integers.
 
     Raises:
         NotDifferentiableDtypeError: It has another dtype.
@@ -112,9 +117,9 @@ def require_real(tensor: Tensor, name: str, purpose: str) -> None:
         )
     if not tensor.is_floating_point():
         raise NotDifferentiableDtypeError(
-            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}: nothing can "
-            f"{purpose}. Integers have no derivative: leave it out of argnums, or "
-            "convert it with .float() if it stands for real numbers."
+            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}, and there "
+            f"is no derivative of integers or with respect to them. {fix} If it stands "
+            "for real numbers, convert it with .float() first."
         )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradlib.errors import (
@@ -96,14 +95,10 @@ def run(
     batched = set(arguments.batched()) if track_inputs else set[int]()
     points: list[Tensor | None] = [None] * len(arguments.inputs.leaves)
     given: list[Any] = list(arguments.inputs.leaves)
-    with torch.inference_mode(False), torch.enable_grad():
-        for place, leaf in enumerate(given):
-            if not isinstance(leaf, Tensor):
-                continue
-            if place not in asked and not (
-                place in batched and leaf.is_floating_point()
-            ):
-                continue
+    for place, leaf in enumerate(given):
+        if not isinstance(leaf, Tensor):
+            continue
+        if place in asked or (place in batched and leaf.is_floating_point()):
             point = leaf
             if not (create_graph and leaf.requires_grad):
                 point = (leaf.clone() if leaf.is_inference() else leaf).detach()
@@ -111,7 +106,7 @@ def run(
             points[place] = point
             # The function may overwrite what it is given, and no caller's tensor.
             given[place] = point.clone()
-        outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
+    outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
     places = require_outputs(outputs, arguments.batch)
     chosen = tuple(
         it.value if it.place is None else _made(points[it.place])
@@ -151,7 +146,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
             f"inputs must be a tensor, or hold some; it is {inputs!r}."
         )
     for name, point in zip(names, points, strict=True):
-        require_real(point, name, "differentiate for it")
+        require_real(point, name, "Leave it out.")
         if point.dim() == 0 or point.shape[0] != points[0].shape[0]:
             raise NotPerSampleError(
                 f"{name} has shape {list(point.shape)}, and must have the batch as its "
@@ -196,7 +191,7 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
                 f"{name} is {leaf!r} of type {type(leaf).__name__}, no tensor. Return "
                 "tensors only: lambda x: model(x).logits picks one."
             )
-        require_real(leaf, name, "be differentiated in it")
+        require_real(leaf, name, "Return the others only.")
         if leaf.dim() == 0 or leaf.shape[0] != batch:
             raise NotPerSampleError(
                 f"{name} has shape {list(leaf.shape)}, and there are {batch} samples: "

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
@@ -18,6 +20,8 @@ from gradlib.jacobian.plan import Plan
 from gradlib.recording.state import random_state_kept
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def per_sample_jacobian(
     fn: Callable[..., Any],
     *inputs: Any,
@@ -122,6 +126,8 @@ def per_sample_jacobian(
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def per_sample_jacobian_from_graph(
     outputs: Any,
     inputs: Any,
@@ -187,6 +193,8 @@ def per_sample_jacobian_from_graph(
     return nested(graph, inner, blocks) if out is None else out
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def plan_jacobian(
     fn: Callable[..., Any],
     *inputs: Any,

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import CannotReplayError
-from gradlib.module_hook import ModuleHook
+from gradlib.module_hook import without_ours
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
     BACKWARD_PRE_HOOKS,
@@ -235,9 +235,7 @@ class _Scene:
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         state["training"] = self._history.training(module, moment)
         for kind in FORWARD_HOOKS:
-            hooks = state[kind].items()
-            others = {key: it for key, it in hooks if not isinstance(it, ModuleHook)}
-            state[kind] = OrderedDict(others)
+            state[kind] = without_ours(state[kind])
         if module is self._module:
             # What was recorded for the output is what these had made of it.
             state[BACKWARD_PRE_HOOKS] = OrderedDict[int, Any]()
