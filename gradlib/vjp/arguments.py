@@ -9,6 +9,9 @@ import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from gradlib.private import forms_at
+from gradlib.vjp.written import Site
+
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -59,6 +62,7 @@ class Arguments:
         options: The keyword arguments that differ from their defaults.
         function: Whose call it is: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
             ``"torch.autograd.backward"``, or ``"backward"`` for the method.
+        site: Where the call is, if that is known.
     """
 
     outputs: Argument
@@ -66,6 +70,7 @@ class Arguments:
     grad_outputs: Argument
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     function: str = "gradlib.grad"
+    site: Site | None = None
 
     @property
     def accumulates(self) -> bool:
@@ -111,6 +116,7 @@ def read_arguments(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
+    site: Site | None = None,
 ) -> Arguments:
     """Read the arguments of ``torch.autograd.grad``, good or bad, and raise nothing.
 
@@ -129,6 +135,7 @@ def read_arguments(
         read_argument("inputs", "x", inputs),
         read_grad_outputs("grad_outputs", grad_outputs, given),
         {name: value for name, value in options.items() if value is not None},
+        site=site,
     )
 
 
@@ -172,8 +179,7 @@ def form_of(output: Tensor | GradientEdge) -> Form | None:
     """
     known: Any = output
     if isinstance(output, GradientEdge):
-        # torch.autograd.grad itself reads the shape there; torch documents no way.
-        forms = getattr(output.node, "_input_metadata", None)
+        forms = forms_at(output.node)
         if forms is None:
             return None
         known = forms[output.output_nr]

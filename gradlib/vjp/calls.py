@@ -1,6 +1,5 @@
 """The autograd calls that an error passed through, and what they were given."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from types import FrameType, TracebackType
@@ -16,6 +15,7 @@ from gradlib.vjp.arguments import (
     read_grad_outputs,
 )
 from gradlib.vjp.names import module_of
+from gradlib.vjp.written import Site
 
 _OPTIONS = (
     "retain_graph",
@@ -28,30 +28,46 @@ _OPTIONS = (
 
 def frames_of(error: BaseException) -> list[FrameType]:
     """Return the frames an error passed through, the innermost first."""
-    return [step.tb_frame for step in _steps(error.__traceback__)][::-1]
+    return [step.tb_frame for step in _steps(error)]
 
 
-def innermost_call(frames: list[FrameType]) -> Arguments | None:
-    """Return what the innermost call of autograd was given; ``None`` where none was.
-
-    Args:
-        frames: The innermost first.
-    """
-    for i, frame in enumerate(frames):
+def innermost_call(error: BaseException) -> Arguments | None:
+    """Return what the innermost call of autograd was given; ``None`` where none was."""
+    steps = _steps(error)
+    for i, step in enumerate(steps):
+        frame, callers = step.tb_frame, steps[i + 1 :]
         if module_of(frame) == "torch.autograd":
             if frame.f_code.co_name == "grad":
-                return _grad(frame.f_locals)
+                return replace(_grad(frame.f_locals), site=_site(frame, callers))
             if frame.f_code.co_name == "backward":
-                caller = frames[i + 1] if i + 1 < len(frames) else frame
-                is_method = module_of(caller) == "torch._tensor"
-                return _backward(frame.f_locals, is_method=is_method)
+                given = frame.f_locals
+                is_method = bool(callers) and _is_of(callers[0], "torch._tensor")
+                if is_method:
+                    frame, callers = callers[0].tb_frame, callers[1:]
+                arguments = _backward(given, is_method=is_method)
+                return replace(arguments, site=_site(frame, callers))
     return None
 
 
-def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
+def _site(frame: FrameType, callers: list[TracebackType]) -> Site | None:
+    """Return where a function was called; ``None`` where torch itself called it."""
+    if not callers or _is_of(callers[0], "torch"):
+        return None
+    return Site(callers[0].tb_frame, callers[0].tb_lasti, frame.f_code)
+
+
+def _steps(error: BaseException) -> list[TracebackType]:
+    """Return where an error passed through, the innermost first."""
+    found: list[TracebackType] = []
+    step = error.__traceback__
+    while step is not None:
+        found.insert(0, step)
+        step = step.tb_next
+    return found
+
+
+def _is_of(step: TracebackType, package: str) -> bool:
+    return f"{module_of(step.tb_frame)}.".startswith(f"{package}.")
 
 
 def _grad(given: dict[str, Any]) -> Arguments:
@@ -94,7 +110,7 @@ def _alone(given: Any) -> Any:
 
 def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
     """Tell whether an error is of an autograd call that a hook or function made."""
-    call = innermost_call(frames_of(error))
+    call = innermost_call(error)
     if call is None:
         return True
     pairs = zip_longest(call.outputs.values, arguments.outputs.values)

@@ -60,7 +60,8 @@ _CASES = [
         errors.NoGradOutputsError,
         "No grad_outputs for an output of several entries",
         "autograd sums the gradients of the output's entries, each times its "
-        "weight in v. Only a single entry has a weight unasked: one.",
+        "weight in v. Only an output with a single entry needs no v: its weight is "
+        "one.",
         wrong="""
             import torch
 
@@ -299,7 +300,7 @@ _CASES = [
     ),
     _case(
         errors.ChangedInPlaceError,
-        "A tensor that was changed in place since",
+        "A tensor that was changed in place before the backward pass",
         "The backward pass uses values of the forward pass. One of them was "
         "overwritten in between, and the gradient would be wrong.",
         wrong="""

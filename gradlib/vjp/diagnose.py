@@ -10,6 +10,7 @@ from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.graph_checks import check_connected, check_requires_grad
 from gradlib.vjp.kind_checks import check_empty, check_kinds
+from gradlib.vjp.spelling import in_own_names
 from gradlib.vjp.vector_checks import check_vectors
 from gradlib.vjp.vector_lists import check_count, check_vector_kinds
 
@@ -26,6 +27,11 @@ def diagnose(
         arguments: Of the call, as `read_arguments` gives them.
         frames: Where to look for what the caller calls a tensor, the innermost first.
     """
+    found = _found(arguments, frames)
+    return None if found is None else in_own_names(found, arguments)
+
+
+def _found(arguments: Arguments, frames: Sequence[FrameType]) -> Diagnosis | None:
     found = check_kinds(arguments)
     if found is not None or _torch_knows_better(arguments):
         return found

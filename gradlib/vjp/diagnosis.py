@@ -1,6 +1,6 @@
 """An explained error: its parts, and the code that mends it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import fill, indent
 from typing import Any
 
@@ -14,6 +14,10 @@ from gradlib.vjp.cases import CASES
 # Weights of one, in the code of an explanation.
 ONES = "torch.ones_like({y})"
 ALL_ONES = "v = [torch.ones_like(each) for each in y]"
+
+# In the code of an explanation, another tensor than the call was given, and another
+# call.
+ORIGINAL, CALL = "w", "u"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Diagnosis:
         fix: Two or three lines of code that run, where ``y``, ``x`` and ``v`` are the
             outputs, inputs and grad_outputs of the call, and ``f`` computes ``y``
             from ``x``.
+        others: What other letters stand for in `fix`, by letter.
     """
 
     code: str
@@ -38,6 +43,7 @@ class Diagnosis:
     why: str
     intent: str
     fix: str
+    others: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def text(self) -> str:
@@ -68,6 +74,7 @@ def call(
     arguments: Arguments,
     vectors: str | None = None,
     outputs: str = "y",
+    inputs: str = "x",
     **changed: Any,
 ) -> str:
     """Return the line of code that makes the call again.
@@ -77,6 +84,7 @@ def call(
         vectors: What to pass as grad_outputs, ``""`` for nothing; as the call did if
             left out.
         outputs: What to pass as outputs.
+        inputs: What to pass as inputs.
         changed: The options that shall differ; ``None`` leaves one out.
     """
     if vectors is None:
@@ -88,8 +96,8 @@ def call(
     passed = [vectors] * bool(vectors) + [f"{k}={it!r}" for k, it in options.items()]
     if arguments.function == "backward":
         return f"{outputs}.backward({', '.join(passed)})"
-    inputs = [] if arguments.accumulates else ["x"]
-    return f"{arguments.function}({', '.join([outputs, *inputs, *passed])})"
+    between = [] if arguments.accumulates else [inputs]
+    return f"{arguments.function}({', '.join([outputs, *between, *passed])})"
 
 
 def recomputed(arguments: Arguments, *lines: str, **changed: Any) -> str:

@@ -1,5 +1,6 @@
 """The entries of a product as plain numbers, with a name for each row and column."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product as every
 from typing import Any, cast
@@ -29,11 +30,23 @@ class Entries:
     sums: list[list[Any]]
 
 
-def entries_of(product: Product, jacobian: Jacobian) -> Entries:
-    """Return the entries of a product that has a Jacobian."""
+def entries_of(
+    product: Product, jacobian: Jacobian, called: Mapping[str, str]
+) -> Entries:
+    """Return the entries of a product that has a Jacobian.
+
+    Args:
+        product: With the tensors.
+        jacobian: Of the product.
+        called: Other names for outputs and inputs than those of formulas.
+    """
+    ys, xs = (
+        [called.get(it, it) for it in part]
+        for part in (product.outputs, product.inputs)
+    )
     return Entries(
-        list(map(_names, product.outputs, product.v)),
-        list(map(_names, product.inputs, product.results)),
+        list(map(_names, ys, product.v)),
+        list(map(_names, xs, product.results)),
         list(map(_flat, product.v)),
         [
             [

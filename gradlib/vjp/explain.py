@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from gradlib.private import running_frame
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.calls import is_of_another
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.explanation import VJPExplanation, explained, refused
 from gradlib.vjp.product import multiply
 from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.written import site_of_caller
 
 
 def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExplanation:
@@ -69,8 +69,9 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         #> GL102
         ```
     """
-    frames = [running_frame(1)]
-    arguments = read_arguments(outputs, inputs, grad_outputs)
+    site = site_of_caller()
+    frames = [site.frame]
+    arguments = read_arguments(outputs, inputs, grad_outputs, site=site)
     found = diagnose(arguments, frames=frames)
     if found is None:
         try:

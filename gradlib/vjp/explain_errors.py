@@ -49,12 +49,12 @@ def explain_errors() -> Generator[None]:
         #> [GL101] The output (`losses`) has shape [3], and no gradient was given.
         #>
         #> autograd sums the gradients of the output's entries, each times its weight in
-        #> v. Only a single entry has a weight unasked: one.
+        #> v. Only an output with a single entry needs no v: its weight is one.
         #>
-        #> A loss is one number: take the mean() of its entries, or the sum(). Of
-        #> anything else, pass the weights v.
+        #> A loss is one number: take the mean() of its entries, or the sum(). For
+        #> anything else, pass a weight for each entry: backward(v).
         #>
-        #>     y.mean().backward()
+        #>     losses.mean().backward()
         #>
         #> See docs/errors/GL101.md
         ```
@@ -77,7 +77,7 @@ def _is_explained(error: Exception) -> bool:
 def _explanation(error: Exception) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error."""
     frames = frames_of(error)
-    arguments = innermost_call(frames)
+    arguments = innermost_call(error)
     code = code_of(str(error)) if isinstance(error, RuntimeError) else None
     if arguments is not None and code not in _ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.

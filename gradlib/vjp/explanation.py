@@ -41,7 +41,8 @@ class VJPExplanation:
         shapes: For each pair a dict of the shapes of ``"grad_output"``, ``"jacobian"``
             and ``"result"``; ``None`` for a nested tensor.
         by_einsum: For each input vᵀJ again, by `equation` from `jacobian`.
-        difference: The largest between `result` and `by_einsum`.
+        difference: The largest between `result` and `by_einsum`, of entries whose
+            terms are finite. The printed explanation counts the others that differ.
         note: Why there is no `jacobian`, or ``""``.
     """
 
@@ -74,6 +75,9 @@ class VJPExplanation:
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draw v beside the rows of J, and vᵀJ below its columns.
+
+        Rows and columns have the names that the call gives to the tensors, or else y
+        and x.
 
         Args:
             ax: Where to draw; a new figure without it.

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gradlib.private import running_frame
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.calls import is_of_another
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.written import site_of_caller
 
 Key = TypeVar("Key")
 Tensors: TypeAlias = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]
@@ -125,7 +125,8 @@ def grad(
         #> (tensor([20., 20., 20., 20.]),)
         ```
     """
-    frames = [running_frame(1)]
+    site = site_of_caller()
+    frames = [site.frame]
     arguments = read_arguments(
         outputs,
         inputs,
@@ -135,6 +136,7 @@ def grad(
         allow_unused=allow_unused,
         is_grads_batched=is_grads_batched,
         materialize_grads=materialize_grads,
+        site=site,
     )
     found = diagnose(arguments, frames=frames)
     if found is not None:

@@ -1,6 +1,7 @@
 """Whether outputs and inputs are parts of one graph."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -19,8 +20,8 @@ from gradlib.vjp.connection import (
     source_in,
     unconnected,
 )
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, recomputed
-from gradlib.vjp.names import called, name_of, named_tensors
+from gradlib.vjp.diagnosis import ORIGINAL, Diagnosis, diagnosis, recomputed
+from gradlib.vjp.names import called, in_reach, named_tensors
 
 Frames = Sequence[FrameType]
 
@@ -65,7 +66,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     outputs, inputs = arguments.outputs, arguments.inputs
     output: Tensor = outputs.values[i]
     place = called(outputs, i, frames)
-    lines = ["y = f(x)"]
+    lines, instead = ["y = f(x)"], ""
     tensors = [it for it in inputs.values if isinstance(it, Tensor)]
     original = _original(output, frames)
     if not _has_gradients(output):
@@ -85,6 +86,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
         intent = f"Pass `{original}` itself."
+        instead = original
     elif tensors and not any(it.requires_grad for it in tensors):
         what = f"{place} does not require grad, and neither does {inputs.places[0]}."
         intent = "Let the input require grad, then compute the output from it."
@@ -97,43 +99,56 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
             "requires_grad was set after the output was computed."
         )
     fix = recomputed(arguments, *lines)
-    return diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)
+    return _passing(instead, found, arguments, outputs, frames)
 
 
 def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
     inputs = arguments.inputs
     given: Tensor = inputs.values[i]
     place, x = called(inputs, i, frames), inputs.spelled[i]
-    original = _original(given, frames)
-    what = f"{place} does not require grad."
+    original = _original(given, frames, of=arguments.outputs.values)
+    what, instead = f"{place} does not require grad.", ""
     lines = [f"{x}.requires_grad_()", "y = f(x)"]
     if not _has_gradients(given):
         what = f"{place} has dtype {_dtype(given)}, and only floats have gradients."
         intent = "Leave indices and labels out. Make a float of what is a quantity."
-        lines = [f"{x} = {x}.to(torch.float32).requires_grad_()", "y = f(x)"]
+        lines = _replaced(inputs, i, ".to(torch.float32).requires_grad_()")
     elif given.is_inference():
         what = f"{place} was made under torch.inference_mode()."
         intent = "A clone that is made outside can require grad."
-        lines = [f"{x} = {x}.clone().requires_grad_()", "y = f(x)"]
+        lines = _replaced(inputs, i, ".clone().requires_grad_()")
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
         intent = f"Pass `{original}` itself, from which the output was computed."
+        instead = original
     else:
         intent = "Let it require grad, then compute the output from it."
     fix = recomputed(arguments, *lines)
-    return diagnosis("GL110", inputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL110", inputs.places[i], what, intent=intent, fix=fix)
+    return _passing(instead, found, arguments, inputs, frames)
 
 
-def _swapped(outputs: Argument, given: Any, frames: Frames) -> str:
-    """Return the arguments of the call the other way round, by their own names.
+def _replaced(inputs: Argument, i: int, change: str) -> list[str]:
+    """Return the lines that put a new tensor into the place of one of the inputs."""
+    x = inputs.spelled[i]
+    opened = ["x = list(x)"] if inputs.several and inputs.keys is None else []
+    return [*opened, f"{x} = {x}{change}", "y = f(x)"]
 
-    In other fixes y is what the call took as outputs. Here that would be misread.
-    """
-    first, second = (
-        name_of(it, frames) if isinstance(it, Tensor) else ""
-        for it in (given, outputs.values[0])
-    )
-    return f"{first}, {second}" if first and second else "x, y"
+
+def _passing(
+    name: str,
+    found: Diagnosis,
+    arguments: Arguments,
+    argument: Argument,
+    frames: Frames,
+) -> Diagnosis:
+    """Return a diagnosis whose code passes the tensor of a name, where it can."""
+    if not name or argument.several or not in_reach(name, frames):
+        return found
+    place = "outputs" if argument is arguments.outputs else "inputs"
+    fix = recomputed(arguments, **{place: ORIGINAL})
+    return replace(found, fix=fix, others={ORIGINAL: name})
 
 
 def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagnosis:
@@ -141,15 +156,16 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
     given = inputs.values[i]
     place = called(inputs, i, frames)
     what = f"{place} is not part of the graph of {outputs.name}."
-    source = source_in(graph, given)
+    source, instead = source_in(graph, given), ""
     if outputs.values and not unconnected([given], outputs.values):
         intent = (
             f"The two stand in the wrong order: {place} was computed from "
             f"{called(outputs, 0, frames)}. The outputs come first."
         )
-        fix = f"{arguments.function}({_swapped(outputs, given, frames)})"
+        fix = f"{arguments.function}(x, y)"
     elif source is not None:
-        origin, step = _name_at(source, frames), place_of(given)[0].name()
+        instead = _name_at(source, frames)
+        origin, step = _described(source, instead), place_of(given)[0].name()
         what += f" It was made (by {step}) from {origin}, which is."
         intent = (
             f"Differentiate with respect to {origin} and take that part of its "
@@ -158,7 +174,8 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         )
         fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:
-        origin = _name_at(place_of(twin), frames)
+        instead = _name_at(place_of(twin), frames)
+        origin = _described(place_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
         fix = recomputed(arguments, "y = f(x)")
@@ -172,15 +189,21 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
             "allow_unused gives None for it, and materialize_grads zeros."
         )
         fix = recomputed(arguments, allow_unused=True)
-    return diagnosis("GL109", inputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL109", inputs.places[i], what, intent=intent, fix=fix)
+    return _passing(instead, found, arguments, inputs, frames)
 
 
 def _name_at(place: Place, frames: Frames) -> str:
+    """Return the name of the tensor whose gradient comes in at a place, or ``""``."""
+    named = named_tensors(frames)
+    return next((name for name, tensor in named if is_at(tensor, place)), "")
+
+
+def _described(place: Place, name: str) -> str:
     """Return what to call the tensor whose gradient comes in at a place."""
+    if name:
+        return f"`{name}`"
     leaf = leaf_of(place[0])
-    for name, tensor in named_tensors(frames):
-        if is_at(tensor, place):
-            return f"`{name}`"
     if leaf is not None:
         return f"a leaf of shape {list(leaf.shape)}"
     return f"an output of {place[0].name()}"
@@ -206,10 +229,18 @@ def _twin(graph: Graph, given: Tensor | GradientEdge) -> Tensor | None:
     return next((it for it in graph.leaves if _same_memory(it, given)), None)
 
 
-def _original(tensor: Tensor, frames: Frames) -> str:
-    """Return the name of the tensor that `tensor` is a detached view of, or ``""``."""
+def _original(tensor: Tensor, frames: Frames, of: Sequence[Any] = ()) -> str:
+    """Return the name of the tensor that `tensor` is a detached view of, or ``""``.
+
+    Args:
+        tensor: What may be detached.
+        frames: Where to look for the name.
+        of: Outputs that were computed from that tensor; any tensor will do if empty.
+    """
     for name, it in named_tensors(frames):
         if it.requires_grad and _same_memory(it, tensor):
+            if of and unconnected(of, [it]):
+                continue
             return name
     return ""
 

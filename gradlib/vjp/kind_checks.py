@@ -59,7 +59,8 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
     if isinstance(value, Mapping):
         return "Outputs by name are passed as a sequence.", f"y = {spelled}.values()"
     if isinstance(value, nn.Module):
-        return "The output is what the module returns.", "y = f(x)"
+        line = f"y = {spelled}(x)"
+        return "The output is what the module returns.", line
     if value is None:
         return "Does the function that computes it lack a return?", "y = f(x)"
     return (

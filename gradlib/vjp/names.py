@@ -1,5 +1,6 @@
 """What the code that is running calls a tensor."""
 
+import re
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -30,17 +31,27 @@ def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
     module. The variables of callers come later, and what torch's own code holds not at
     all.
     """
-    users = [
-        frame
-        for frame in _with_callers(list(frames))
-        if not f"{module_of(frame)}.".startswith("torch.")
-    ]
+    users = _users(frames)
     scopes = (it for frame in users for it in (frame.f_locals, frame.f_globals))
     for scope in {id(it): it for it in scopes}.values():  # of a module once
         for name, value in list(scope.items()):
             for step, it in _steps(value):
                 if _is(it, Tensor) and not is_lazy(it):
                     yield name + step, it
+
+
+def variable_of(value: Any, frame: FrameType) -> str:
+    """Return the variable of `frame` that holds a tensor, or ``""``."""
+    scope = frame.f_globals | frame.f_locals
+    names = (name for name, it in scope.items() if it is value and _is(it, Tensor))
+    return next(names, "")
+
+
+def in_reach(name: str, frames: Iterable[FrameType]) -> bool:
+    """Tell whether code of the innermost user of `frames` has a name for a tensor."""
+    user = next(_users(frames), None)
+    variable = re.split(r"\W", name)[0]
+    return user is not None and variable in user.f_globals | user.f_locals
 
 
 def module_of(frame: FrameType) -> str:
@@ -53,6 +64,13 @@ def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
     value = argument.values[i]
     name = name_of(value, frames) if isinstance(value, Tensor) else ""
     return f"{argument.places[i]} (`{name}`)" if name else argument.places[i]
+
+
+def _users(frames: Iterable[FrameType]) -> Iterator[FrameType]:
+    """Give the frames, and those of callers, that run no code of torch."""
+    for frame in _with_callers(list(frames)):
+        if not f"{module_of(frame)}.".startswith("torch."):
+            yield frame
 
 
 def _with_callers(frames: list[FrameType]) -> list[FrameType]:

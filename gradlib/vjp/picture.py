@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LONGEST = 20  # letters of a name that is written beside each row or column
+
 
 def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
     """Draw v, J and vᵀJ.
@@ -23,7 +25,8 @@ def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
         return plot_matrix.message(why_not, ax)
     if any(it.is_complex() for it in product.results):
         return plot_matrix.message("x is complex: its numbers have no colours.", ax)
-    entries = entries_of(product, product.jacobian)
+    short = {k: it for k, it in product.own_names.items() if len(it) <= LONGEST}
+    entries = entries_of(product, product.jacobian, short)
     return plot_matrix.weighted_rows(
         entries.rows, entries.columns, entries.v, entries.blocks, entries.sums, ax
     )

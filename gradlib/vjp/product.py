@@ -15,6 +15,7 @@ from gradlib.stats import wide
 from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
 from gradlib.vjp.equation import equation
+from gradlib.vjp.spelling import own_names
 
 ENTRIES = 10_000
 """The most entries of a Jacobian that is computed, all pairs of tensors together."""
@@ -32,8 +33,11 @@ class Jacobian:
             autograd knows no way from the one to the other.
         connected: Whether it knows one, in the same order.
         contracted: For each input vᵀJ by the einsum, summed over the outputs.
-        difference: The largest between that and what autograd returned.
+        difference: The largest between that and what autograd returned, of the
+            entries whose terms are finite.
         rounding: What rounding may make of it.
+        undefined: How many of the other entries differ: the einsum makes NaN of zero
+            times infinity, which autograd need not multiply.
     """
 
     blocks: list[list[Tensor]]
@@ -41,6 +45,7 @@ class Jacobian:
     contracted: list[Tensor]
     difference: float
     rounding: float
+    undefined: int
 
     @property
     def agrees(self) -> bool:
@@ -53,10 +58,12 @@ class Product:
     """What one call of ``torch.autograd.grad`` was given, and what it returned.
 
     Attributes:
-        outputs: What the outputs are called: ``"y"``, or ``"y[0]"`` and so on.
-        inputs: What the inputs are called: ``"x"``, or ``'x["weight"]'``.
+        outputs: What formulas call the outputs: ``"y"``, or ``"y[0]"`` and so on.
+        inputs: What they call the inputs: ``"x"``, or ``'x["weight"]'``.
         keys: The inputs' keys, where they are a dict.
-        vectors: What the vectors are called: ``"v"``, or ``"v[0]"``.
+        vectors: What they call the vectors: ``"v"``, or ``"v[0]"``.
+        own_names: What the caller calls all these, by the formulas' names; only names
+            that are others.
         v: For each output its vector, of the output's shape and dtype.
         results: For each input its gradient, of the input's shape.
         jacobian: What lies between, or why that is not there.
@@ -66,6 +73,7 @@ class Product:
     inputs: tuple[str, ...]
     keys: tuple[Any, ...] | None
     vectors: tuple[str, ...]
+    own_names: dict[str, str]
     v: list[Tensor]
     results: list[Tensor]
     jacobian: Jacobian | str
@@ -107,10 +115,23 @@ def multiply(arguments: Arguments) -> Product:
         arguments.inputs.spelled,
         arguments.inputs.keys,
         arguments.grad_outputs.spelled,
+        _own_names(arguments),
         vectors,
         results,
         jacobian,
     )
+
+
+def _own_names(arguments: Arguments) -> dict[str, str]:
+    every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
+    pairs = [
+        pair
+        for argument in every
+        for pair in zip(
+            argument.spelled, own_names(arguments, argument.letter), strict=False
+        )
+    ]
+    return {name: own for name, own in pairs if own != name}
 
 
 @contextmanager
@@ -192,12 +213,17 @@ def _jacobian(
     connected = [[reached for _, reached in row] for row in rows]
     columns = list(zip(*blocks, strict=True))
     contracted = list(map(partial(_contracted, vectors), columns, results))
+    sizes = _sizes(vectors, columns, results)
+    finite = [it.isfinite() for it in sizes]
+    apart = list(map(_apart, contracted, results))
+    pairs = list(zip(apart, finite, strict=True))
     return Jacobian(
         blocks,
         connected,
         [ours.to(it.dtype) for ours, it in zip(contracted, results, strict=True)],
-        _largest(list(map(_apart, contracted, results))),
-        _rounding(vectors, columns, results),
+        _largest([it[fits] for it, fits in pairs]),
+        _rounding(vectors, sizes, results),
+        sum(int((it[~fits] != 0).sum()) for it, fits in pairs),
     )
 
 
@@ -260,20 +286,27 @@ def _apart(ours: Tensor, result: Tensor) -> Tensor:
     return (ours - theirs).masked_fill(alike, 0)
 
 
-def _rounding(
+def _sizes(
     vectors: Sequence[Tensor],
     columns: Sequence[Sequence[Tensor]],
     results: list[Tensor],
+) -> list[Tensor]:
+    """Return for each input the magnitudes of the terms of vᵀJ, summed."""
+    weights = [v.abs() for v in vectors]
+    return [
+        _contracted(weights, [block.abs() for block in column], result)
+        for column, result in zip(columns, results, strict=True)
+    ]
+
+
+def _rounding(
+    vectors: Sequence[Tensor], sizes: list[Tensor], results: list[Tensor]
 ) -> float:
     """Return how far rounding may drive the two results apart.
 
     A sum is rounded in proportion to its terms, not to what is left of them.
     """
     weights = [v.abs() for v in vectors]
-    sizes = [
-        _contracted(weights, [block.abs() for block in column], result)
-        for column, result in zip(columns, results, strict=True)
-    ]
     eps = max(torch.finfo(it.dtype).eps for it in (*vectors, *results))
     finite = [it[it.isfinite()] for it in sizes], [it[it.isfinite()] for it in weights]
     return math.sqrt(eps) * _largest(finite[0]) + eps * _largest(finite[1])

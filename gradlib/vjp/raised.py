@@ -2,12 +2,22 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.cases import CASES
-from gradlib.vjp.diagnosis import Diagnosis, call, diagnosis, recomputed
+from gradlib.vjp.diagnosis import (
+    CALL,
+    ORIGINAL,
+    Diagnosis,
+    call,
+    diagnosis,
+    recomputed,
+)
+from gradlib.vjp.earlier_pass import earlier_pass
 from gradlib.vjp.names import called, named_tensors
+from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.wordings import code_of
 
 _CHANGED = re.compile(
@@ -33,12 +43,8 @@ def explain_raised(
     code = code_of(str(error))
     if code is None:
         return None
-    if arguments is not None and code == "GL109":
-        return _unreached(error, arguments, frames)
-    if arguments is not None and code == "GL111":
-        return _freed(arguments, frames)
-    if arguments is not None and code == "GL112":
-        return _changed(error, arguments, frames)
+    if arguments is not None and code in _OF_A_CALL:
+        return in_own_names(_OF_A_CALL[code](error, arguments, frames), arguments)
     case = CASES[code]
     return diagnosis(
         code,
@@ -49,18 +55,32 @@ def explain_raised(
     )
 
 
-def _freed(arguments: Arguments, frames: Sequence[FrameType]) -> Diagnosis:
+def _freed(
+    _: BaseException, arguments: Arguments, frames: Sequence[FrameType]
+) -> Diagnosis:
     outputs = arguments.outputs
     place = called(outputs, 0, frames) if outputs.values else outputs.name
-    return diagnosis(
+    earlier = earlier_pass(arguments.site)
+    passed = call(arguments, retain_graph=True)
+    lines = ["y = f(x)", f"{passed}  # the earlier pass"]
+    others: dict[str, str] = {}
+    if earlier is not None:
+        is_same = any(it == earlier.output for it in own_names(arguments, "y"))
+        lines = [
+            "y = f(x)" if is_same else f"{ORIGINAL}, y = f(x)",
+            f"{CALL}  # the earlier pass",
+        ]
+        others = {ORIGINAL: earlier.output, CALL: earlier.code}
+    found = diagnosis(
         "GL111",
         outputs.places[0] if outputs.places else outputs.name,
         f"An earlier pass freed the graph of {place}, or a part of it.",
         intent="Two losses that share a part: add them, and make one pass. A tensor "
         "kept from an earlier step of a loop, as a hidden state: detach() it. "
-        "Otherwise let every pass but the last retain the graph.",
-        fix=f"{call(arguments, retain_graph=True)}\n{call(arguments)}",
+        "Otherwise change the earlier pass, not this one: let it retain the graph.",
+        fix=recomputed(arguments, *lines, retain_graph=None),
     )
+    return replace(found, others=others)
 
 
 def _changed(
@@ -117,3 +137,6 @@ def _unreached(
         intent="A function on the way gave None as its gradient.",
         fix=call(arguments, allow_unused=True),
     )
+
+
+_OF_A_CALL = {"GL109": _unreached, "GL111": _freed, "GL112": _changed}

@@ -27,7 +27,7 @@ def tables(product: Product) -> Iterator[Table]:
     yield Table(headline(product), ("", "shape", "what"), lines, footer)
     sizes = (sum(it.numel() for it in part) for part in (product.v, product.results))
     if isinstance(jacobian, Jacobian) and all(0 < size <= SMALL for size in sizes):
-        numbers = _numbers(entries_of(product, jacobian))
+        numbers = _numbers(entries_of(product, jacobian, {}))
         if all(len(line) <= WIDTH for line in numbers.text().splitlines()):
             yield numbers
 
@@ -36,10 +36,18 @@ def _tensors(product: Product) -> Iterator[list[Line]]:
     """Give the lines for outputs, inputs, vectors, the blocks of J, and the results."""
     ys, xs, vectors = product.outputs, product.inputs, product.vectors
     outs, ins = list(map(_shape, product.v)), list(map(_shape, product.results))
-    weights = [f"grad_outputs: {weights_in(it)}" for it in product.v]
-    yield [(y, shape, "outputs") for y, shape in zip(ys, outs, strict=True)]
-    yield [(x, shape, "inputs") for x, shape in zip(xs, ins, strict=True)]
-    yield list(zip(vectors, outs, weights, strict=True))
+    own = {name: f" (`{it}`)" for name, it in product.own_names.items()}
+    yield [
+        (y, shape, f"outputs{own.get(y, '')}")
+        for y, shape in zip(ys, outs, strict=True)
+    ]
+    yield [
+        (x, shape, f"inputs{own.get(x, '')}") for x, shape in zip(xs, ins, strict=True)
+    ]
+    yield [
+        (v, shape, f"grad_outputs{own.get(v, '')}: {weights_in(it)}")
+        for v, shape, it in zip(vectors, outs, product.v, strict=True)
+    ]
     yield [
         (
             f"J{y[1:]}{x[1:]}",
@@ -112,4 +120,10 @@ def _check(jacobian: Jacobian | str) -> Iterator[str]:
             "custom backward does more than weigh rows, or is random; or the graph "
             "rounds much, in a narrower dtype or where large numbers cancel. J is what "
             "autograd returns for each one-hot v."
+        )
+    if jacobian.undefined:
+        yield (
+            f"Not compared: {jacobian.undefined:,} of the entries of vᵀJ. J or v holds "
+            "nan or inf there, so 0 times inf, which is nan, turns up on the way by J. "
+            "autograd computes vᵀJ without J."
         )

@@ -64,18 +64,21 @@ def _check_presence(
     elif _is_gathered(outputs.values[i]):
         code = "GL113"
         what += " It was put together from single numbers, or from several GPUs."
-        intent = "Take the mean of losses, or the sum. Else pass weights v."
+        intent = (
+            "If these are losses, take their mean() or their sum(). If not, pass a "
+            "weight for each entry, v."
+        )
         if not outputs.several:
             fix = call(arguments, "", outputs="y.mean()")
     elif arguments.accumulates and not outputs.several:
         intent = (
-            "A loss is one number: take the mean() of its entries, or the sum(). Of "
-            "anything else, pass the weights v."
+            "A loss is one number: take the mean() of its entries, or the sum(). For "
+            "anything else, pass a weight for each entry: backward(v)."
         )
         fix = call(arguments, "", outputs="y.mean()")
     else:
         intent = (
-            "Weights of one give the gradient of the output's sum, which is not dY/dX. "
+            "Weights of one give the gradient of the output's sum, which is not dy/dx. "
             "A one among zeros gives one row of the Jacobian. Of a loss, take the "
             "mean() or the sum() first: then no weights are needed."
         )

@@ -16,6 +16,7 @@ import gradlib
 from gradlib.vjp.cases import CASES, Case
 from gradlib.vjp.wordings import WORDINGS
 
+from ..vjp.programs import run
 from .printing import without_printed
 from .snippets import ROOT
 
@@ -73,7 +74,7 @@ def printing(program: str) -> str:
 def error_of(program: str) -> Exception | None:
     """Run a program, and return what it raised."""
     try:
-        exec(program, {})
+        run(program)
     except Exception as error:
         return error
     return None
@@ -82,7 +83,7 @@ def error_of(program: str) -> Exception | None:
 def printed_by(program: str) -> list[str]:
     """Run a program, and return the lines it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(program, {})
+        run(program)
     return output.getvalue().splitlines()
 
 

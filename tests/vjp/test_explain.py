@@ -236,11 +236,18 @@ def test_nothing_it_returns_has_a_graph() -> None:
         assert not it.requires_grad
 
 
-def test_it_keeps_neither_the_graph_nor_a_tensor_alive() -> None:
+by_another_name = gradlib.explain_vjp
+
+
+@pytest.mark.parametrize("aliased", [False, True])
+def test_it_keeps_neither_the_graph_nor_a_tensor_alive(aliased: bool) -> None:
     x = torch.randn(3, requires_grad=True)
     y = x**2
     reference = weakref.ref(y)
-    explanation = gradlib.explain_vjp(y, x, torch.ones(3))
+    if aliased:
+        explanation = by_another_name(y, x, torch.ones(3))
+    else:
+        explanation = gradlib.explain_vjp(y, x, torch.ones(3))
     del y
     gc.collect()
     assert reference() is None
@@ -484,6 +491,39 @@ def test_nan_on_one_side_is_a_difference() -> None:
     explanation = gradlib.explain_vjp(outputs, [clean, x], [torch.ones(3)] * 2)
     assert explanation.difference != explanation.difference
     assert "THEY DIFFER" in str(explanation)
+
+
+def test_terms_that_are_not_finite_are_no_difference() -> None:
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    explanation = gradlib.explain_vjp(x.sqrt(), x, torch.ones(2))
+    assert explanation.result.tolist() == [torch.inf, 0.25]
+    assert explanation.by_einsum.isnan().tolist() == [True, False]
+    assert explanation.difference == 0
+    text = str(explanation).replace("\n  ", " ")
+    assert "Not compared: 1 of the entries of vᵀJ. J or v holds nan or inf" in text
+    assert "THEY DIFFER" not in text
+    v = torch.tensor([0.0, torch.inf])
+    explanation = gradlib.explain_vjp(x * 2, x, v)
+    assert explanation.result.tolist() == [0, torch.inf]
+    assert explanation.by_einsum.isnan().tolist() == [True, False]
+    assert "Not compared: 1 of" in str(explanation)
+
+
+def test_a_difference_beside_terms_that_are_not_finite_is_found() -> None:
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    h = x * 1
+    h.register_hook(lambda grad: grad.clamp(-1, 1))
+    explanation = gradlib.explain_vjp(h.sqrt(), x, torch.tensor([1.0, 8.0]))
+    assert explanation.difference == 1
+    text = str(explanation)
+    assert "THEY DIFFER" in text
+    assert "Not compared: 1 of" in text
+
+
+def test_what_is_not_finite_by_both_ways_is_not_spoken_of() -> None:
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    explanation = gradlib.explain_vjp(x.sqrt(), x, torch.tensor([0.0, 1.0]))
+    assert "Not compared" not in str(explanation)
 
 
 # Bad calls

@@ -16,6 +16,8 @@ import gradlib
 from gradlib.vjp.cases import CASES, Case
 from gradlib.vjp.wordings import WORDINGS, code_of
 
+from .programs import run
+
 RECORDED: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("wordings.json").read_text()
 )
@@ -42,7 +44,7 @@ refused = [case for case in CASES.values() if case.torch_refuses]
 
 @pytest.mark.parametrize("case", refused, ids=[case.code for case in refused])
 def test_the_wrong_program_gets_its_code(case: Case) -> None:
-    note = note_of(lambda: exec(case.wrong, {}))
+    note = note_of(lambda: run(case.wrong))
     assert note.startswith(f"\n[{case.code}] ")
     assert case.page in note
     assert "gradlib.grad" not in note  # the code is torch's, as the program is
@@ -53,7 +55,7 @@ def test_what_torch_does_not_refuse_is_known() -> None:
     assert sorted(accepted) == ["GL103", "GL105"]
     for case in accepted.values():
         with gradlib.explain_errors():
-            exec(case.wrong, {})
+            run(case.wrong)
 
 
 @pytest.mark.parametrize("code", ["GL101", "GL108", "GL111", "GL112", "GL113"])
@@ -61,10 +63,11 @@ def test_backward_gets_the_same_code(code: str) -> None:
     program = re.sub(
         r"torch\.autograd\.grad\((\w+), x\)", r"\1.backward()", CASES[code].wrong
     )
-    assert "backward()" in program
-    note = note_of(lambda: exec(program, {}))
+    found = re.search(r"(\w+)\.backward\(\)", program)
+    assert found
+    note = note_of(lambda: run(program))
     assert note.startswith(f"\n[{code}] ")
-    assert "y.backward(" in note or "y.mean().backward(" in note
+    assert re.search(rf"\n    {found[1]}(\.mean\(\))?\.backward\(", note)
 
 
 def test_the_note_is_what_grad_says() -> None:
@@ -263,7 +266,7 @@ def test_several_outputs_of_backward() -> None:
     note = note_of(lambda: torch.autograd.backward(y, wrong))
     assert "grad_tensors[1] has shape [3], and tensors[1] (`y[1]`) has [3, 3]" in note
     assert "torch.autograd.backward(y, v)" in note
-    names: dict[str, Any] = {"torch": torch, "y": y, "v": wrong}
+    names: dict[str, Any] = {"torch": torch, "y": y, "wrong": wrong}
     exec(note[note.index("    v") : note.index("See")].replace("    ", ""), names)
 
 

@@ -119,6 +119,31 @@ def test_the_repr_is_short() -> None:
     assert repr(gradlib.explain_vjp(x, x)) == "<VJPExplanation: GL101>"
 
 
+def in_own_names() -> gradlib.VJPExplanation:
+    images = torch.tensor([1.0, 2.0], requires_grad=True)
+    scores = torch.outer(images, images)
+    shares = torch.ones(2, 2)
+    return gradlib.explain_vjp(scores, [images], shares)
+
+
+def test_the_text_tells_what_the_caller_calls_the_tensors() -> None:
+    lines = str(in_own_names()).splitlines()
+    assert "y       [2, 2]     outputs (`scores`)" in lines
+    assert "x[0]    [2]        inputs (`images`)" in lines
+    assert "v       [2, 2]     grad_outputs (`shares`): all ones" in lines
+    assert "`" not in str(outer())  # y is an expression there, x and v are letters
+
+
+def test_entries_are_named_by_the_variable_that_holds_them() -> None:
+    layer = nn.Linear(2, 2)
+    parameters = dict(layer.named_parameters())
+    output = layer(torch.ones(2))
+    text = str(gradlib.explain_vjp(output, parameters, torch.ones(2)))
+    assert 'inputs (`parameters["bias"]`)' in text
+    text = str(gradlib.explain_vjp(output, [layer.bias, *parameters.values()], output))
+    assert "inputs\n" in text
+
+
 # HTML
 
 
@@ -133,6 +158,8 @@ def test_a_notebook_shows_what_the_text_does() -> None:
     assert ["J", "[4, 4, 4]", "dy/dx"] in cells(html)
     assert ["y[3, 3]", "1", "0", "0", "0", "8"] in cells(html)
     assert explanation.meaning in BeautifulSoup(html, "html.parser").get_text()
+    names = cells(in_own_names()._repr_html_())
+    assert ["x[0]", "[2]", "inputs (`images`)"] in names
 
 
 def test_a_notebook_shows_a_bad_call_line_by_line() -> None:
@@ -183,6 +210,20 @@ def test_the_figure_shows_v_beside_the_rows_and_the_product_below() -> None:
     assert labels(axes.xaxis) == [f"x[{i}]" for i in range(4)]
     assert {text.get_text() for text in axes.texts} >= {"v", "J = dy/dx"}
     assert len(numbers(axes)) == 16 + 64 + 4
+
+
+def test_the_figure_has_the_names_of_the_caller() -> None:
+    axes = drawn(in_own_names().plot())
+    assert labels(axes.yaxis)[:2] == ["scores[0, 0]", "scores[0, 1]"]
+    assert labels(axes.xaxis) == ["images[0]", "images[1]"]
+
+
+def test_a_name_that_is_too_long_for_a_figure_is_left_out() -> None:
+    images_of_all_the_samples = torch.ones(2, requires_grad=True)
+    scores = images_of_all_the_samples * 2
+    explanation = gradlib.explain_vjp(scores, images_of_all_the_samples, scores)
+    assert labels(drawn(explanation.plot()).xaxis) == ["x[0]", "x[1]"]
+    assert "inputs (`images_of_all_the_samples`)" in str(explanation)
 
 
 def test_each_block_has_its_place() -> None:

@@ -189,6 +189,9 @@ def test_the_shape_of_an_edge_is_checked() -> None:
         gradlib.GradOutputsShapeError, match=r"outputs\[0\] has \[3, 3\]"
     ):
         gradlib.grad(edge(torch.outer(x, x)), x, torch.ones(3))
+    _, second = x.split([1, 2])
+    with pytest.raises(gradlib.GradOutputsShapeError, match=r"outputs\[0\] has \[2\]"):
+        gradlib.grad(edge(second), x, torch.ones(1))
 
 
 def test_a_subclass_of_tensors_stays_one() -> None:

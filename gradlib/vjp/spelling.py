@@ -1,0 +1,280 @@
+"""Code that is printed, in the names that the caller has for tensors.
+
+The checks write y, x and v for the outputs, inputs and grad_outputs of a call. Here
+these become what the caller wrote, as far as that can be read.
+"""
+
+import ast
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradlib.vjp.arguments import Argument, Arguments
+from gradlib.vjp.diagnosis import Diagnosis
+from gradlib.vjp.names import variable_of
+from gradlib.vjp.written import UNKNOWN, Expression, expressions, value_of
+
+LONG = 30  # letters: what is longer is given a variable first
+LONGEST = 60  # letters of what a variable is given
+
+# By letter, the parameters of grad() and backward(), and the object of the method.
+_PARAMETERS = {
+    "y": ("outputs", "tensors", "self"),
+    "x": ("inputs",),
+    "v": ("grad_outputs", "grad_tensors", "gradient"),
+}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How code spells an argument.
+
+    Attributes:
+        text: What gives it.
+        variable: What may be bound in its place.
+        before: The line that binds the variable first, where `text` needs it.
+        entries: What gives each entry, where the caller wrote them one by one.
+    """
+
+    text: str
+    variable: str = ""
+    before: str = ""
+    entries: tuple[str, ...] = ()
+
+
+def in_own_names(found: Diagnosis, arguments: Arguments) -> Diagnosis:
+    """Return a diagnosis whose code is in the names of the caller."""
+    with suppress(Exception):  # an explanation must get through, in whatever names
+        others = {letter: Spelling(it, it) for letter, it in found.others.items()}
+        spelled = _spellings(arguments) | others
+        return replace(found, fix=_rewritten(found.fix, spelled))
+    return found
+
+
+def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
+    """Return what the caller calls the entries of an argument, or nothing.
+
+    This goes by the source alone, as a call that is good is to keep nothing alive.
+
+    Args:
+        arguments: Of the call.
+        letter: ``"y"`` for outputs, ``"x"`` for inputs, ``"v"`` for grad_outputs.
+    """
+    with suppress(Exception):
+        argument, written = _by_letter(arguments)[letter], _written(arguments)[letter]
+        if _is_path(written.node):
+            return replace(argument, letter=written.text).spelled
+        if all(_is_path(it.node) for it in written.entries):
+            return tuple(it.text for it in written.entries)
+    return ()
+
+
+def _by_letter(arguments: Arguments) -> dict[str, Argument]:
+    every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
+    return {it.letter: it for it in every}
+
+
+def _written(arguments: Arguments) -> dict[str, Expression]:
+    """Return the caller's expressions by letter."""
+    found = expressions(arguments.site) if arguments.site else {}
+    return {
+        letter: found[name]
+        for letter, names in _PARAMETERS.items()
+        for name in names
+        if name in found
+    }
+
+
+def _spellings(arguments: Arguments) -> dict[str, Spelling]:
+    """Return how code that runs where the call is spells each argument."""
+    by_letter, written = _by_letter(arguments), _written(arguments)
+    own = {k: _own(it, written.get(k), arguments) for k, it in by_letter.items()}
+    taken = {
+        node.id
+        for expression in written.values()
+        for node in ast.walk(expression.node)
+        if isinstance(node, ast.Name)
+    }
+    taken |= {re.split(r"\W", it.text)[0] for it in own.values() if it is not None}
+    spelled: dict[str, Spelling] = {}
+    for letter, argument in by_letter.items():
+        it = own[letter]
+        variable = _free(letter, argument, taken)
+        taken.add(variable)
+        if it is None:
+            before = _binding(variable, argument, written.get(letter), arguments)
+            it = Spelling(variable, variable, before)
+        elif it.text == letter or _is_recomputed(it.text, argument):
+            variable = it.text
+        spelled[letter] = replace(it, variable=variable)
+    return spelled
+
+
+def _own(
+    argument: Argument, written: Expression | None, arguments: Arguments
+) -> Spelling | None:
+    """Return the spelling of what the caller has a short name for."""
+    if arguments.site is None:
+        return None
+    frame = arguments.site.frame
+    spelling = None if written is None else _as_written(argument, written, frame)
+    if spelling is None and not argument.several:
+        name = variable_of(argument.values[0], frame)
+        spelling = Spelling(name) if name else None
+    return spelling
+
+
+def _as_written(
+    argument: Argument, written: Expression, frame: FrameType
+) -> Spelling | None:
+    """Return the caller's expression, if it is short, and gives the same again."""
+    if not argument.several and len(written.entries) == 1:
+        (written,) = written.entries  # torch wraps a single tensor in a tuple
+    if written.entries:
+        if argument.keys or len(written.entries) != len(argument.values):
+            return None
+        for entry, value in zip(written.entries, argument.values, strict=True):
+            if not _gives(entry.node, partial(_is, value), frame):
+                return None
+    elif not _gives(written.node, partial(_holds, argument), frame):
+        return None
+    texts = tuple(it.text for it in written.entries)
+    return Spelling(written.text, entries=texts) if len(written.text) <= LONG else None
+
+
+def _gives(node: ast.expr, is_it: Any, frame: FrameType) -> bool:
+    """Tell whether an expression can be written again, and gives the same again.
+
+    It is a number, or leads from a variable by attributes and subscripts. Those of a
+    tensor do not count: ``x[0]`` and ``x.T`` are new tensors each time.
+    """
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float)
+    value = value_of(node, frame)
+    if value is not UNKNOWN:
+        return is_it(value)
+    if not isinstance(node, ast.Attribute):
+        return False
+    owner = value_of(node.value, frame)
+    if owner is UNKNOWN:
+        return _is_path(node.value)
+    return not issubclass(type(owner), Tensor | ModuleType)
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Tell whether attributes and subscripts by constants lead there from a name."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+            return False
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _holds(argument: Argument, value: Any) -> bool:
+    """Tell whether a value is what was given, or a list or dict of just that."""
+    if not argument.several:
+        return value is argument.values[0]
+    if issubclass(type(value), dict):
+        value = tuple(value.values())
+    if not issubclass(type(value), list | tuple | nn.ParameterList):
+        return False  # an iterator is used up
+    entries = tuple(value)
+    return len(entries) == len(argument.values) and all(
+        map(_is, entries, argument.values)
+    )
+
+
+def _is_recomputed(text: str, argument: Argument) -> bool:
+    """Tell whether a variable holds outputs, which may be computed again into it."""
+    first = argument.values[0] if argument.values else None
+    return argument.letter == "y" and text.isidentifier() and isinstance(first, Tensor)
+
+
+def _free(letter: str, argument: Argument, taken: set[str]) -> str:
+    """Return a name for a variable that the call has none of."""
+    others = (letter + "_" * n for n in count(1))
+    names = chain([letter], [argument.name] * argument.name.isidentifier(), others)
+    return next(name for name in names if name not in taken)
+
+
+def _binding(
+    variable: str,
+    argument: Argument,
+    written: Expression | None,
+    arguments: Arguments,
+) -> str:
+    """Return the line that gives a variable what the caller wrote, or ``""``."""
+    if written is None or arguments.site is None:
+        return ""
+    if value_of(written.node, arguments.site.frame) is not UNKNOWN:
+        return ""  # something else, by now
+    if any(isinstance(it, ast.Await | ast.Yield) for it in ast.walk(written.node)):
+        return ""
+    text = written.text
+    if _is_list(written.node):
+        if not argument.several:
+            return ""  # torch has opened it
+    elif argument.several and argument.keys is None:
+        text = f"list({text})"  # an iterator is used up by one use
+    return f"{variable} = {text}" if len(text) <= LONGEST else ""
+
+
+def _is_list(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("list", "tuple")
+    return isinstance(node, ast.List | ast.Tuple | ast.ListComp)
+
+
+def _rewritten(code: str, spelled: dict[str, Spelling]) -> str:
+    """Return code with the letters spelled otherwise.
+
+    A letter is read as the caller spells it, until a line binds it.
+    """
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [it for it in nodes if isinstance(it, ast.Name) and it.id in spelled]
+    bound: dict[str, int] = {}
+    for name in names:
+        if isinstance(name.ctx, ast.Store):
+            bound[name.id] = min(name.lineno, bound.get(name.id, name.lineno))
+    edits: dict[ast.expr, str] = {}
+    before: dict[str, None] = {}
+    for name in names:
+        it = spelled[name.id]
+        is_read = isinstance(name.ctx, ast.Load) and name.lineno <= bound.get(
+            name.id, name.lineno
+        )
+        edits[name] = it.text if is_read else it.variable
+        if is_read and it.before:
+            before[it.before] = None
+    for node in nodes:
+        match node:
+            case ast.Subscript(
+                value=ast.Name() as name, slice=ast.Constant(value=int(i))
+            ):
+                it = spelled.get(name.id)
+                if it and it.entries and edits[name] == it.text:
+                    del edits[name]
+                    edits[node] = it.entries[i]
+            case _:
+                pass
+    return "\n".join([*before, _edited(code, edits)])
+
+
+def _edited(code: str, edits: dict[ast.expr, str]) -> str:
+    """Return code with other texts in the places of some nodes."""
+    lines = [line.encode() for line in code.splitlines()]  # places count bytes
+    for node in sorted(edits, key=lambda it: it.col_offset, reverse=True):
+        line = lines[node.lineno - 1]
+        start, end = line[: node.col_offset], line[node.end_col_offset :]
+        lines[node.lineno - 1] = start + edits[node].encode() + end
+    return "\n".join(line.decode() for line in lines)

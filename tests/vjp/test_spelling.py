@@ -1,0 +1,556 @@
+"""The code that an explanation prints runs where the call is, in the caller's names."""
+
+import ast
+import builtins
+import linecache
+import re
+import warnings
+from collections.abc import Iterator
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.vjp.cases import CASES, Case
+
+from .programs import run
+
+CALLS = [(case, "gradlib.grad") for case in CASES.values()]
+CALLS += [(case, "torch.autograd.grad") for case, _ in CALLS if case.torch_refuses]
+OTHERS = {
+    "x": "images",
+    "y": "scores",
+    "v": "shares",
+    "h": "hidden",
+    "loss": "penalty",
+    "losses": "penalties",
+    "weight": "layer",
+    "model": "network",
+}
+
+
+def renamed(program: str) -> str:
+    """Return a program with other names for its variables."""
+    return re.sub(r"\w+", lambda it: OTHERS.get(it[0], it[0]), program)
+
+
+def error_of(program: str, names: dict[str, Any]) -> Exception:
+    """Run what fails, and return its error."""
+    with pytest.raises(Exception) as caught, gradlib.explain_errors():  # noqa: PT011
+        run(program, names)
+    return caught.value
+
+
+def fix_in(error: Exception) -> str:
+    """Return the code that an error's message shows, or its note."""
+    (text,) = getattr(error, "__notes__", [str(error)])
+    return dedent(text.split("\n\n")[-2])
+
+
+def fixed(program: str, **names: Any) -> str:
+    """Run a program that fails, then the code its error shows, and return that code."""
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib, "f": square_sum} | names
+    code = fix_in(error_of(dedent(program), names))
+    run(code, names)
+    return code
+
+
+def square_sum(x: Any) -> Tensor:
+    parts = [x] if isinstance(x, Tensor) else x
+    return torch.stack([(it**2).sum() for it in parts]).sum()
+
+
+def letters_in(code: str) -> set[str]:
+    """Return the letters among a program's variables."""
+    nodes = ast.walk(ast.parse(code))
+    return {it.id for it in nodes if isinstance(it, ast.Name)} & {"x", "y", "v", "w"}
+
+
+def first_read(code: str) -> set[str]:
+    """Return the variables that a program reads and does not bind."""
+    nodes = [it for it in ast.walk(ast.parse(code)) if isinstance(it, ast.Name)]
+    bound = {it.id for it in nodes if isinstance(it.ctx, ast.Store)}
+    read = {it.id for it in nodes if isinstance(it.ctx, ast.Load)}
+    return read - bound - vars(builtins).keys()
+
+
+@pytest.mark.parametrize(("case", "by"), CALLS, ids=lambda it: getattr(it, "code", it))
+def test_the_fix_of_a_case_runs_in_other_names(case: Case, by: str) -> None:
+    program = renamed(case.wrong).replace("torch.autograd.grad", by)
+    names: dict[str, Any] = {"gradlib": gradlib, "f": square_sum}
+    error = error_of(program, names)
+    code = fix_in(error)
+    *_, last = code.splitlines()
+    assert last.startswith(f"{by}(")
+    assert first_read(code) <= names.keys()
+    result = run(code.replace(last, f"result = {last}"), names)["result"]
+    assert all(isinstance(it, Tensor) for it in result)
+    # a letter stands only for what has no name: it is bound first
+    assert letters_in(code) <= {it[0] for it in re.findall(r"^(\w+) = ", code, re.M)}
+
+
+START = """
+    from types import SimpleNamespace
+
+    images = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    spare = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    scores = torch.outer(images, images)
+    total = scores.sum()
+    kept = SimpleNamespace(scores=scores, images=images, parts=[images, spare])
+    batch = {"images": images, 3: scores}
+    layer = nn.Linear(3, 2)
+"""
+ONES = "v = torch.ones_like(scores)\n"
+
+WRITTEN: dict[str, tuple[str, str]] = {
+    "names": ("gradlib.grad(scores, images)", ONES + "gradlib.grad(scores, images, v)"),
+    "keywords": (
+        "gradlib.grad(inputs=images, outputs=scores)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "an attribute": (
+        "gradlib.grad(kept.scores, kept.images)",
+        "v = torch.ones_like(kept.scores)\ngradlib.grad(kept.scores, kept.images, v)",
+    ),
+    "an entry of a dict": (
+        'gradlib.grad(batch[3], batch["images"])',
+        'v = torch.ones_like(batch[3])\ngradlib.grad(batch[3], batch["images"], v)',
+    ),
+    "over several lines": (
+        """
+        gradlib.grad(
+            scores,
+            # the input
+            images,
+        )
+        """,
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "an expression over several lines": (
+        """
+        gradlib.grad(kept
+                     .scores if False else (
+                         scores * 1), images)
+        """,
+        "y = kept.scores if False else scores * 1\n"
+        "v = torch.ones_like(y)\n"
+        "gradlib.grad(y, images, v)",
+    ),
+    "inside another call": (
+        "print(len(gradlib.grad(scores, images)), max(1, 2))",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "the second on its line": (
+        "gradlib.grad(total, images, retain_graph=True); gradlib.grad(scores, images)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "the inner of two": (
+        "gradlib.grad(total, images, gradlib.grad(scores, images)[0])",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "after a letter of several bytes": (
+        "größe = 'ä'; gradlib.grad(scores, images)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "in an f-string": (
+        'f"{gradlib.grad(scores, images)}"',
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "by another name": (
+        "from gradlib import grad as differentiate\ndifferentiate(scores, images)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "by the name alone": (
+        "from gradlib import grad\ngrad(scores, images)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "with a variable bound inside": (
+        "gradlib.grad(found := scores * 1, images)",
+        "v = torch.ones_like(found)\ngradlib.grad(found, images, v)",
+    ),
+    "a list bound inside": (
+        "gradlib.grad(total, many := [images, spare])",
+        "gradlib.grad(total, many, allow_unused=True)",
+    ),
+    "an iterator": (
+        "gradlib.grad(total, iter([images, spare]))",
+        "x = list(iter([images, spare]))\ngradlib.grad(total, x, allow_unused=True)",
+    ),
+    "written out": (
+        "gradlib.grad([total, scores], (images,), [None, images])",
+        "v = [None, images]\n"
+        "v = list(v)\n"
+        "v[1] = torch.ones_like(scores)\n"
+        "gradlib.grad([total, scores], (images,), v)",
+    ),
+    "a list": (
+        "gradlib.grad(scores, kept.parts)",
+        "v = torch.ones_like(scores)\n"
+        "gradlib.grad(scores, kept.parts, v, allow_unused=True)",
+    ),
+    "a long way to what has a name": (
+        "gradlib.grad(scores, kept.__class__(parts=images).parts)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "a long way to what has none": (
+        "inner = SimpleNamespace(scores_of_images=scores * 1)\n"
+        "outer = SimpleNamespace(with_scores=inner)\n"
+        "gradlib.grad(outer.with_scores.scores_of_images, images)",
+        "y = outer.with_scores.scores_of_images\n"
+        "v = torch.ones_like(y)\n"
+        "gradlib.grad(y, images, v)",
+    ),
+    "a letter that is taken": (
+        "y = 2.0\ngradlib.grad(y * scores, images)",
+        "outputs = y * scores\n"
+        "v = torch.ones_like(outputs)\n"
+        "gradlib.grad(outputs, images, v)",
+    ),
+    "a part of a tensor": (
+        "gradlib.grad(total, images[0])",
+        "gradlib.grad(total, images)",
+    ),
+    "an attribute of a tensor": (
+        "gradlib.grad(total, images.data)",
+        "gradlib.grad(total, images)",
+    ),
+    "a new attribute of a tensor": (
+        "wide = torch.ones(2, 3)\ngradlib.grad(total, wide.T)",
+        "x = wide.T\nx.requires_grad_()\ntotal = f(x)\ngradlib.grad(total, x)",
+    ),
+    "arguments unpacked": (
+        "pair = (scores, images)\ngradlib.grad(*pair)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "by functools.partial": (
+        "from functools import partial\npartial(gradlib.grad, scores)(images)",
+        ONES + "gradlib.grad(scores, images, v)",
+    ),
+    "an unused one of several": (
+        "gradlib.grad(total, [images, spare])",
+        "gradlib.grad(total, [images, spare], allow_unused=True)",
+    ),
+    "wrong way round": ("gradlib.grad(images, total)", "gradlib.grad(total, images)"),
+    "a module": (
+        "gradlib.grad(layer(images).sum(), layer)",
+        "y = layer(images).sum()\nx = tuple(layer.parameters())\ngradlib.grad(y, x)",
+    ),
+    "a module as the output": (
+        "gradlib.grad(layer, images, torch.ones(2))",
+        "v = torch.ones(2)\ny = layer(images)\ngradlib.grad(y, images, v)",
+    ),
+    "a number": (
+        "gradlib.grad(scores, images, 0.5)",
+        "v = torch.full_like(scores, 0.5)\ngradlib.grad(scores, images, v)",
+    ),
+    "integers in a tuple": (
+        "words = torch.tensor([1])\nmany = (images, words)\ngradlib.grad(total, many)",
+        "x = list(many)\n"
+        "x[1] = x[1].to(torch.float32).requires_grad_()\n"
+        "total = f(x)\n"
+        "gradlib.grad(total, x)",
+    ),
+    "a detached one": (
+        "cut = total.detach()\ngradlib.grad(cut, images)",
+        "gradlib.grad(total, images)",
+    ),
+    "a detached input": (
+        "cut = images.detach()\ngradlib.grad(total, cut)",
+        "gradlib.grad(total, images)",
+    ),
+    "a detached input that the output was computed from": (
+        "cut = images.detach()\nother = (cut * spare).sum()\ngradlib.grad(other, cut)",
+        "cut.requires_grad_()\nother = f(cut)\ngradlib.grad(other, cut)",
+    ),
+    "detached from what another function has": (
+        """
+        def outer():
+            secret = images.exp().sum()
+            inner(secret.detach())
+
+        def inner(cut):
+            gradlib.grad(cut, images)
+
+        outer()
+        """,
+        "cut = f(images)\ngradlib.grad(cut, images)",
+    ),
+    "a method": ("scores.backward()", "scores.mean().backward()"),
+    "a method of what stands on other lines": (
+        """
+        (
+            kept
+            .scores
+            .backward(
+                retain_graph=True)
+        )
+        """,
+        "scores.mean().backward(retain_graph=True)",  # found by its value
+    ),
+    "a method of an expression": (
+        "(scores * 2).backward(images)",
+        "y = scores * 2\nv = images.expand_as(y)\ny.backward(v)",
+    ),
+    "torch.autograd.backward": (
+        "torch.autograd.backward([total, scores], [None, images])",
+        "v = [None, images]\n"
+        "v = list(v)\n"
+        "v[1] = v[1].expand_as(scores)\n"
+        "torch.autograd.backward([total, scores], v)",
+    ),
+    "torch wraps one in a tuple": (
+        "torch.autograd.grad([scores], images)",
+        "v = torch.ones_like(scores)\ntorch.autograd.grad(scores, images, v)",
+    ),
+    "not by that method": (
+        "torch.Tensor.backward(scores)",
+        "scores.mean().backward()",
+    ),
+    "a list that torch opens": (
+        "one = [scores]\ntorch.autograd.grad(one, images)",
+        "v = torch.ones_like(scores)\ntorch.autograd.grad(scores, images, v)",
+    ),
+    "a second pass": (
+        "total.backward()\ntotal.backward()",
+        "total = f(x)\n"
+        "total.backward(retain_graph=True)  # the earlier pass\n"
+        "total.backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_names_are_read_where_the_call_is(name: str) -> None:
+    program, code = WRITTEN[name]
+    start = dedent(START) + dedent(program)
+    assert fixed(start, x=torch.ones(3, requires_grad=True)) == code
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "gradlib.grad(*(scores * 1, images), torch.ones(2))",
+        "partial(gradlib.grad, scores * 1)(kept.images, torch.ones(2))",
+        'torch.autograd.grad(lists["one"], images, torch.ones(2))',
+    ],
+)
+def test_what_cannot_be_read_keeps_its_letter(call: str) -> None:
+    setup = 'from functools import partial\nlists = {"one": [scores * 1]}\n'
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    first, last = fix_in(error_of(dedent(START) + setup + call, names)).splitlines()
+    assert first == "v = torch.ones_like(y)"
+    assert last.endswith(".grad(y, images, v)")
+
+
+def test_the_variable_of_a_comprehension_is_a_name_there() -> None:
+    program = dedent(START) + "[gradlib.grad(it, images) for it in [scores]]"
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    assert "torch.ones_like(it)" in fix_in(error_of(program, names))
+
+
+class Curious:
+    """Tells when somebody looks at it more closely than by a variable."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.asked = 0
+        self.hidden = scores
+
+    @property
+    def scores(self) -> Tensor:
+        self.asked += 1
+        return self.hidden
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self.scores
+
+    def __call__(self) -> Tensor:
+        return self.scores
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self.scores])
+
+
+@pytest.mark.parametrize("way", ["", ".scores", "[0]", "()", "[0].mT"])
+@pytest.mark.parametrize("tool", ["grad", "explain_vjp"])
+def test_nothing_is_evaluated_again(way: str, tool: str) -> None:
+    curious = Curious(torch.ones(2, 2, requires_grad=True) * 2)
+    names = {"curious": curious, "gradlib": gradlib}
+    program = f"gradlib.{tool}(curious{way}, curious{way})"
+    if tool == "grad":
+        assert "curious" in fix_in(error_of(program, names)) or not way
+    else:
+        run(program, names)
+    assert curious.asked == 2
+
+
+SCORES = torch.ones(2, 2, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("gradlib.grad(scores * 1, scores)", "v = torch.ones_like(y)"),
+        ("gradlib.grad(scores, [scores])", "v = torch.ones_like(scores)"),
+        ("gradlib.grad([scores], scores)", "gradlib.grad(y, scores, v)"),
+    ],
+)
+def test_without_a_source_variables_are_found_by_their_values(
+    program: str, code: str
+) -> None:
+    names = {"gradlib": gradlib, "scores": SCORES}
+    with pytest.raises(gradlib.NoGradOutputsError) as caught:
+        exec(program, names)
+    assert code in fix_in(caught.value)
+
+
+def test_the_rest_of_the_file_need_not_be_python() -> None:
+    page: str = "What follows\n  (is code:\n\nfound = gradlib.grad(scores * 1,\nscores)"
+    code, file = page.replace("What follows\n  (is code:", "\n"), "<page>"
+    lines: list[str] = [*page.splitlines(True)]
+    linecache.cache[file] = (len(page), None, lines, file)
+    with pytest.raises(gradlib.NoGradOutputsError) as caught:
+        exec(compile(code, file, "exec"), {"gradlib": gradlib, "scores": SCORES})
+    assert fix_in(caught.value).startswith("y = scores * 1\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "\n\n",
+        "def broken(:\n",
+        "gradlib.grad(other, another)\n",  # as long, and changed
+        "gradlib.grades(scores * 1, spare)\n",
+        "\0",
+        "('" * 500,
+    ],
+)
+def test_a_source_that_is_another_by_now_does_not_mislead(source: str) -> None:
+    names: dict[str, Any] = {"gradlib": gradlib, "scores": SCORES}
+    names |= {"other": SCORES * 2, "another": SCORES * 3, "spare": SCORES * 4}
+    file = "<changed>"
+    code = compile("gradlib.grad(scores    , scores)", file, "exec")
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    with pytest.raises(gradlib.NoGradOutputsError) as caught:
+        exec(code, names)
+    code = "v = torch.ones_like(scores)\ngradlib.grad(scores, scores, v)"
+    assert fix_in(caught.value) == code
+
+
+def test_a_source_that_python_warned_of_gives_no_second_warning() -> None:
+    program, file = "gradlib.grad(scores * 1, {'\\d': scores})", "<warned of>"
+    linecache.cache[file] = (len(program), None, [program], file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(program, file, "exec")
+    names = {"gradlib": gradlib, "scores": SCORES}
+    with pytest.raises(gradlib.GradlibError) as caught:
+        exec(code, names)  # any warning is an error here
+    assert fix_in(caught.value).startswith("y = scores * 1\n")
+
+
+def test_an_iterator_that_is_used_up_is_not_printed() -> None:
+    program = """
+        parameters = layer.parameters()
+        gradlib.grad(layer(images), parameters)
+    """
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    error = error_of(dedent(START) + dedent(program), names)
+    assert fix_in(error).endswith("gradlib.grad(y, x, v)")
+
+
+def test_a_call_that_torch_makes_is_not_taken_for_the_callers() -> None:
+    program = """
+        def square(it):
+            hidden = it.exp()
+            result = (hidden * hidden).sum()
+            hidden += 1
+            return result
+
+        torch.autograd.functional.vjp(square, images)
+    """
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    error = error_of(dedent(START) + dedent(program), names)
+    assert "[GL112]" in error.__notes__[0]
+    assert fix_in(error).startswith("y = f(x)")
+
+
+LOSSES = """
+    import torch, gradlib
+
+    images = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+    def f(images):
+        hidden = images.exp()
+        return hidden.sum(), (hidden * hidden).sum()
+
+    def passes():
+        first, second = f(images)
+        {}
+
+    passes()
+"""
+SAME = "second.backward(retain_graph=True)  # the earlier pass\nsecond.backward()"
+
+EARLIER: dict[str, tuple[str, str]] = {
+    "of another loss": (
+        "first.backward(); second.backward()",
+        "first, second = f(x)\n"
+        "first.backward(retain_graph=True)  # the earlier pass\n"
+        "second.backward()",
+    ),
+    "by grad, over several lines": (
+        "gradlib.grad(first,\n            images,); gradlib.grad(second, images)",
+        "first, second = f(images)\n"
+        "gradlib.grad(first, images, retain_graph=True)  # the earlier pass\n"
+        "gradlib.grad(second, images)",
+    ),
+    "with one between that retains": (
+        "second.backward(); third = images.exp().sum(); "
+        "third.backward(retain_graph=True); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "the last of two": (
+        "third = images.exp().sum(); third.backward(); "
+        "second.backward(); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "with a comma at its end": (
+        "gradlib.grad(first, images,); gradlib.grad(second, images)",
+        "first, second = f(images)\n"
+        "gradlib.grad(first, images, retain_graph=True)  # the earlier pass\n"
+        "gradlib.grad(second, images)",
+    ),
+    "in a loop": ("for _ in 'ab': second.backward()", f"second = f(x)\n{SAME}"),
+    "with weights": (
+        "second.backward(torch.tensor(2.0)); second.backward()",
+        "second = f(x)\n"
+        "second.backward(torch.tensor(2.0), retain_graph=True)  # the earlier pass\n"
+        "second.backward()",
+    ),
+    "in another function": (
+        "second.backward(); (lambda: second.backward())(); first.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "with options by position": (
+        "second.backward(None, False); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "of no variable": (
+        "sum([second]).backward(); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_the_earlier_pass_is_the_one_that_changes(name: str) -> None:
+    program, code = EARLIER[name]
+    names: dict[str, Any] = {}
+    shown = fix_in(error_of(dedent(LOSSES).format(program), names))
+    assert shown == code
+    f = names["f"] if ", second = " in code else lambda x: names["f"](x)[1]
+    run(shown, names | {"f": f, "x": names["images"]})
