@@ -90,10 +90,25 @@ def call_again(
     leaves: dict[int | str, Tensor] = {}
     given: list[Any] = list(arguments.inputs.leaves)
     lifted = Lifted()
+    names: dict[int, str] = {}
+    if isinstance(arguments.fn, nn.Module):
+        names = {id(it): name for name, it in arguments.fn.named_parameters()}
+    made_of: dict[int, nn.Parameter] = {}
+
+    def parameter_of(original: nn.Parameter) -> nn.Parameter:
+        if id(original) not in made_of:
+            value, name = change(original), names.get(id(original))
+            if name is not None and name in moves:
+                value = value + moves[name].to(value)
+            made_of[id(original)] = nn.Parameter(value, original.requires_grad)
+            if name is not None:
+                leaves[name] = made_of[id(original)]
+        return made_of[id(original)]
+
     with (
         run_eagerly(),
         warnings.catch_warnings(),
-        _own_state(arguments.fn, change, moves, leaves),
+        _own_state(arguments.fn, change, parameter_of),
     ):
         for place, leaf in enumerate(given):
             if isinstance(leaf, Tensor):
@@ -119,9 +134,9 @@ def call_again(
 
 
 @contextmanager
-def own_state(fn: Callable[..., Any]) -> Generator[None]:
-    """Have what a function changes in its modules forgotten."""
-    with _own_state(fn, _copied, {}, {}):
+def state_kept(fn: Callable[..., Any]) -> Generator[None]:
+    """Have what a function changes in the buffers of its modules forgotten."""
+    with _own_state(fn, _copied, lambda parameter: parameter):
         yield
 
 
@@ -144,26 +159,11 @@ def cuda_devices() -> range:
 def _own_state(
     fn: Callable[..., Any],
     change: Callable[[Tensor], Tensor],
-    moves: Mapping[int | str, Tensor],
-    leaves: dict[int | str, Tensor],
+    parameter_of: Callable[[nn.Parameter], nn.Parameter],
 ) -> Generator[None]:
     """Give every module that runs a state of its own, and take it away afterwards."""
     before: dict[nn.Module, dict[str, Any]] = {}
     copies = Copies(change)
-    made: dict[int, nn.Parameter] = {}
-    names = {}
-    if isinstance(fn, nn.Module):
-        names = {id(parameter): name for name, parameter in fn.named_parameters()}
-
-    def parameter_of(original: nn.Parameter) -> nn.Parameter:
-        if id(original) not in made:
-            value, name = change(original), names.get(id(original))
-            if name is not None and name in moves:
-                value = value + moves[name].to(value)
-            made[id(original)] = nn.Parameter(value, original.requires_grad)
-            if name is not None:
-                leaves[name] = made[id(original)]
-        return made[id(original)]
 
     def meet(module: nn.Module) -> None:
         if module in before or isinstance(module, torch.jit.ScriptModule):

@@ -57,6 +57,17 @@ class Arguments:
         """Whether it is the parameters that are differentiated for."""
         return any(it.place is None for it in self.asked)
 
+    def used(self) -> dict[str, Tensor]:
+        """Return the tensors that a Jacobian is computed from, by name."""
+        found = {
+            input_path(self.inputs, place): leaf
+            for place, leaf in enumerate(self.inputs.leaves)
+            if isinstance(leaf, Tensor)
+        }
+        if isinstance(self.fn, nn.Module):
+            found |= dict(self.fn.named_parameters())
+        return found
+
     def batched(self) -> list[int]:
         """Return the places of the input tensors that have a batch axis."""
         return [

@@ -71,8 +71,8 @@ def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
     # nodes before us. Where there is just one, everything passes it.
     ahead: set[Place] = set()
     for node in _in_order(start[0], on_way):
-        ahead = {place for place in ahead if place[0] is not node}
-        if node not in ends:
+        if node not in ends:  # what leads to an end leads on past everything else
+            ahead = {place for place in ahead if place[0] is not node}
             ahead |= {
                 cast(Place, place)
                 for place in node.next_functions

@@ -1,13 +1,12 @@
 """The nesting of the result, and the memory a caller brings for it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError
-from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
 from gradlib.tree import Tree
@@ -56,22 +55,20 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
             name = "out" + given.path(position)
             _require_fit(name, given.leaves[position], graph, blocks[number])
             found[blocks[number]] = given.leaves[position]
+    _require_apart(found.values())
     return found
 
 
-def require_own_memory(out: Mapping[Block, Tensor], arguments: Arguments) -> None:
+def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) -> None:
     """Raise where writing the result would change what it is computed from.
 
+    Args:
+        out: Where the result goes.
+        used: What it is computed from, by what messages call it.
+
     Raises:
-        JacobianArgumentError: `out` shares memory with an input or parameter.
+        JacobianArgumentError: They share memory.
     """
-    used = {
-        f"inputs{arguments.inputs.path(place)}": leaf
-        for place, leaf in enumerate(arguments.inputs.leaves)
-        if isinstance(leaf, Tensor)
-    }
-    if isinstance(arguments.fn, torch.nn.Module):
-        used |= dict(arguments.fn.named_parameters())
     owners = {_memory(tensor): name for name, tensor in used.items() if tensor.numel()}
     for tensor in out.values():
         if tensor.numel() and _memory(tensor) in owners:
@@ -94,16 +91,43 @@ def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
             f"{name} has shape {list(tensor.shape)}, {tensor.dtype} on "
             f"{tensor.device}. The Jacobian (batch, *out, *in) needs {fix}."
         )
-    if tensor.requires_grad or not _is_whole(tensor):
+    if tensor.requires_grad:
         raise JacobianArgumentError(
-            f"{name} requires grad, or has several entries in one place of memory: "
-            f"it cannot be written to. Pass {fix}."
+            f"{name} requires grad, so nothing can be written to it. Pass {fix}."
         )
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    steps = zip(tensor.stride(), tensor.shape, strict=True)
-    return all(stride or size < 2 for stride, size in steps)
+def _require_apart(tensors: Collection[Tensor]) -> None:
+    """Raise where two entries of the result would be in one place of memory."""
+    taken: dict[object, Tensor] = {}
+    for tensor in tensors:
+        if len(tensors) == 1 and tensor.is_contiguous():
+            return
+        if not tensor.numel():
+            continue
+        entries = tensor.untyped_storage().nbytes() // tensor.element_size()
+        places = taken.setdefault(
+            _memory(tensor), torch.zeros(entries, dtype=torch.bool)
+        )
+        ours = tensor.shape, tensor.stride(), tensor.storage_offset()
+        if _may_overlap(tensor) or places.as_strided(*ours).any():
+            raise JacobianArgumentError(
+                f"out, of shape {list(tensor.shape)}, has several entries in one place "
+                "of memory, or shares some with another part of out. Pass a tensor of "
+                "its own for each: torch.empty(...)."
+            )
+        places.as_strided(*ours).fill_(True)
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Tell whether a step along an axis may end where smaller steps can lead."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:

@@ -9,7 +9,7 @@ import torch
 from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
-from gradlib.jacobian.again import RandomState, cuda_devices, own_state
+from gradlib.jacobian.again import RandomState, cuda_devices, state_kept
 from gradlib.jacobian.arguments import Argnums, read
 from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
@@ -112,7 +112,7 @@ def per_sample_jacobian(
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
-        require_own_memory(given, arguments)
+        require_own_memory(given, arguments.used())
     blocks = compute(
         graph,
         plan,
@@ -184,7 +184,10 @@ def per_sample_jacobian_from_graph(
         )
     graph, inner = of_tensors(outputs, inputs)
     plan = plans.make(graph, "reverse", "auto", max_bytes, has_room=out is not None)
-    given = None if out is None else blocks_of(out, graph, inner)
+    given = None
+    if out is not None:
+        given = blocks_of(out, graph, inner)
+        require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
     if check:
         require_own_rows(graph)
     blocks = compute(
@@ -259,7 +262,7 @@ def plan_jacobian(
     """
     del check, create_graph, progress
     arguments = read(fn, inputs, argnums, in_dims)
-    with random_state_kept(cuda_devices()), own_state(fn):
+    with random_state_kept(cuda_devices()), state_kept(fn):
         graph, _ = run(arguments)
         plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
         return replace(plan, work=work.count(graph, plan.counts))
