@@ -14,11 +14,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradlib.errors import DetachedPathError, GradlibError, NotRepeatableError
+from gradlib.errors import (
+    DetachedPathError,
+    GradlibError,
+    NoSuchWayError,
+    NotRepeatableError,
+)
 from gradlib.jacobian.again import Called, RandomState, cuda_devices
 from gradlib.jacobian.arguments import Arguments
-from gradlib.jacobian.coupling import ALIKE, coupled, reached, require_own_samples
+from gradlib.jacobian.coupling import (
+    ALIKE,
+    require_no_pair,
+    require_own_samples,
+)
 from gradlib.jacobian.graph import Graph, output_path
+from gradlib.jacobian.look import closeness, require_rows
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.slopes import (
     IN_DOUBLE,
@@ -31,15 +41,6 @@ from gradlib.jacobian.slopes import (
     tensors_of,
 )
 from gradlib.recording.state import random_state_kept
-
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""By which part of a sample's slope the Jacobian's may be apart, by its dtype."""
-
-COARSE = 0.05
-"""The same for narrower dtypes."""
-
-ROUNDS = 4
-"""How many halves of the samples a second look for coupling takes."""
 
 
 def check(
@@ -68,7 +69,16 @@ def check(
         return
     caller = Caller(arguments, random, IN_DOUBLE)
     with random_state_kept(cuda_devices()):
-        require_own_samples(caller, graph, points)
+        look = require_own_samples(caller, graph, points)
+        try:
+            require_rows(graph, blocks, look)
+        except NoSuchWayError:
+            shared = arguments.shared
+            own = [
+                it for i, it in enumerate(points) if it is not None and not shared[i]
+            ]
+            require_no_pair(caller, graph.roots, own)
+            raise
         try:
             _require_slopes(caller, graph, blocks)
         except GradlibError:
@@ -101,7 +111,7 @@ def _require_slopes(
 def _closeness(caller: Caller, graph: Graph) -> float:
     if not caller.how.double:
         return caller.how.sure
-    return max(CLOSE.get(it.dtype, COARSE) for it in (*graph.points, *graph.roots))
+    return max(closeness(it.dtype) for it in (*graph.points, *graph.roots))
 
 
 def _known_slope(
@@ -161,9 +171,17 @@ def _look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> Non
         if not math.isfinite(slope) or not math.isfinite(known):
             continue
         if abs(slope - known) <= caller.how.sure * max(size, abs(slope)) + noise:
-            _require_no_coupling(caller, base, y)
+            # They agree over all samples, but not for each.
+            own = [base.leaves[it] for it in _tracked(caller, base)]
+            if y.requires_grad:
+                require_no_pair(caller, [y], own)
             return
     raise _cut_path(graph, root, rows, caller.at())
+
+
+def _tracked(caller: Caller, base: Called) -> list[int]:
+    """Return the places of the inputs of each sample that have gradients."""
+    return [it for it in caller.arguments.batched() if it in base.leaves]
 
 
 def _slope_by_vjp(
@@ -200,21 +218,6 @@ def _require_repeatable(caller: Caller) -> None:
         "Python's random or NumPy, reads from outside, or changes in itself; or pass "
         "check=False."
     )
-
-
-def _require_no_coupling(caller: Caller, base: Called, y: Tensor) -> None:
-    """Raise where the slopes agree over all samples, but not for each."""
-    own = [
-        base.leaves[place]
-        for place in caller.arguments.batched()
-        if place in base.leaves
-    ]
-    if len(y) == 1 or not own or not y.requires_grad:
-        return
-    for _ in range(ROUNDS):
-        half = caller.chance.half(len(y))
-        if reached(caller.chance, [y], own, half) is not None:
-            raise coupled(caller, half, "the input")
 
 
 def _require_no_cast(ahead: Called, behind: Called) -> None:

@@ -1,8 +1,8 @@
 """Whether samples influence each other, and which module makes them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import Look
 from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
@@ -20,13 +21,10 @@ from gradlib.tree import tensors_in
 ALIKE = 1e-9
 """By which part the same numbers may differ in float64."""
 
-SWAPPED = 0.1
-"""How far the other samples are moved to see what follows, as a part of their size."""
-
 
 def require_own_samples(
     caller: Caller, graph: Graph, points: Sequence[Tensor | None]
-) -> None:
+) -> Look:
     """Raise where the outputs of half the samples depend on inputs of the others.
 
     Args:
@@ -34,63 +32,77 @@ def require_own_samples(
         graph: What its first call left.
         points: For each leaf of the inputs what stands for it in the graph.
 
+    Returns:
+        What one backward pass gave for each of the graph's points.
+
     Raises:
         CoupledSamplesError: They do.
     """
-    if graph.batch == 1:
-        return
     half = caller.chance.half(graph.batch)
     own = {
         place: point
         for place, point in enumerate(points)
         if point is not None and not caller.arguments.shared[place]
     }
-    if not own:
-        _require_same_beside_others(caller, half)
-        return
-    found = reached(caller.chance, graph.roots, list(own.values()), half)
+    everything = [*own.values(), *graph.points]
+    look = Look.at(caller.chance, graph.roots, everything, half)
+    found = look.coupled(len(own))
     if found is not None:
         place = list(own)[found]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
+    if not own and graph.batch > 1:
+        _require_same_beside_others(caller, half)
+    return Look(half, look.vectors, look.grads[len(own) :])
+
+
+def require_no_pair(
+    caller: Caller, roots: Sequence[Tensor], points: Sequence[Tensor]
+) -> None:
+    """Raise where the output of any sample depends on an input of any other.
+
+    Raises:
+        CoupledSamplesError: It does.
+    """
+    if not points:
+        return
+    for part in every_pair(len(roots[0])):
+        look = Look.at(caller.chance, roots, points, part)
+        if look.coupled(len(points)) is not None:
+            raise coupled(caller, part, "the input")
 
 
 def require_own_rows(graph: Graph) -> None:
-    """Raise where outputs of half the samples lead to inputs of the others.
+    """Raise where a sample's output leads to an input of another sample.
 
     There is nothing to call again, so nobody tells where.
 
     Raises:
-        CoupledSamplesError: They do.
+        CoupledSamplesError: It does.
     """
-    if graph.batch < 2:
-        return
     chance = Chance()
-    half = chance.half(graph.batch)
-    found = reached(chance, graph.roots, graph.points, half)
-    if found is not None:
-        raise CoupledSamplesError(
-            f"The samples are not independent: the output of one depends on "
-            f"{graph.names[found]} of another, so there is no dY/dX of each sample. "
-            "per_sample_jacobian(fn, x), which can call fn again, says where; "
-            "check=False gives for each sample the sum over all samples' outputs."
-        )
+    for half in every_pair(graph.batch):
+        look = Look.at(chance, graph.roots, graph.points, half)
+        found = look.coupled(len(graph.points))
+        if found is not None:
+            raise CoupledSamplesError(
+                f"The samples are not independent: the output of one depends on "
+                f"{graph.names[found]} of another, so there is no dY/dX of each "
+                "sample. per_sample_jacobian(fn, x), which can call fn again, says "
+                "where; check=False gives for each sample the sum over all samples' "
+                "outputs."
+            )
 
 
-def reached(
-    chance: Chance, roots: Sequence[Tensor], points: Sequence[Tensor], half: Tensor
-) -> int | None:
-    """Return which input the other samples have a gradient of; ``None`` for none."""
-    vectors = [_only(chance.vector(root), half) for root in roots]
-    grads = torch.autograd.grad(
-        roots, points, vectors, retain_graph=True, allow_unused=True
-    )
-    for i, grad in enumerate(cast(Sequence[Tensor | None], grads)):
-        if grad is not None:
-            others = grad[~half.to(grad.device)]
-            # 0 · inf is NaN, and no sign of anything.
-            if ((others != 0) & ~others.isnan()).any():
-                return i
-    return None
+def every_pair(batch: int) -> Iterator[Tensor]:
+    """Return parts of a batch, so that some part has only the first of any two samples.
+
+    They are those whose number has a bit set, and those whose number has not.
+    """
+    numbers = torch.arange(batch)
+    for bit in range((batch - 1).bit_length()):
+        part = (numbers >> bit) % 2 == 1
+        yield part
+        yield ~part
 
 
 def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
@@ -98,8 +110,8 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
     found = _first_module(caller, half)
     where = "" if found is None else f" The first module that mixes them is {found}."
     fix = (
-        "Take out of fn what looks at the whole batch, or pass samples one at a time: "
-        "torch.cat([per_sample_jacobian(fn, x[i : i + 1]) for i in range(len(x))])."
+        "Take out of fn what looks at the whole batch. A batch of one has nobody to "
+        "mix with, but then fn is another function."
     )
     if found is not None and found.batch_norm:
         fix = (
@@ -109,7 +121,7 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
     return CoupledSamplesError(
         f"The samples are not independent: the output of one depends on {name} of "
         f"another, so there is no dY/dX of each sample.{where} {fix} check=False "
-        "gives what it gives: for each sample the sum over all samples' outputs."
+        "gives, for each sample, the sum over all samples' outputs."
     )
 
 
@@ -200,8 +212,3 @@ def _has_samples(tensor: Tensor, half: Tensor) -> bool:
 
 def _values(structure: object) -> list[Tensor]:
     return [it.detach().clone() for it in tensors_in(structure)]
-
-
-def _only(vector: Tensor, half: Tensor) -> Tensor:
-    vector[~half.to(vector.device)] = 0
-    return vector

@@ -44,8 +44,8 @@ def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | Non
         batch: The first axis that it must have.
 
     Returns:
-        ``None`` where every way has something to itself, or torch does not tell the
-        shapes (2.4).
+        ``None`` where every way has something to itself, or in torch 2.4, which
+        does not tell the shapes.
     """
     best: Cut | None = None
     for node, number in _bottlenecks(output, inputs):

@@ -11,10 +11,12 @@ from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import RandomState, cuda_devices, state_kept
 from gradlib.jacobian.arguments import Argnums, read
+from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.graph import of_tensors, run
+from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.out import blocks_of, nested, require_own_memory
 from gradlib.jacobian.plan import Plan
 from gradlib.recording.state import random_state_kept
@@ -61,7 +63,9 @@ def per_sample_jacobian(
         inputs: What it is called with: tensors ``(batch, *in)``, also nested; integers
             and what is no tensor are passed on.
         argnums: Which input to differentiate for, an ``int`` or a tuple of them; or
-            ``"parameters"``: those of the module that require grad.
+            ``"parameters"``: those of the module that require grad. What all samples
+            share takes a row for each sample and output, through the graph of the whole
+            batch: of many samples, pass some at a time.
         in_dims: For each input 0, where its first axis is the batch, or ``None``, where
             all samples share it; one for all, or nested as the inputs are.
         mode: ``"reverse"``: row by row. ``"forward"``: column by column. ``"split"``:
@@ -78,6 +82,7 @@ def per_sample_jacobian(
             sample along a random direction by a thousandth of it (by a twentieth, below
             float32).
         create_graph: Whether gradients flow through the result, for a loss made of it.
+            What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
 
     Returns:
@@ -123,6 +128,10 @@ def per_sample_jacobian(
     )
     if check:
         require_truth(arguments, graph, points, random, blocks)
+    elif plan.unproven:
+        every = torch.ones(graph.batch, dtype=torch.bool)
+        look = Look.at(Chance(), graph.roots, graph.points, every)
+        require_rows(graph, blocks, look)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
@@ -162,7 +171,8 @@ def per_sample_jacobian_from_graph(
         inputs: The tensor ``(batch, *in)`` it was computed from, or nested ones.
         max_bytes: As for `per_sample_jacobian`.
         out: As for `per_sample_jacobian`.
-        check: Whether to see, by one backward pass, if samples influence each other.
+        check: Whether to see if samples influence each other. It takes two backward
+            passes for each time that the batch can be halved.
         create_graph: Whether gradients flow through the result.
 
     Returns:

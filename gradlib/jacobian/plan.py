@@ -82,6 +82,12 @@ class Plan(Printable):
         passes = self.pass_bytes * self.chunk * copies
         return self.result_bytes + self.part_bytes + passes
 
+    @property
+    def unproven(self) -> bool:
+        """Whether columns are asked for that the graph may not have."""
+        columns = self.mode in ("forward", "split")
+        return columns and isinstance(self.counts["forward"], str)
+
     def passes_of(self, mode: str) -> int:
         """Return how many backward passes a way takes, with this plan's chunks.
 
@@ -160,7 +166,8 @@ def make(
         raise OutOfBytesError(
             f"The Jacobian takes {in_words(result)} and a pass another "
             f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. Pass "
-            "fewer samples at a time, or out= with memory of your own."
+            "fewer samples at a time, ask for fewer inputs or parameters, or pass out= "
+            "with memory of your own."
         )
     if mode == "loop":
         chunk = 1

@@ -86,7 +86,11 @@ def _columns_after(graph: Graph, cut: Cut, chunk: int, create_graph: bool) -> Te
         u = one_hot(length, _like(cut), start, cut.width)
         u = u[:, None].expand(-1, graph.batch, -1).reshape(length, *cut.shape)
         (tangents,) = linear.push(u, create_graph)
-        assert tangents is not None, "every way passes h, so the output depends on it"
+        if tangents is None:
+            raise NoSuchWayError(
+                "The backward pass of an operation here leaves no graph of its own, so "
+                'it has no columns to give. Use mode="reverse".'
+            )
         found.append(tangents.reshape(length, graph.batch, graph.rows(0)))
     return torch.cat(found).movedim(0, 2)
 

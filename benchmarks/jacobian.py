@@ -1,0 +1,196 @@
+"""What the Jacobian of every sample costs: gradlib against every existing way.
+
+    python -m benchmarks.jacobian                 on the CPU
+    python -m benchmarks.jacobian --device cuda
+    python -m benchmarks.jacobian --quick         the smallest: does it work at all?
+
+The networks' weights require no grad. Every result is held against one in float64.
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import timing
+from benchmarks.jacobian_nets import Net, nets
+from benchmarks.jacobian_ways import MOST, OURS, Contender, contenders, loop
+from benchmarks.memory import measure_memory
+from benchmarks.report import threads_text
+from gradlib.render import Table
+
+RESULTS = Path(__file__).parent / "results"
+PATIENCE = 20e3
+"""How many milliseconds a use may take before a way is left out."""
+REPEATS = 3
+"""How many timed uses make a turn, where one takes little."""
+CLOSE = 1e-4
+"""How far a float32 result may be from the one in float64, of its largest entry."""
+
+Result = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, and write the results file."""
+    options = _options(arguments)
+    device = torch.device(options.device)
+    threads = (1,) if options.quick or device.type == "cuda" else (1, 2)
+    rounds = 2 if options.quick else options.rounds
+    chosen = [net for net in nets(device) if options.net in net.name]
+    if options.quick:
+        chosen = chosen[:1]
+    results = measure(chosen, threads, rounds, device)
+    print(as_text(results))
+    out = options.out or (
+        not options.quick
+        and not options.net
+        and RESULTS / f"jacobian-{device.type}.json"
+    )
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"\nwritten to {out}")
+
+
+def measure(
+    chosen: list[Net], threads: tuple[int, ...], rounds: int, device: torch.device
+) -> Result:
+    """Return all results, ready to be written as JSON."""
+    started = timing.now(), timing.machine(device)
+    before = torch.get_num_threads()
+    rows: list[Result] = []
+    try:
+        for count in threads:
+            torch.set_num_threads(count)
+            for net in chosen:
+                rows += [
+                    {"net": net.name, "threads": count, **row}
+                    for row in _of_net(net, rounds, device, threads_text(count))
+                ]
+    finally:
+        torch.set_num_threads(before)
+    return {
+        "benchmark": "jacobian",
+        "date": started[0],
+        "machine": started[1],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "settings": {
+            "device": device.type,
+            "rounds": rounds,
+            "timed_uses_in_a_turn": REPEATS,
+            "garbage": timing.GC,
+            "statistics": timing.STATISTICS,
+        },
+        "rows": rows,
+    }
+
+
+def _of_net(net: Net, rounds: int, device: torch.device, label: str) -> list[Result]:
+    truth = loop(net.model.double(), net.x.double())
+    net.model.to(net.x.dtype)
+    shape, size = truth.shape, truth.numel() * net.x.element_size()
+    turns: dict[str, timing.Turn] = {}
+    rows: dict[str, Result] = {}
+    for one in contenders():
+        timing.progress(f"{net.name}, {label}: {one.name}")
+        row: Result = {"contender": one.name, "result_bytes": size}
+        rows[one.name] = row
+        try:
+            row |= _tried(one, net, truth, device)
+        except Exception as error:
+            row["skipped"] = f"it raises {type(error).__name__}: {str(error)[:200]}"
+            continue
+        if row.get("skipped"):
+            continue
+        uses = REPEATS if row["first_ms"] < 300 else 1
+        call = one.prepare(net.model, net.x, shape)
+        turns[one.name] = timing.Turn(_turn(call, uses, device), _every(row, rounds))
+    samples = timing.interleave(turns, rounds, f"{net.name}, {label}")
+    for name, taken in samples.items():
+        rows[name] |= {"turns": len(taken), "ms": timing.spread(taken)}
+        rows[name]["to_gradlib"] = timing.ratio(taken, samples[OURS])
+    return list(rows.values())
+
+
+def _tried(one: Contender, net: Net, truth: Tensor, device: torch.device) -> Result:
+    """Use a way once; return what came of it, or why it is left out."""
+    needs = one.needs(net.x, truth.shape)
+    if needs > MOST:
+        return {"skipped": f"it needs {needs / 2**30:.0f} GiB or more"}
+    call = one.prepare(net.model, net.x, truth.shape)
+    found: list[Tensor] = []
+    first = timing.milliseconds(lambda: found.append(call()), device)
+    difference = (found.pop().double() - truth).abs().max() / truth.abs().max()
+    row: Result = {"first_ms": first, "difference": difference.item()}
+    if first > PATIENCE:
+        row["skipped"] = f"one use takes {first / 1e3:.0f} s"
+    elif row["difference"] > CLOSE:
+        row["skipped"] = "its result is another"
+    else:
+        row["peak_bytes"] = measure_memory(call, device).peak
+    return row
+
+
+def _turn(call: Any, uses: int, device: torch.device) -> Any:
+    def turn() -> float:
+        call()
+        taken = sorted(timing.milliseconds(call, device) for _ in range(uses))
+        return taken[len(taken) // 2]
+
+    return turn
+
+
+def _every(row: Result, rounds: int) -> int:
+    """Return in which rounds a way takes part: slow ones in few, but two at least."""
+    return max(1, min(rounds // 2, int(row["first_ms"] / 500)))
+
+
+def as_text(results: Result) -> str:
+    """Return the results as tables for a terminal."""
+    machine = results["machine"]
+    lines = [
+        f"{machine.get('gpu', machine['cpu'])}, {machine['cores']} cores, torch "
+        f"{results['torch']}, {results['date']}"
+    ]
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for row in results["rows"]:
+        groups.setdefault((row["net"], row["threads"]), []).append(row)
+    for (net, threads), rows in groups.items():
+        size = rows[0]["result_bytes"] / 2**20
+        title = f"{net}, {threads_text(threads)}; result {size:.2f} MiB"
+        columns = ("way", "ms", "x gradlib", "peak MiB", "difference")
+        lines += ["", Table(title, columns, [_cells(row) for row in rows]).text()]
+    return "\n".join(lines)
+
+
+def _cells(row: Result) -> tuple[str, ...]:
+    if row.get("skipped"):
+        return row["contender"], row["skipped"], "", "", ""
+    return (
+        row["contender"],
+        f"{row['ms']['median']:.3g}",
+        f"{row['to_gradlib']['median']:.2f}",
+        f"{row['peak_bytes'] / 2**20:.1f}",
+        f"{row['difference']:.0e}",
+    )
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser("python -m benchmarks.jacobian", description=about)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--rounds", type=int, default=10, help="at least two")
+    parser.add_argument("--net", default="", help="only those with this in their name")
+    parser.add_argument("--quick", action="store_true", help="one network, two rounds")
+    parser.add_argument("--out", type=Path, help="where the results go")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The ways people compute a Jacobian for every sample today, and ours.
+
+Each takes a network and a batch and returns ``(batch, *out, *in)``, as a view or not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacfwd, jacrev, jvp, vmap
+
+import gradlib
+
+OURS, OURS_CHECKED, OURS_OUT = "gradlib", "gradlib, checked", "gradlib, out="
+
+MOST = 2**32
+"""How many bytes a way may need by its own nature before it is left out."""
+
+Way = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to compute it.
+
+    Attributes:
+        name: What the table calls it.
+        prepare: Makes, of a network, its batch and the result's shape, the call that
+            is timed.
+        needs: How many bytes it needs at least, of the same.
+    """
+
+    name: str
+    prepare: Callable[[nn.Module, Tensor, torch.Size], Callable[[], Tensor]]
+    needs: Callable[[Tensor, torch.Size], int] = lambda _x, shape: 4 * shape.numel()
+
+
+def contenders() -> list[Contender]:
+    """Return all of them, ours first."""
+    return [
+        _plain(OURS, partial(gradlib.per_sample_jacobian, check=False)),
+        _plain(OURS_CHECKED, gradlib.per_sample_jacobian),
+        Contender(OURS_OUT, _with_out),
+        Contender(
+            "functional.jacobian, diagonal",
+            lambda model, x, _: lambda: functional_diagonal(model, x),
+            lambda x, shape: 4 * shape.numel() * len(x),
+        ),
+        _plain("loop over outputs", loop),
+        _plain("is_grads_batched", grads_batched),
+        _plain("vmap(jacrev)", lambda model, x: vmap(jacrev(_single(model)))(x)),
+        _plain("vmap(jacfwd)", lambda model, x: vmap(jacfwd(_single(model)))(x)),
+        _plain("jacrev of the sum", jacrev_of_sum),
+        Contender(
+            "replicate",
+            lambda model, x, _: lambda: replicate(model, x),
+            lambda x, shape: 40 * x.numel() * (shape.numel() // x.numel()),
+        ),
+        _plain("jvp with unit vectors", unit_jvps),
+        _plain("TorchJD", torchjd),
+    ]
+
+
+def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
+    """Compute dY/dX of all pairs of samples, and keep those of one and the same."""
+    full = torch.autograd.functional.jacobian(model, x, vectorize=False)
+    assert isinstance(full, Tensor)
+    outs = full.dim() - x.dim() - 1
+    return full.diagonal(dim1=0, dim2=1 + outs).movedim(-1, 0)
+
+
+def loop(model: nn.Module, x: Tensor) -> Tensor:
+    """Go back once for each entry of the output."""
+    x = x.detach().requires_grad_()
+    y = model(x)
+    flat = y.flatten(1)
+    rows = [
+        torch.autograd.grad(flat[:, i].sum(), x, retain_graph=True)[0]
+        for i in range(flat.shape[1])
+    ]
+    return torch.stack(rows, 1).view(*y.shape, *x.shape[1:])
+
+
+def grads_batched(model: nn.Module, x: Tensor) -> Tensor:
+    """Go back once, with a unit vector for each entry of the output."""
+    x = x.detach().requires_grad_()
+    y = model(x)
+    flat = y.flatten(1)
+    count = flat.shape[1]
+    v = torch.eye(count, dtype=y.dtype, device=y.device)
+    v = v[:, None].expand(count, *flat.shape)
+    (rows,) = torch.autograd.grad(flat, x, v, is_grads_batched=True)
+    return rows.movedim(0, 1).reshape(*y.shape, *x.shape[1:])
+
+
+def jacrev_of_sum(model: nn.Module, x: Tensor) -> Tensor:
+    """Differentiate the sum over the batch, which has no other samples' parts."""
+    rows = jacrev(lambda it: model(it).sum(0))(x)  # (*out, batch, *in)
+    assert isinstance(rows, Tensor)
+    return rows.movedim(rows.dim() - x.dim(), 0)
+
+
+def replicate(model: nn.Module, x: Tensor) -> Tensor:
+    """Call the network with a copy of the batch for each entry of the output."""
+    with torch.no_grad():
+        shape = model(x[:1]).shape[1:]
+    count = shape.numel()
+    copies = x.detach().repeat_interleave(count, 0).requires_grad_()
+    y = model(copies).flatten(1)
+    v = torch.eye(count, dtype=y.dtype, device=y.device).repeat(len(x), 1)
+    (rows,) = torch.autograd.grad(y, copies, v)
+    return rows.view(len(x), *shape, *x.shape[1:])
+
+
+def unit_jvps(model: nn.Module, x: Tensor) -> Tensor:
+    """Call the network once for each entry of the input, with its tangent."""
+    flat = x.flatten(1)
+    columns: list[Tensor] = []
+    for i in range(flat.shape[1]):
+        u = torch.zeros_like(flat)
+        u[:, i] = 1
+        columns.append(jvp(model, (x,), (u.view_as(x),))[1])
+    return torch.stack(columns, -1).view(*columns[0].shape, *x.shape[1:])
+
+
+def torchjd(model: nn.Module, x: Tensor) -> Tensor:
+    """Have TorchJD differentiate the sum over the batch."""
+    from torchjd.autojac import jac  # pyright: ignore[reportMissingImports]
+
+    x = x.detach().requires_grad_()
+    y = model(x)
+    (rows,) = jac([y.sum(0)], [x])
+    return rows.movedim(rows.dim() - x.dim(), 0)
+
+
+def _plain(name: str, way: Way) -> Contender:
+    return Contender(name, lambda model, x, _: lambda: way(model, x))
+
+
+def _with_out(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    return lambda: gradlib.per_sample_jacobian(model, x, out=out, check=False)
+
+
+def _single(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda sample: model(sample[None])[0]

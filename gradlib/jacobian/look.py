@@ -1,0 +1,101 @@
+"""One VJP with random numbers: what a Jacobian must agree with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.pieces import Block
+
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""By which part of a sample's slope the Jacobian's may be apart, by its dtype."""
+
+COARSE = 0.05
+"""The same for narrower dtypes."""
+
+
+def closeness(dtype: torch.dtype) -> float:
+    """Return by which part two slopes may be apart in a dtype."""
+    return CLOSE.get(dtype, COARSE)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A VJP whose vector is zero for all samples but some.
+
+    Attributes:
+        half: Which samples those are, ``(batch,)``.
+        vectors: What it began with, for each output.
+        grads: What came of it, for each input it went to.
+    """
+
+    half: Tensor
+    vectors: list[Tensor]
+    grads: list[Tensor | None]
+
+    @classmethod
+    def at(
+        cls,
+        chance: Chance,
+        roots: Sequence[Tensor],
+        points: Sequence[Tensor],
+        half: Tensor,
+    ) -> "Look":
+        """Go back once, from random numbers at the samples of a half."""
+        vectors = [_only(chance.vector(root), half) for root in roots]
+        grads = torch.autograd.grad(
+            roots, points, vectors, retain_graph=True, allow_unused=True
+        )
+        return cls(half, vectors, list(grads))
+
+    def coupled(self, count: int) -> int | None:
+        """Return which of the first inputs the other samples have a gradient of."""
+        for i, grad in enumerate(self.grads[:count]):
+            if grad is not None:
+                others = grad[~self.half.to(grad.device)]
+                # 0 · inf is NaN, and no sign of anything.
+                if ((others != 0) & ~others.isnan()).any():
+                    return i
+        return None
+
+
+def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> None:
+    """Raise where the Jacobian has other rows than a backward pass gives.
+
+    Columns come from the graph of a backward pass, and one that is somebody's Python
+    may have none.
+
+    Raises:
+        NoSuchWayError: It has.
+    """
+    for point, grad in enumerate(look.grads):
+        if grad is None:
+            continue
+        total = torch.zeros_like(grad, dtype=torch.float64)
+        size = torch.zeros((), dtype=torch.float64, device=grad.device)
+        for root, vector in enumerate(look.vectors):
+            rows, columns = graph.rows(root), graph.columns(point)
+            block = blocks[root, point].detach().reshape(graph.batch, rows, columns)
+            v = vector.reshape(graph.batch, 1, rows).to(block)
+            parts = (v @ block).squeeze(1).double()
+            size = size + parts.square().sum()
+            parts = parts.sum(0) if graph.shared[point] else parts
+            total += parts.reshape(grad.shape)
+        close = closeness(grad.dtype)
+        apart = (total - grad).square().sum().sqrt()
+        if apart.isfinite() and apart > close * size.sqrt():
+            raise NoSuchWayError(
+                f"The Jacobian with respect to {graph.names[point]} is not what a "
+                "backward pass gives. Most likely the backward of an operation here "
+                "has no graph of its own, which columns need, or a hook changes "
+                'gradients: use mode="reverse".'
+            )
+
+
+def _only(vector: Tensor, half: Tensor) -> Tensor:
+    vector[~half.to(vector.device)] = 0
+    return vector
