@@ -75,6 +75,7 @@ def call_again(
     *,
     order: Tensor | None = None,
     double: bool = True,
+    graph: bool = True,
 ) -> Called:
     """Call the function, with inputs and parameters moved a little.
 
@@ -85,6 +86,7 @@ def call_again(
         order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
             are.
         double: Whether everything is computed in float64.
+        graph: Whether autograd records it.
     """
     change = _doubled if double else _copied
     leaves: dict[int | str, Tensor] = {}
@@ -106,6 +108,7 @@ def call_again(
         return made_of[id(original)]
 
     with (
+        torch.set_grad_enabled(graph),
         run_eagerly(),
         warnings.catch_warnings(),
         _own_state(arguments.fn, change, parameter_of),

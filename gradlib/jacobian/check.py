@@ -158,7 +158,7 @@ def _look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> Non
     rows = unclear.cpu()
     for away, step in caller.how.looks:
         aside = (away, caller.direction())
-        base, along = caller.at(aside), caller.direction()
+        base, along = caller.at(aside, graph=True), caller.direction()
         ahead, behind = (caller.at(aside, (it, along)) for it in (step, -step))
         y = tensors_of(base)[root]
         v = caller.chance.vector(y)

@@ -74,7 +74,8 @@ def per_sample_jacobian(
         chunk_size: How many rows (reverse) or columns (forward) one pass asks for;
             ``"auto"``: as many as `max_bytes` has room for and as are fast.
         max_bytes: What may be held at once on top of the forward pass, the result
-            included, in bytes; ``None``: half of what is free on the device.
+            included, in bytes; ``None``: half of what is free on the device. It is
+            about tensors: a process may keep what they leave free.
         out: Tensors to write the result into, nested as it is.
         check: Whether to look if the result says how the output changes. It takes a
             pair of calls in float64 and a backward pass, and leaves parameters, buffers

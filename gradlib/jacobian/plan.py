@@ -173,6 +173,13 @@ def make(
         chunk = 1
     elif isinstance(chunk_size, int):
         chunk = chunk_size
+        needs = BATCHED * each * chunk if chunk > 1 else each
+        if room < needs:
+            raise OutOfBytesError(
+                f"A pass with chunk_size={chunk} takes {in_words(needs)}, and of "
+                f"max_bytes the Jacobian leaves {in_words(room)}. Pass a smaller "
+                'chunk_size, or "auto".'
+            )
     else:
         most = min(room, FAST) // max(1, BATCHED * each)
         total = counts[mode]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -53,26 +54,45 @@ class Caller:
         self.arguments, self.how = arguments, how
         self._random = random
         self.chance = Chance()
+        # Without a graph a call takes half the memory, and fn may need one inside.
+        self._needs_graph = False
 
     def direction(self) -> Moves:
         """Return a random direction, as long as what it moves is large."""
         return {key(it): self._drawn(it.value) for it in self.arguments.asked}
 
-    def at(self, *moves: tuple[float, Moves], order: Tensor | None = None) -> Called:
+    def at(
+        self,
+        *moves: tuple[float, Moves],
+        order: Tensor | None = None,
+        graph: bool = False,
+    ) -> Called:
         """Call the function at the point moved so far along each direction.
 
         Args:
             moves: How far along what.
             order: The samples it is called with, by their numbers.
+            graph: Whether the outputs shall have one.
         """
         total: Moves = {}
         for length, along in moves:
             for name, values in along.items():
                 moved = length * values
                 total[name] = total[name] + moved if name in total else moved
-        return call_again(
-            self.arguments, self._random, total, order=order, double=self.how.double
+        call = partial(
+            call_again,
+            self.arguments,
+            self._random,
+            total,
+            order=order,
+            double=self.how.double,
         )
+        if not graph and not self._needs_graph:
+            try:
+                return call(graph=False)
+            except Exception:  # if that was not the reason, it will raise again
+                self._needs_graph = True
+        return call(graph=True)
 
     def _drawn(self, value: Tensor) -> Tensor:
         value = value.detach()
