@@ -50,7 +50,7 @@ lint: $(ready) ## formatting, lint and types
 	$(python) -m pyright --pythonpath $$(command -v $(python))
 
 clean: ## remove everything that was made here
-	rm -rf $(VENV) site .cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .cache .hypothesis .pytest_cache .ruff_cache
 
 # The environment is made once, and again when pyproject.toml changes, or TORCH, whose
 # value .ready holds. torch comes first: the CPU build where pip offers one, and once it

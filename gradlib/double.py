@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,4 +52,6 @@ _WIDER_METHODS: dict[Any, Any] = {
     Tensor.half: Tensor.double,
     Tensor.bfloat16: Tensor.double,
     Tensor.float: Tensor.double,
+    cast(Any, Tensor).cfloat: cast(Any, Tensor).cdouble,
+    cast(Any, Tensor).chalf: cast(Any, Tensor).cdouble,
 }

@@ -8,8 +8,8 @@ Each was there in every release from 2.4 to 2.13 that was tried.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from operator import methodcaller
 from types import FrameType
@@ -118,6 +118,20 @@ def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any
             place.grad_fn._register_hook_dict(place)
     hooks[hook] = hook
     return hooks
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Keep the hooks of tensors from changing what gradients are taken of them."""
+    every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
+    before = [(hooks, dict(hooks)) for hooks in every if hooks]
+    for hooks, _ in before:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, items in before:
+            hooks.update(items)
 
 
 def run_eagerly() -> AbstractContextManager[None]:

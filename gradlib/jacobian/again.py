@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -30,6 +32,7 @@ from gradlib.private import (
 )
 from gradlib.recording.attributes import Copies, attributes
 from gradlib.tree import Tree, tensors_in
+from gradlib.values import keep, same_values
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,43 @@ def call_again(
     return Called(outputs, leaves, lifted)
 
 
+def modules_known_to(fn: object) -> list[nn.Module]:
+    """Return the modules that a function may call, without calling it."""
+    known: list[object] = [fn, getattr(fn, "__self__", None)]
+    if isinstance(fn, partial):
+        known += [fn.func, *fn.args, *fn.keywords.values()]
+    for function in list(known):
+        if isinstance(function, FunctionType):
+            cells = function.__closure__ or ()
+            known += [it.cell_contents for it in cells if _is_filled(it)]
+            names = function.__code__.co_names
+            known += [function.__globals__.get(name) for name in names]
+    return [it for it in known if isinstance(it, nn.Module)]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 @contextmanager
 def state_kept(fn: Callable[..., Any]) -> Generator[None]:
-    """Have what a function changes in the buffers of its modules forgotten."""
-    with _own_state(fn, _copied, lambda parameter: parameter):
-        yield
+    """Have what a function changes in its modules forgotten."""
+    written: dict[int, tuple[nn.Parameter, Tensor]] = {}
+
+    def kept(parameter: nn.Parameter) -> nn.Parameter:
+        written[id(parameter)] = parameter, keep(parameter)
+        return parameter
+
+    try:
+        with _own_state(fn, _copied, kept):
+            yield
+    finally:
+        for parameter, value in written.values():
+            if not same_values(parameter, value):
+                parameter.data.copy_(value)
 
 
 def _doubled(tensor: Tensor) -> Tensor:
@@ -167,12 +202,22 @@ def _own_state(
     """Give every module that runs a state of its own, and take it away afterwards."""
     before: dict[nn.Module, dict[str, Any]] = {}
     copies = Copies(change)
+    scripted: list[tuple[Tensor, Tensor]] = []
 
     def meet(module: nn.Module) -> None:
-        if module in before or isinstance(module, torch.jit.ScriptModule):
+        if module in before:
+            return
+        if isinstance(module, torch.jit.ScriptModule):  # it lets nobody exchange them
+            before[module] = dict(vars(module))
+            buffers = cast(Any, module).buffers(recurse=False)
+            scripted.extend((it, it.detach().clone()) for it in buffers)
             return
         state = vars(module)
         before[module] = dict(state)
+        own = own_parameters(module).values()
+        if any(it is not None and is_lazy(it) for it in own):
+            del before[module]  # the first call makes it, once and for all
+            return
         parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
         for name, parameter in parameters.items():
             if parameter is not None and not is_lazy(parameter):
@@ -202,11 +247,13 @@ def _own_state(
 
     handle = register_module_forward_pre_hook(before_forward)
     try:
-        if isinstance(fn, nn.Module):
-            meet_all(fn)
+        for module in modules_known_to(fn):
+            meet_all(module)
         yield
     finally:
         handle.remove()
+        for buffer, value in scripted:
+            buffer.detach().copy_(value)
         for module, state in before.items():
             vars(module).clear()
             vars(module).update(state)
@@ -298,7 +345,8 @@ class Lifted(Double):
     ) -> None:
         if not isinstance(result, Tensor):
             return
-        whole = not result.is_floating_point() and result.dtype != torch.bool
+        whole = not result.dtype.is_floating_point and not result.is_complex()
+        whole = whole and result.dtype != torch.bool
         if whole and func in _CASTS and args[0].is_floating_point():
             sums = args[0].detach().sum(dtype=torch.float64)
             self.casts.append(_Cast(_place(), sums, [result]))

@@ -66,6 +66,7 @@ class Arguments:
         }
         if isinstance(self.fn, nn.Module):
             found |= dict(self.fn.named_parameters())
+            found |= dict(self.fn.named_buffers())
         return found
 
     def batched(self) -> list[int]:
@@ -119,6 +120,11 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
     Raises:
         NotDifferentiableDtypeError: It has another dtype.
     """
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        raise NotDifferentiableDtypeError(
+            f"{name} is sparse, nested or on the device meta, and must be dense and "
+            "have values: .to_dense() or to_padded_tensor() may make it so."
+        )
     if tensor.is_complex():
         raise NotDifferentiableDtypeError(
             f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}. A complex "
@@ -174,12 +180,23 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
     for place, leaf in enumerate(tree.leaves):
         if not isinstance(leaf, Tensor) or shared[place]:
             continue
+        if leaf.is_nested:
+            raise JacobianArgumentError(
+                f"{input_path(tree, place)} is a nested tensor. Pass a padded one: "
+                "torch.nested.to_padded_tensor makes it."
+            )
         if leaf.dim() == 0:
             raise JacobianArgumentError(
                 f"{input_path(tree, place)} is a single number and has no batch axis. "
                 "Give it one, or say in_dims=None for it: all samples share it."
             )
         sizes[input_path(tree, place)] = leaf.shape[0]
+    if not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree.leaves}))
+        raise JacobianArgumentError(
+            f"There is no tensor among the inputs, which hold {kinds}: torch.as_tensor "
+            "makes one of a list or a NumPy array."
+        )
     if not sizes:
         raise JacobianArgumentError(
             "No input has a batch axis, so there are no samples. Give one input's "
@@ -220,6 +237,8 @@ def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
 def _arguments(
     tree: Tree, inputs: tuple[Any, ...], argnums: object, shared: Sequence[bool]
 ) -> tuple[list[Asked], Tree]:
+    if argnums == ():
+        raise JacobianArgumentError("argnums is (), which asks for nothing.")
     given: Any = argnums
     places: dict[int, list[int]] = {}
     for number in given if isinstance(argnums, tuple) else (given,):

@@ -13,10 +13,12 @@ class Chance:
 
     def vector(self, like: Tensor) -> Tensor:
         """Return normal numbers of the shape, dtype and device of a tensor."""
-        drawn = torch.randn(like.shape, generator=self._generator, dtype=torch.float64)
+        drawn = torch.randn(
+            like.shape, generator=self._generator, dtype=torch.float64, device="cpu"
+        )
         return drawn.to(like)
 
     def half(self, batch: int) -> Tensor:
         """Return which of at least two samples are in a half that is drawn."""
-        order = torch.randperm(batch, generator=self._generator)
+        order = torch.randperm(batch, generator=self._generator, device="cpu")
         return order < (batch + 1) // 2

@@ -6,10 +6,8 @@ along a random direction, by a pair of calls. Only where these are apart there i
 second look, which tells a kink from a path that autograd does not see.
 """
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,21 +16,22 @@ from gradlib.errors import (
     DetachedPathError,
     GradlibError,
     NoSuchWayError,
-    NotRepeatableError,
 )
 from gradlib.jacobian.again import Called, RandomState, cuda_devices
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import (
-    ALIKE,
     require_no_pair,
     require_own_samples,
 )
-from gradlib.jacobian.graph import Graph, output_path
-from gradlib.jacobian.look import closeness, require_rows
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import Look, closeness, require_rows
+from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
+from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.slopes import (
+    HIDING,
     IN_DOUBLE,
-    IN_FLOAT,
+    ROUNDING,
     Caller,
     Moves,
     by_sample,
@@ -41,6 +40,7 @@ from gradlib.jacobian.slopes import (
     tensors_of,
 )
 from gradlib.recording.state import random_state_kept
+from gradlib.selection import modules_of
 
 
 def check(
@@ -49,6 +49,8 @@ def check(
     points: Sequence[Tensor | None],
     random: RandomState,
     blocks: Mapping[Block, Tensor],
+    *,
+    columns: bool,
 ) -> None:
     """Raise where a Jacobian is not how the output changes.
 
@@ -58,6 +60,7 @@ def check(
         points: For each leaf of the inputs what stands for it in the graph.
         random: Where torch's generators stood before.
         blocks: The Jacobian.
+        columns: Whether it came from columns.
 
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
@@ -67,18 +70,18 @@ def check(
     """
     if not any(it.numel() for it in graph.roots):
         return
+    if arguments.of_parameters and _has_script(arguments.fn):
+        warnings.warn(
+            "check=True did not look for anything: fn holds a ScriptModule, whose "
+            "parameters cannot be moved. Pass the module that it was made of.",
+            stacklevel=3,
+        )
+        return
     caller = Caller(arguments, random, IN_DOUBLE)
     with random_state_kept(cuda_devices()):
         look = require_own_samples(caller, graph, points)
-        try:
-            require_rows(graph, blocks, look)
-        except NoSuchWayError:
-            shared = arguments.shared
-            own = [
-                it for i, it in enumerate(points) if it is not None and not shared[i]
-            ]
-            require_no_pair(caller, graph.roots, own)
-            raise
+        if columns:
+            _require_rows(caller, graph, points, blocks, look)
         try:
             _require_slopes(caller, graph, blocks)
         except GradlibError:
@@ -91,7 +94,31 @@ def check(
                     stacklevel=3,
                 )
                 return
-            _require_slopes(Caller(arguments, random, IN_FLOAT), graph, blocks)
+            _require_slopes(caller.in_float(), graph, blocks)
+
+
+def _require_rows(
+    caller: Caller,
+    graph: Graph,
+    points: Sequence[Tensor | None],
+    blocks: Mapping[Block, Tensor],
+    look: Look,
+) -> None:
+    """Raise where columns are no Jacobian; where samples are coupled, that is why."""
+    try:
+        require_rows(graph, blocks, look)
+    except NoSuchWayError:
+        pairs = zip(points, caller.arguments.shared, strict=True)
+        own = [it for it, shared in pairs if it is not None and not shared]
+        require_no_pair(caller, graph.roots, own)
+        raise
+
+
+def _has_script(fn: object) -> bool:
+    """Tell whether a module holds one that torch.jit made."""
+    return isinstance(fn, torch.nn.Module) and any(
+        isinstance(it, torch.jit.ScriptModule) for it in modules_of(fn).values()
+    )
 
 
 def _require_slopes(
@@ -103,15 +130,16 @@ def _require_slopes(
     for root, slope in enumerate(slopes(ahead, behind, step)):
         known = _known_slope(caller.arguments, graph, blocks, root, along)
         noise = _noise(by_sample(tensors_of(ahead)[root]), step)
-        unclear = _apart(known, slope.to(known), noise, _closeness(caller, graph))
+        close = _closeness(caller, graph)
+        unclear = _unclear(known, slope.to(known), noise.to(known), close)
         if unclear.any():
-            _look_again(caller, graph, root, unclear)
+            look_again(caller, graph, root, unclear)
 
 
 def _closeness(caller: Caller, graph: Graph) -> float:
     if not caller.how.double:
         return caller.how.sure
-    return max(closeness(it.dtype) for it in (*graph.points, *graph.roots))
+    return closeness(narrowest_dtype(graph))
 
 
 def _known_slope(
@@ -134,90 +162,19 @@ def _known_slope(
 
 def _noise(values: Tensor, step: float) -> Tensor:
     """Return what rounding may make of each sample's slope, ``(batch,)``."""
-    return 100 * torch.finfo(values.dtype).eps * _length(values) / step
+    return ROUNDING * torch.finfo(values.dtype).eps * _length(values) / step
 
 
-def _apart(known: Tensor, slope: Tensor, noise: Tensor, close: float) -> Tensor:
-    """Return for which samples two slopes are apart, or one of them is no number."""
+def _unclear(known: Tensor, slope: Tensor, noise: Tensor, close: float) -> Tensor:
+    """Return for which samples two slopes are apart, or rounding hides whether."""
     size = torch.maximum(_length(known), _length(slope))
     apart = _length(known - slope)
-    return apart.isfinite() & (apart > close * size + noise.to(size))
+    hidden = (noise > HIDING * size) & (size > 0)
+    return apart.isfinite() & ((apart > close * size + noise) | hidden)
 
 
 def _length(rows: Tensor) -> Tensor:
     return rows.square().sum(1).sqrt()
-
-
-def _look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None:
-    """Tell a kink or a tie from a path that autograd does not see.
-
-    All of it is computed anew, in float64: a VJP at the point or right beside it, and
-    the slope there.
-    """
-    _require_repeatable(caller)
-    rows = unclear.cpu()
-    for away, step in caller.how.looks:
-        aside = (away, caller.direction())
-        base, along = caller.at(aside, graph=True), caller.direction()
-        ahead, behind = (caller.at(aside, (it, along)) for it in (step, -step))
-        y = tensors_of(base)[root]
-        v = caller.chance.vector(y)
-        v[~rows.to(v.device)] = 0
-        known, size = _slope_by_vjp(caller.arguments, base, y, v, along)
-        rise = tensors_of(ahead)[root].detach() - tensors_of(behind)[root].detach()
-        slope = (v * rise).sum().item() / (2 * step)
-        eps = torch.finfo(y.dtype).eps
-        noise = 100 * eps * (v * y.detach()).abs().sum().item() / step
-        if not math.isfinite(slope) or not math.isfinite(known):
-            continue
-        if abs(slope - known) <= caller.how.sure * max(size, abs(slope)) + noise:
-            # They agree over all samples, but not for each.
-            own = [base.leaves[it] for it in _tracked(caller, base)]
-            if y.requires_grad:
-                require_no_pair(caller, [y], own)
-            return
-    raise _cut_path(graph, root, rows, caller.at())
-
-
-def _tracked(caller: Caller, base: Called) -> list[int]:
-    """Return the places of the inputs of each sample that have gradients."""
-    return [it for it in caller.arguments.batched() if it in base.leaves]
-
-
-def _slope_by_vjp(
-    arguments: Arguments, base: Called, y: Tensor, v: Tensor, along: Moves
-) -> tuple[float, float]:
-    """Return the slope of ``v · y`` along a direction, and how large it may be."""
-    keys = [key(it) for it in arguments.asked]
-    if not y.requires_grad:
-        return 0.0, 0.0
-    grads = torch.autograd.grad(
-        [y], [base.leaves[it] for it in keys], [v], retain_graph=True, allow_unused=True
-    )
-    slope = square = 0.0
-    for name, grad in zip(keys, cast(Sequence[Tensor | None], grads), strict=True):
-        if grad is not None:
-            change = grad * along[name].to(grad)
-            slope += change.sum().item()
-            square += change.square().sum().item()
-    return slope, math.sqrt(square)
-
-
-def _require_repeatable(caller: Caller) -> None:
-    """Raise where two calls with the same numbers differ."""
-    one, two = (tensors_of(caller.at()) for _ in range(2))
-    close = ALIKE if caller.how.double else 1e-5
-    if all(
-        a.shape == b.shape and torch.allclose(a, b, close, close, equal_nan=True)
-        for a, b in zip(one, two, strict=True)
-    ):
-        return
-    raise NotRepeatableError(
-        "fn gives another output each time it is called with the same inputs, and not "
-        "by torch's random numbers, which were replayed. See what it draws from "
-        "Python's random or NumPy, reads from outside, or changes in itself; or pass "
-        "check=False."
-    )
 
 
 def _require_no_cast(ahead: Called, behind: Called) -> None:
@@ -230,21 +187,3 @@ def _require_no_cast(ahead: Called, behind: Called) -> None:
                 "the Jacobian knows nothing of it. Leave the cast out; or, if it is "
                 "meant to be constant, pass check=False."
             )
-
-
-def _cut_path(graph: Graph, root: int, rows: Tensor, base: Called) -> DetachedPathError:
-    samples = [sample for sample, is_one in enumerate(rows) if is_one]
-    listed = ", ".join(map(str, samples[:3]))
-    if len(samples) > 3:
-        listed += f" and {len(samples) - 3} more"
-    name = output_path(graph.outputs, graph.places[root])
-    seen = list(base.lifted.left)
-    hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
-    if seen:
-        hint = f"and fn uses {', '.join(seen[:3])}"
-    return DetachedPathError(
-        f"{name} changes with the input in a way that autograd does not see (samples "
-        f"{listed}): its slope by finite differences is another than by the Jacobian. "
-        f"Something cuts a path, {hint}; a backward of your own may also be wrong. If "
-        "it is meant, as with a straight-through estimator, pass check=False."
-    )

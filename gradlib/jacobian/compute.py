@@ -1,13 +1,15 @@
 """Carrying a plan out, and what to do where torch cannot."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError
+from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.pieces import Block, Piece, empty, fill, joined
 from gradlib.jacobian.plan import Plan
 from gradlib.progress import reported
@@ -18,6 +20,7 @@ def compute(
     plan: Plan,
     *,
     may_change: bool,
+    prove: bool = True,
     out: dict[Block, Tensor] | None = None,
     create_graph: bool = False,
     progress: bool = False,
@@ -28,6 +31,7 @@ def compute(
         graph: What it is of.
         plan: How to compute it.
         may_change: Whether another mode may serve, where this one cannot.
+        prove: Whether columns are held against a backward pass.
         out: Where to write them.
         create_graph: Whether gradients flow through them.
         progress: Whether to say on the terminal how far it is.
@@ -38,13 +42,13 @@ def compute(
     *others, last = list(_attempts(plan, may_change))
     for attempt in others:
         try:
-            return _carried_out(graph, attempt, out, create_graph, progress)
+            return _carried_out(graph, attempt, prove, out, create_graph, progress)
         except (RuntimeError, NotImplementedError):
             # Not every node can work on batched values, or be gone through twice.
             # The graph is still there, so nothing is lost but the time.
             continue
     try:
-        return _carried_out(graph, last, out, create_graph, progress)
+        return _carried_out(graph, last, prove, out, create_graph, progress)
     except RuntimeError as error:
         if isinstance(error, GradlibError):
             raise
@@ -64,6 +68,7 @@ def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
 def _carried_out(
     graph: Graph,
     plan: Plan,
+    prove: bool,
     out: dict[Block, Tensor] | None,
     create_graph: bool,
     progress: bool,
@@ -71,6 +76,28 @@ def _carried_out(
     pieces = plan.pieces(graph, create_graph=create_graph)
     if progress:
         pieces = reported(pieces, _share_done(graph))
+    blocks = _written(graph, pieces, out, create_graph)
+    if prove and plan.mode in ("forward", "split"):
+        _require_proof(graph, blocks)
+    return blocks
+
+
+def _require_proof(graph: Graph, blocks: dict[Block, Tensor]) -> None:
+    """Raise where a Jacobian of columns is not what a backward pass gives.
+
+    Columns come from the graph of a backward pass, which somebody's own may not have,
+    and hooks may make it anything.
+    """
+    every = torch.ones(graph.batch, dtype=torch.bool, device="cpu")
+    require_rows(graph, blocks, Look.at(Chance(), graph.roots, graph.points, every))
+
+
+def _written(
+    graph: Graph,
+    pieces: Iterable[Piece],
+    out: dict[Block, Tensor] | None,
+    create_graph: bool,
+) -> dict[Block, Tensor]:
     if create_graph:
         return joined(graph, pieces)
     if out is None or not all(it.is_contiguous() for it in out.values()):

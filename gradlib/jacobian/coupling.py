@@ -18,8 +18,8 @@ from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
 
-ALIKE = 1e-9
-"""By which part the same numbers may differ in float64."""
+ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
+"""By which part the same numbers may differ, in float64 and below."""
 
 
 def require_own_samples(
@@ -98,7 +98,7 @@ def every_pair(batch: int) -> Iterator[Tensor]:
 
     They are those whose number has a bit set, and those whose number has not.
     """
-    numbers = torch.arange(batch)
+    numbers = torch.arange(batch, device="cpu")
     for bit in range((batch - 1).bit_length()):
         part = (numbers >> bit) % 2 == 1
         yield part
@@ -138,8 +138,10 @@ class _Found:
 
 def _first_module(caller: Caller, half: Tensor) -> _Found | None:
     """Return the first module whose outputs follow what other samples are."""
-    as_it_was = _recorded(caller, None)
-    beside_others = _recorded(caller, half)
+    try:
+        as_it_was, beside_others = (_recorded(caller, it) for it in (None, half))
+    except Exception:  # it cannot run in float64, and so nobody can tell
+        return None
     fn = caller.arguments.fn
     names: dict[nn.Module, str] = {}
     if isinstance(fn, nn.Module):
@@ -182,7 +184,7 @@ def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
     """Return the outputs where the samples that are not in `half` are others."""
     if half is None:
         return tensors_of(caller.at())
-    order = torch.arange(len(half))
+    order = torch.arange(len(half), device="cpu")
     ours = order[half]
     order[~half] = ours[: int((~half).sum())]
     return tensors_of(caller.at(order=order))
@@ -192,15 +194,22 @@ def _require_same_beside_others(caller: Caller, half: Tensor) -> None:
     """Raise where outputs change with the other samples: for inputs of integers."""
     if not caller.arguments.batched():
         return
-    if not _same(beside(caller, None), beside(caller, half), half):
+    try:
+        alone, other = (beside(caller, it) for it in (None, half))
+        close = ALIKE
+    except Exception:  # it cannot run in float64
+        caller = caller.in_float()
+        alone, other = (beside(caller, it) for it in (None, half))
+        close = ALIKE_IN_FLOAT
+    if not _same(alone, other, half, close):
         raise coupled(caller, half, "the input")
 
 
-def _same(a: list[Tensor], b: list[Tensor], half: Tensor) -> bool:
+def _same(a: list[Tensor], b: list[Tensor], half: Tensor, close: float = ALIKE) -> bool:
     return all(
         not _has_samples(x, half)
         or torch.allclose(
-            x[half.to(x.device)], y[half.to(x.device)], ALIKE, ALIKE, equal_nan=True
+            x[half.to(x.device)], y[half.to(x.device)], close, close, equal_nan=True
         )
         for x, y in zip(a, b, strict=False)
     )

@@ -7,8 +7,9 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
+from gradlib.jacobian.nodes import in_order, on_the_way
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
@@ -54,7 +55,7 @@ def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | Non
             return None
         form = forms[number]
         shape = tuple(map(int, form.shape))
-        if shape[:1] != (batch,):
+        if shape[:1] != (batch,) or not form.dtype.is_floating_point:
             continue
         if best is None or math.prod(shape) < math.prod(best.shape):
             edge = GradientEdge(node, number)
@@ -66,11 +67,11 @@ def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
     """Return every place that all ways pass, between the ends."""
     ends = {place_of(it)[0] for it in inputs}
     start = place_of(output)
-    on_way = _on_the_way(start[0], ends)
+    on_way = on_the_way([start[0]], ends)
     # Going down in topological order: the places that lead from nodes behind us to
     # nodes before us. Where there is just one, everything passes it.
     ahead: set[Place] = set()
-    for node in _in_order(start[0], on_way):
+    for node in in_order([start[0]], on_way):
         if node not in ends:  # what leads to an end leads on past everything else
             ahead = {place for place in ahead if place[0] is not node}
             ahead |= {
@@ -80,34 +81,3 @@ def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
             }
         if len(ahead) == 1 and next(iter(ahead))[0] not in ends:
             yield next(iter(ahead))
-
-
-def _on_the_way(start: Node, ends: set[Node]) -> set[Node]:
-    """Return the nodes from which an end can be reached."""
-    on_way = set(ends)
-    for node in reversed(_in_order(start, None)):
-        if any(before in on_way for before, _ in node.next_functions):
-            on_way.add(node)
-    return on_way
-
-
-def _in_order(start: Node, among: set[Node] | None) -> list[Node]:
-    """Return the nodes below `start`, each before those that it leads to."""
-    done: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(start, False)]
-    while stack:
-        node, left = stack.pop()
-        if left:
-            done.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [
-                (before, False)
-                for before, _ in node.next_functions
-                if before is not None
-                and before not in seen
-                and (among is None or before in among)
-            ]
-    return done[::-1]

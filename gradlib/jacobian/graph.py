@@ -12,7 +12,7 @@ from gradlib.errors import (
     JacobianArgumentError,
     NotPerSampleError,
 )
-from gradlib.jacobian.arguments import Arguments, require_real
+from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
 
@@ -98,14 +98,17 @@ def run(
     for place, leaf in enumerate(given):
         if not isinstance(leaf, Tensor):
             continue
+        if create_graph and leaf.requires_grad:
+            # Its own place in the graph: fn may have the same tensor from elsewhere.
+            point = leaf.view_as(leaf)
+        else:
+            point = (leaf.clone() if leaf.is_inference() else leaf).detach()
         if place in asked or (place in batched and leaf.is_floating_point()):
-            point = leaf
-            if not (create_graph and leaf.requires_grad):
-                point = (leaf.clone() if leaf.is_inference() else leaf).detach()
-                point.requires_grad_()
-            points[place] = point
-            # The function may overwrite what it is given, and no caller's tensor.
-            given[place] = point.clone()
+            points[place] = point if point.requires_grad else point.requires_grad_()
+        # The function may overwrite what it is given, and no caller's tensor.
+        given[place] = point.clone()
+    if create_graph and arguments.of_parameters:
+        _require_apart(arguments)
     outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
     places = require_outputs(outputs, arguments.batch)
     chosen = tuple(
@@ -122,6 +125,21 @@ def run(
     )
     _require_connection(graph, parameters=arguments.of_parameters)
     return graph, points
+
+
+def _require_apart(arguments: Arguments) -> None:
+    """Raise where an input was computed from the parameters that are asked for."""
+    parameters = [it.value for it in arguments.asked]
+    for place, leaf in enumerate(arguments.inputs.leaves):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            missing = unconnected([leaf], parameters)
+            if len(missing) < len(parameters):
+                name = input_path(arguments.inputs, place)
+                raise JacobianArgumentError(
+                    f"{name} was computed from the parameters it is differentiated "
+                    "for, and with create_graph=True that way would count too. Pass "
+                    "its .detach()."
+                )
 
 
 def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
@@ -200,7 +218,7 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
             )
         places.append(place)
     if not places:
-        raise NotPerSampleError("fn returned no tensor, so there is no Jacobian.")
+        raise NotPerSampleError("There is no tensor among the outputs.")
     return tuple(places)
 
 
@@ -219,16 +237,16 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
             raise IndependentOutputError(
                 f"{name}, of shape {list(root.shape)}, does not depend on "
                 f"{_listed(graph.names)}: autograd knows no way from the one to the "
-                "other. Either fn does not use it, or a .detach(), torch.no_grad(), "
-                "NumPy, .item() or an integer cast lies on every way. If a zero is "
-                "what you want, leave that output out."
+                "other. Either it was not computed from it, or a .detach(), "
+                "torch.no_grad(), NumPy, .item() or an integer cast lies on every way. "
+                "If a zero is what you want, leave that output out."
             )
     missing = [] if parameters else unconnected(graph.roots, graph.points)
     if missing:
         names = _listed(tuple(graph.names[i] for i in missing))
         raise IndependentOutputError(
-            f"No output depends on {names}. Leave it out of argnums, or see whether "
-            "fn uses it at all."
+            f"No output was computed from {names}. Leave it out, or see whether it is "
+            "used at all."
         )
 
 

@@ -1,7 +1,9 @@
 """One VJP with random numbers: what a Jacobian must agree with."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -50,7 +53,8 @@ class Look:
         grads = torch.autograd.grad(
             roots, points, vectors, retain_graph=True, allow_unused=True
         )
-        return cls(half, vectors, list(grads))
+        dense = [it if it is None else it.to_dense() for it in cast(Any, grads)]
+        return cls(half, vectors, dense)
 
     def coupled(self, count: int) -> int | None:
         """Return which of the first inputs the other samples have a gradient of."""
@@ -64,36 +68,43 @@ class Look:
 
 
 def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> None:
-    """Raise where the Jacobian has other rows than a backward pass gives.
+    """Raise where columns make another Jacobian than a backward pass.
 
     Columns come from the graph of a backward pass, and one that is somebody's Python
     may have none.
 
     Raises:
-        NoSuchWayError: It has.
+        NoSuchWayError: They do.
     """
+    close = closeness(narrowest_dtype(graph))
     for point, grad in enumerate(look.grads):
         if grad is None:
             continue
-        total = torch.zeros_like(grad, dtype=torch.float64)
-        size = torch.zeros((), dtype=torch.float64, device=grad.device)
+        total, size = torch.zeros_like(grad, dtype=torch.float64), 0.0
         for root, vector in enumerate(look.vectors):
             rows, columns = graph.rows(root), graph.columns(point)
             block = blocks[root, point].detach().reshape(graph.batch, rows, columns)
             v = vector.reshape(graph.batch, 1, rows).to(block)
             parts = (v @ block).squeeze(1).double()
-            size = size + parts.square().sum()
+            size += _square(parts)
             parts = parts.sum(0) if graph.shared[point] else parts
             total += parts.reshape(grad.shape)
-        close = closeness(grad.dtype)
-        apart = (total - grad).square().sum().sqrt()
-        if apart.isfinite() and apart > close * size.sqrt():
+        apart = math.sqrt(_square(total - grad))
+        same = torch.equal(total.isfinite(), grad.isfinite())
+        if apart > close * math.sqrt(size) or not same:
             raise NoSuchWayError(
                 f"The Jacobian with respect to {graph.names[point]} is not what a "
                 "backward pass gives. Most likely the backward of an operation here "
                 "has no graph of its own, which columns need, or a hook changes "
-                'gradients: use mode="reverse".'
+                "gradients; it may also be that zero meets infinity, or that all "
+                'derivatives cancel and rounding is left. Use mode="reverse".'
             )
+
+
+def _square(values: Tensor) -> float:
+    """Return the sum of the squares of what is finite."""
+    values = values.detach().double()
+    return values[values.isfinite()].square().sum().item()
 
 
 def _only(vector: Tensor, half: Tensor) -> Tensor:

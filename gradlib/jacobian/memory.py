@@ -8,6 +8,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.nodes import on_the_way, starts_of
 from gradlib.private import forms_at, sequence_number
 from gradlib.vjp.connection import Place, place_of
 
@@ -24,9 +25,12 @@ def free_bytes(device: torch.device) -> int:
 def bytes_of_pass(graph: Graph) -> int:
     """Return how many bytes of gradients one backward pass holds at its height.
 
-    It goes through the graph as autograd does, the node made last first, and counts
-    what waits at the nodes it has not come to.
+    It goes through the graph as autograd does, the node made last first and only where
+    there is a way to what is differentiated for, and counts what waits at the nodes it
+    has not come to.
     """
+    ends = {place_of(point)[0] for point in graph.points}
+    on_way = on_the_way(starts_of(graph), ends)
     waiting: dict[Place, int] = {}
     for root in graph.roots:
         place = place_of(root)
@@ -38,7 +42,7 @@ def bytes_of_pass(graph: Graph) -> int:
         given = {
             cast(Place, place): _size_at(cast(Place, place))
             for place in node.next_functions
-            if place[0] is not None
+            if place[0] in on_way
         }
         # An operation has what came in and what goes out at the same time.
         height = max(height, held + sum(given.values()))

@@ -45,8 +45,8 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
     wanted, given = Tree.of(nested(graph, inner, numbers)), Tree.of(out)
     if given.spec != wanted.spec:
         raise JacobianArgumentError(
-            f"out is nested as {given.spec}, and the result as {wanted.spec}: the "
-            "outputs' structure, with that of what argnums asks for inside."
+            f"out has {_paths(given)}, and the result {_paths(wanted)}: the outputs' "
+            "structure, with that of what argnums asks for inside."
         )
     found: dict[Block, Tensor] = {}
     for position, leaf in enumerate(wanted.leaves):
@@ -78,22 +78,29 @@ def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) 
             )
 
 
+def _paths(tree: Tree) -> str:
+    paths = [f"out{tree.path(place)}" for place in range(len(tree.leaves))]
+    return ", ".join(paths) or "no tensor"
+
+
 def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
     point = graph.points[block[1]]
     shape, dtype, device = graph.shape(*block), point.dtype, point.device
     fix = f"torch.empty({list(shape)}, dtype={dtype}, device={str(device)!r})"
-    if not isinstance(tensor, Tensor):
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise JacobianArgumentError(
-            f"{name} is a {type(tensor).__name__}, and must be a tensor: {fix}."
+            f"{name} is a {type(tensor).__name__}, and must be a dense tensor: {fix}."
         )
     if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
         raise JacobianArgumentError(
             f"{name} has shape {list(tensor.shape)}, {tensor.dtype} on "
             f"{tensor.device}. The Jacobian (batch, *out, *in) needs {fix}."
         )
-    if tensor.requires_grad:
+    if tensor.requires_grad or tensor.is_inference():
+        made = "requires grad" if tensor.requires_grad else "is an inference tensor"
         raise JacobianArgumentError(
-            f"{name} requires grad, so nothing can be written to it. Pass {fix}."
+            f"{name} {made}, so nothing can be written to it here. Pass {fix}, made "
+            "outside of torch.inference_mode()."
         )
 
 
@@ -107,7 +114,7 @@ def _require_apart(tensors: Collection[Tensor]) -> None:
             continue
         entries = tensor.untyped_storage().nbytes() // tensor.element_size()
         places = taken.setdefault(
-            _memory(tensor), torch.zeros(entries, dtype=torch.bool)
+            _memory(tensor), torch.zeros(entries, dtype=torch.bool, device="cpu")
         )
         ours = tensor.shape, tensor.stride(), tensor.storage_offset()
         if _may_overlap(tensor) or places.as_strided(*ours).any():

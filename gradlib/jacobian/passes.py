@@ -77,4 +77,8 @@ def _vjp(
         allow_unused=True,
         **how,
     )
-    return list(found)
+    return [
+        # An embedding may give a sparse one.
+        it.to_dense() if it is not None and it.layout != torch.strided else it
+        for it in found
+    ]

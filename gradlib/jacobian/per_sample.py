@@ -11,14 +11,13 @@ from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import RandomState, cuda_devices, state_kept
 from gradlib.jacobian.arguments import Argnums, read
-from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.graph import of_tensors, run
-from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.out import blocks_of, nested, require_own_memory
 from gradlib.jacobian.plan import Plan
+from gradlib.private import without_hooks
 from gradlib.recording.state import random_state_kept
 
 
@@ -78,10 +77,11 @@ def per_sample_jacobian(
             about tensors: a process may keep what they leave free.
         out: Tensors to write the result into, nested as it is.
         check: Whether to look if the result says how the output changes. It takes a
-            pair of calls in float64 and a backward pass, and leaves parameters, buffers
-            and random state as they are. It sees a cut path that changes the slope of a
-            sample along a random direction by a thousandth of it (by a twentieth, below
-            float32).
+            pair of calls in float64, whose memory comes on top of `max_bytes`, and a
+            backward pass, and leaves parameters, buffers and random state as they are;
+            what `fn` changes outside of modules changes three times. It sees a cut path
+            that changes the slope of a sample along a random direction by a thousandth
+            of it (by a twentieth, below float32), where rounding does not hide it.
         create_graph: Whether gradients flow through the result, for a loss made of it.
             What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
@@ -119,20 +119,20 @@ def per_sample_jacobian(
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
         require_own_memory(given, arguments.used())
-    blocks = compute(
-        graph,
-        plan,
-        may_change=mode == "auto",
-        out=given,
-        create_graph=create_graph,
-        progress=progress,
-    )
-    if check:
-        require_truth(arguments, graph, points, random, blocks)
-    elif plan.unproven:
-        every = torch.ones(graph.batch, dtype=torch.bool)
-        look = Look.at(Chance(), graph.roots, graph.points, every)
-        require_rows(graph, blocks, look)
+    with without_hooks(graph.points):
+        blocks = compute(
+            graph,
+            plan,
+            may_change=mode == "auto",
+            prove=mode == "auto" or not check,  # the check does it too
+            out=given,
+            create_graph=create_graph,
+            progress=progress,
+        )
+        if check:
+            # With "auto" they are proven, or rows by now.
+            columns = mode in ("forward", "split")
+            require_truth(arguments, graph, points, random, blocks, columns=columns)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
@@ -199,11 +199,12 @@ def per_sample_jacobian_from_graph(
     if out is not None:
         given = blocks_of(out, graph, inner)
         require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
-    if check:
-        require_own_rows(graph)
-    blocks = compute(
-        graph, plan, may_change=False, out=given, create_graph=create_graph
-    )
+    with without_hooks(graph.points):
+        blocks = compute(
+            graph, plan, may_change=False, out=given, create_graph=create_graph
+        )
+        if check:
+            require_own_rows(graph)
     return nested(graph, inner, blocks) if out is None else out
 
 

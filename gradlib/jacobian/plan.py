@@ -82,12 +82,6 @@ class Plan(Printable):
         passes = self.pass_bytes * self.chunk * copies
         return self.result_bytes + self.part_bytes + passes
 
-    @property
-    def unproven(self) -> bool:
-        """Whether columns are asked for that the graph may not have."""
-        columns = self.mode in ("forward", "split")
-        return columns and isinstance(self.counts["forward"], str)
-
     def passes_of(self, mode: str) -> int:
         """Return how many backward passes a way takes, with this plan's chunks.
 

@@ -22,26 +22,42 @@ class Closeness:
 
     Attributes:
         double: Whether the calls are made in float64.
-        step: How far the first pair goes from the point, as a part of the root mean
-            square of what is moved.
+        step: How far the first pair goes from the point, as a part of each entry.
         looks: How far from the point, and how far from there, further pairs go.
-        sure: By which part two slopes may be apart then.
+        coarse: From which step on rounding is as little as it gets.
+        sure: By which part two slopes may be apart.
     """
 
     double: bool
     step: float
     looks: tuple[tuple[float, float], ...]
+    coarse: float
     sure: float
 
 
 # A kink at the point itself (an input of ReLU that is exactly 0, two equal ones of a
 # maximum) fools the look there, and none beside it.
 IN_DOUBLE = Closeness(
-    True, 1e-6, ((0.0, 1e-6), (1e-3, 1e-8), (1e-2, 1e-7), (1e-3, 1e-6)), 1e-4
+    double=True,
+    step=1e-6,
+    looks=((0.0, 1e-6), (1e-3, 1e-7), (1e-2, 1e-5), (1e-3, 1e-4), (3e-2, 1e-3)),
+    coarse=1e-4,
+    sure=1e-3,
 )
 IN_FLOAT = Closeness(
-    False, 3e-3, ((0.0, 3e-3), (1e-2, 1e-3), (3e-2, 3e-3), (1e-2, 1e-2)), 0.1
+    double=False,
+    step=3e-3,
+    looks=((0.0, 3e-3), (1e-2, 1e-3), (3e-2, 3e-3), (1e-2, 1e-2)),
+    coarse=1e-2,
+    sure=0.1,
 )
+
+
+ROUNDING = 30
+"""How many times its dtype's eps a function may be off in its value."""
+
+HIDING = 0.1
+"""From which part of a slope on rounding may hide something."""
 
 
 class Caller:
@@ -57,8 +73,12 @@ class Caller:
         # Without a graph a call takes half the memory, and fn may need one inside.
         self._needs_graph = False
 
+    def in_float(self) -> "Caller":
+        """Return one that calls in the dtypes the function was written for."""
+        return Caller(self.arguments, self._random, IN_FLOAT)
+
     def direction(self) -> Moves:
-        """Return a random direction, as long as what it moves is large."""
+        """Return a random direction, in which each entry goes by its own size."""
         return {key(it): self._drawn(it.value) for it in self.arguments.asked}
 
     def at(
@@ -95,11 +115,12 @@ class Caller:
         return call(graph=True)
 
     def _drawn(self, value: Tensor) -> Tensor:
-        value = value.detach()
-        size = value.to(torch.float64).square().mean().sqrt().item()
-        drawn = self.chance.vector(value.to(torch.float64))
-        if math.isfinite(size) and size:
-            drawn = size * drawn
+        wide = value.detach().to(torch.float64)
+        others = wide[wide.isfinite() & (wide != 0)].abs()
+        usual = others.median().item() if others.numel() else 1.0
+        # Each entry by its own size: a time of day beside an angle.
+        sizes = torch.where(wide == 0, usual, wide.abs())
+        drawn = self.chance.vector(wide) * torch.where(wide.isfinite(), sizes, 0)
         # Rounded, so that it is the same to the Jacobian.
         return drawn.to(value.dtype).to(torch.float64)
 

@@ -1,0 +1,199 @@
+"""Telling a kink, a tie or rounding from a path that autograd does not see."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gradlib.errors import DetachedPathError, NotRepeatableError
+from gradlib.jacobian.again import Called
+from gradlib.jacobian.arguments import Arguments
+from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
+from gradlib.jacobian.graph import Graph, output_path
+from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, Moves, key, tensors_of
+from gradlib.selection import modules_of
+
+SETTLED = 0.3
+"""By which part the slopes of a step and of twice the step may differ."""
+
+SUMS = 4
+"""How many sums of the outputs a look takes: two that agree may do so by chance."""
+
+
+def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None:
+    """Tell a kink, a tie or rounding from a path that autograd does not see.
+
+    All of it is computed anew, in float64: a VJP at the point or right beside it, and
+    the slope there. Who is right once is right.
+    """
+    _require_repeatable(caller)
+    rows = unclear.cpu()
+    verdicts: list[_Verdict] = []
+    for away, step in caller.how.looks:
+        verdict, base = _look(caller, root, rows, away, step)
+        if verdict is _Verdict.AGREE:
+            # They agree over all samples, but not for each.
+            y = tensors_of(base)[root]
+            if y.requires_grad:
+                own = [base.leaves[it] for it in _tracked(caller, base)]
+                require_no_pair(caller, [y], own)
+            return
+        verdicts.append(verdict)
+    # The last look takes the longest step: where only shorter ones see the output stay
+    # as it is, it may be made of steps itself, by rounding.
+    last = verdicts[-1] in (_Verdict.APART, _Verdict.FLAT)
+    if last or verdicts.count(_Verdict.APART) > 2:
+        raise _cut_path(caller, graph, root, rows)
+    name = output_path(graph.outputs, graph.places[root])
+    warnings.warn(
+        f"check=True cannot tell whether {name} changes as the Jacobian says "
+        f"({_samples(rows)}): finite differences do not settle there. It is not "
+        "finite, too steep, or rounding hides it.",
+        stacklevel=4,
+    )
+
+
+class _Verdict(Enum):
+    """What a look says of the slope by autograd and the one by differences."""
+
+    AGREE = 0
+    APART = 1
+    FLAT = 2
+    UNSETTLED = 3
+
+
+def _look(
+    caller: Caller, root: int, rows: Tensor, away: float, step: float
+) -> tuple[_Verdict, Called]:
+    """Look once, beside the point, from several sums of the outputs."""
+    aside, along = (away, caller.direction()), caller.direction()
+    base = caller.at(aside, graph=True)
+    y = tensors_of(base)[root]
+    rise, rise_of_twice = (
+        _rise(caller, aside, along, it, root) for it in (step, 2 * step)
+    )
+    verdict = _Verdict.AGREE
+    for _ in range(SUMS):
+        v = caller.chance.vector(y)
+        v[~rows.to(v.device)] = 0
+        known, size = _slope_by_vjp(caller.arguments, base, y, v, along, rows)
+        slope, twice = (_at(v, v * it).sum().item() for it in (rise, rise_of_twice))
+        noise = ROUNDING * torch.finfo(y.dtype).eps * _size(_at(v, v * y)) / step
+        apart, size = abs(slope - known), max(size, abs(slope))
+        if not math.isfinite(apart):
+            return _Verdict.UNSETTLED, base
+        if apart > caller.how.sure * size + noise:
+            # Where the differences themselves do not settle they say nothing.
+            if abs(slope - twice) > SETTLED * max(abs(slope), abs(twice)):
+                return _Verdict.UNSETTLED, base
+            flat = slope == 0 and verdict is not _Verdict.APART
+            verdict = _Verdict.FLAT if flat else _Verdict.APART
+        elif noise > HIDING * size and step < caller.how.coarse and slope != known:
+            return _Verdict.UNSETTLED, base  # rounding could hide a path
+    return verdict, base
+
+
+def _rise(
+    caller: Caller, aside: tuple[float, Moves], along: Moves, step: float, root: int
+) -> Tensor:
+    """Return how steep an output is along a direction."""
+    ahead, behind = (
+        tensors_of(caller.at(aside, (it, along)))[root].detach() for it in (step, -step)
+    )
+    return (ahead - behind) / (2 * step)
+
+
+def _size(values: Tensor) -> float:
+    return values.detach().square().sum().sqrt().item()
+
+
+def _at(v: Tensor, values: Tensor) -> Tensor:
+    """Return values where v is not zero: elsewhere they may be anything."""
+    return values[v != 0]
+
+
+def _tracked(caller: Caller, base: Called) -> list[int]:
+    """Return the places of the inputs of each sample that have gradients."""
+    return [it for it in caller.arguments.batched() if it in base.leaves]
+
+
+def _slope_by_vjp(
+    arguments: Arguments,
+    base: Called,
+    y: Tensor,
+    v: Tensor,
+    along: Moves,
+    rows: Tensor,
+) -> tuple[float, float]:
+    """Return the slope of ``v · y`` along a direction, and how large it may be."""
+    keys = [key(it) for it in arguments.asked]
+    if not y.requires_grad:
+        return 0.0, 0.0
+    grads = torch.autograd.grad(
+        [y], [base.leaves[it] for it in keys], [v], retain_graph=True, allow_unused=True
+    )
+    slope = square = 0.0
+    given = cast(Sequence[Tensor | None], grads)
+    for it, name, grad in zip(arguments.asked, keys, given, strict=True):
+        if grad is not None:
+            change = grad.to_dense() * along[name].to(grad)
+            if not it.shared:  # 0 times NaN, in samples that are not asked for
+                others = ~rows.to(change.device)
+                change[others] = change[others].nan_to_num(0)
+            slope += change.sum().item()
+            square += change.square().sum().item()
+    return slope, math.sqrt(square)
+
+
+def _require_repeatable(caller: Caller) -> None:
+    """Raise where two calls with the same numbers differ."""
+    one, two = (tensors_of(caller.at()) for _ in range(2))
+    close = ALIKE if caller.how.double else ALIKE_IN_FLOAT
+    if all(
+        a.shape == b.shape and torch.allclose(a, b, close, close, equal_nan=True)
+        for a, b in zip(one, two, strict=True)
+    ):
+        return
+    raise NotRepeatableError(
+        "fn gives another output each time it is called with the same inputs, though "
+        "torch's own random state was replayed. See what it draws from Python's "
+        "random, NumPy or a torch.Generator, reads from outside, or changes in itself; "
+        "or pass check=False."
+    )
+
+
+def _cut_path(
+    caller: Caller, graph: Graph, root: int, rows: Tensor
+) -> DetachedPathError:
+    name = output_path(graph.outputs, graph.places[root])
+    seen = list(caller.at().lifted.left)
+    hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
+    if caller.arguments.of_parameters and _pads(caller.arguments.fn):
+        hint = "and fn has an Embedding whose padding_idx row gets no gradient"
+    elif seen:
+        hint = f"and fn uses {', '.join(seen[:3])}"
+    return DetachedPathError(
+        f"{name} changes with the input in a way that autograd does not see "
+        f"({_samples(rows)}): its slope by finite differences is another than by the "
+        f"Jacobian. Something cuts a path, {hint}; a backward of your own may be "
+        "wrong, or an operation may take its input for symmetric. If it is meant, as "
+        "with a straight-through estimator, pass check=False."
+    )
+
+
+def _pads(fn: object) -> bool:
+    return isinstance(fn, nn.Module) and any(
+        isinstance(it, nn.Embedding) and it.padding_idx is not None
+        for it in modules_of(fn).values()
+    )
+
+
+def _samples(rows: Tensor) -> str:
+    samples = [sample for sample, is_one in enumerate(rows) if is_one]
+    listed = ", ".join(map(str, samples[:3]))
+    more = f" and {len(samples) - 3} more" if len(samples) > 3 else ""
+    return f"samples {listed}{more}" if len(samples) > 1 else f"sample {listed}"

@@ -1,0 +1,922 @@
+"""What other ways to a Jacobian stumble over, and what must not be answered."""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+from gradlib import (
+    CoupledSamplesError,
+    DetachedPathError,
+    IndependentOutputError,
+    NoSuchWayError,
+    NotRepeatableError,
+)
+
+Function = Callable[[Tensor], Tensor]
+
+ROWS = ("reverse", "loop", "auto")
+"""The modes that no operation refuses."""
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    states = random.getstate(), numpy.random.get_state()
+    torch.manual_seed(0)
+    yield
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+
+
+def points(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype)
+
+
+def alone(fn: Callable[..., Any], x: Tensor) -> Tensor:
+    """Return the Jacobian of each sample alone, by torch."""
+    blocks: list[Tensor] = []
+    for row in x.detach().split(1):
+        block = torch.autograd.functional.jacobian(lambda x: fn(x.clone()), row.clone())
+        block = cast(Tensor, block)
+        blocks.append(block.squeeze(block.dim() - x.dim()).squeeze(0))
+    return torch.stack(blocks)
+
+
+def require_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-12) -> None:
+    assert ours.shape == reference.shape
+    apart = (ours.double() - reference.double()).abs().max()
+    assert apart <= tolerance * reference.double().abs().max()
+
+
+# Samples that influence each other.
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def contrastive(x: Tensor) -> Tensor:
+    z = F.normalize(x)
+    return F.cross_entropy(z @ z.T, torch.arange(len(x)), reduction="none")
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    ).double()
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("mode", ["reverse", "forward", "loop", "auto"])
+def test_batch_norm_in_training_is_named(mode: str, argnums: int | str) -> None:
+    with pytest.raises(CoupledSamplesError, match='"2", a BatchNorm1d') as caught:
+        gradlib.per_sample_jacobian(
+            with_batch_norm(), points(5, 3), mode=mode, argnums=argnums
+        )
+    assert ".eval()" in str(caught.value)
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_batch_norm_deep_inside_is_named(argnums: int | str) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3).double(), with_batch_norm()))
+    with pytest.raises(CoupledSamplesError, match=r'"0\.1\.2", a BatchNorm1d'):
+        gradlib.per_sample_jacobian(model, points(5, 3), argnums=argnums)
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_batch_norm_in_evaluation_works(argnums: int | str) -> None:
+    model = with_batch_norm()
+    model(points(9, 3))
+    model.eval()
+    x = points(5, 3)
+    buffers = [it.clone() for it in model.buffers()]
+    ours = gradlib.per_sample_jacobian(model, x, argnums=argnums)
+    if argnums == 0:
+        require_close(ours, alone(model, x))
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5])
+def test_a_mean_over_the_batch_by_hand_is_named(batch: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Centred(), nn.Linear(3, 2)).double()
+    for argnums in (0, "parameters"):
+        with pytest.raises(CoupledSamplesError, match='"1", a Centred'):
+            gradlib.per_sample_jacobian(model, points(batch, 3), argnums=argnums)
+
+
+COUPLED: dict[str, Function] = {
+    "contrastive": contrastive,
+    "standardized": lambda x: (x - x.mean(0)) / x.std(0),
+    "a weak part of the mean": lambda x: x.sin() + 1e-6 * x.mean(0),
+    "a cumulative sum": lambda x: x.cumsum(0),
+    "the sample before": lambda x: x.roll(1, 0) * x,
+    "one pair": lambda x: torch.cat([x[:1] + x[1:2], x[1:]]),
+    "the samples turned around": lambda x: x.flip(0).sin(),
+    "attention across samples": lambda x: torch.softmax(x @ x.T, 1) @ x,
+    "the largest of the batch": lambda x: x / x.abs().max(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fn", COUPLED.values(), ids=list(COUPLED))
+def test_samples_that_look_at_each_other(fn: Function, dtype: torch.dtype) -> None:
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(fn, points(4, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("fn", COUPLED.values(), ids=list(COUPLED))
+def test_samples_that_look_at_each_other_and_are_there_already(fn: Function) -> None:
+    x = points(4, 3).requires_grad_()
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian_from_graph(fn(x), x)
+
+
+def test_a_second_input_that_couples_is_named() -> None:
+    with pytest.raises(CoupledSamplesError, match=r"inputs\[1\]"):
+        gradlib.per_sample_jacobian(
+            lambda x, y: x * y.mean(0), points(4, 3), points(4, 3)
+        )
+
+
+def test_integers_that_couple_are_seen() -> None:
+    table = nn.Embedding(5, 3).double()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.table(ids) - self.table(ids).mean(0)
+
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(
+            Model(), torch.tensor([0, 1, 4]), argnums="parameters"
+        )
+
+
+def test_without_check_coupled_samples_give_the_sum() -> None:
+    x = points(4, 3)
+    ours = gradlib.per_sample_jacobian(lambda x: x - x.mean(0), x, check=False)
+    assert ours.abs().max() < 1e-12
+
+
+# Programs that other ways stumble over.
+
+
+class OldStyle(torch.autograd.Function):
+    """Cubes: forward(ctx, ...), without setup_context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grads[0]
+
+
+class OnceOnly(torch.autograd.Function):
+    """Doubles; its backward says that it has no graph of its own."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    backward: Any = staticmethod(
+        torch.autograd.function.once_differentiable(lambda _ctx, grad: 2 * grad)
+    )
+
+
+class ByNumpy(torch.autograd.Function):
+    """Doubles; its backward has no graph of its own, and does not say so."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return torch.from_numpy(2 * grads[0].detach().numpy())
+
+
+class WithHooks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.inner.register_full_backward_hook(lambda *_: None)
+        self.inner.register_full_backward_pre_hook(lambda *_: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).tanh()
+
+
+def branching(x: Tensor) -> Tensor:
+    h = x.sin()
+    for _ in range(3):
+        h = h * 2 if h.abs().sum() < 1e3 else h / 2
+    return h
+
+
+def item_in_a_condition(x: Tensor) -> Tensor:
+    return x.square() if x.abs().max().item() < 100 else x
+
+
+def with_nonzero(x: Tensor) -> Tensor:
+    out = x.square()
+    sample, place = (x > 0).nonzero(as_tuple=True)
+    return out.index_put((sample, place), x[sample, place].sin())
+
+
+def with_a_mask(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[x > 0] = x[x > 0] ** 3
+    return out
+
+
+def written_into_zeros(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=x.dtype)
+    for i in range(x.shape[1]):
+        out[:, i] = x[:, : i + 1].sin().sum(1)
+    return out
+
+
+def overwriting(x: Tensor) -> Tensor:
+    x.mul_(2).add_(1)
+    x[:, 0] = x[:, 1].clone()
+    return x.sin()
+
+
+def gradient_inside(x: Tensor) -> Tensor:
+    """A force: minus the gradient of an energy."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.requires_grad_()
+        energy = (x.square().sum(1) ** 2).sum()
+        return -torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def with_func_inside(x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda row: row.sin().prod()))(x)
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    weight = torch.eye(3, dtype=x.dtype) + 0.5
+    inner = checkpoint(lambda x: (x @ weight).tanh(), x, use_reentrant=False)
+    return cast(Tensor, inner).square()
+
+
+class Both(nn.Module):
+    """An LSTM over tokens; only what it says at last counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(3, 4, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0][:, -1]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+def attending(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
+
+
+def in_float32(x: Tensor) -> Tensor:
+    return x.float().sin().to(x.dtype)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Callable[..., Any]], tuple[int, ...]]] = {
+    "custom Function of the old form": (lambda: OldStyle.apply, (3,)),
+    "full backward hooks": (WithHooks, (3,)),
+    "control flow by values": (lambda: branching, (3,)),
+    "item in a condition": (lambda: item_in_a_condition, (3,)),
+    "nonzero": (lambda: with_nonzero, (3,)),
+    "a mask": (lambda: with_a_mask, (3,)),
+    "writes into zeros": (lambda: written_into_zeros, (3,)),
+    "overwrites its input": (lambda: overwriting, (3,)),
+    "scaled_dot_product_attention": (lambda: attending, (3, 4)),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True),
+        (3, 4),
+    ),
+    "TransformerEncoderLayer in evaluation": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+        (3, 4),
+    ),
+    "MultiheadAttention": (Heads, (3, 4)),
+    "LSTM": (Both, (5, 3)),
+    "checkpoint": (lambda: checkpointed, (3,)),
+    "weight_norm": (lambda: weight_norm(nn.Linear(3, 2)), (3,)),
+    "spectral_norm": (lambda: spectral_norm(nn.Linear(3, 2)).eval(), (3,)),
+    "a gradient inside": (lambda: gradient_inside, (3,)),
+    "torch.func inside": (lambda: with_func_inside, (3,)),
+    "cumprod": (lambda: lambda x: x.cumprod(1), (3,)),
+    "sort": (lambda: lambda x: x.sort(1).values, (4,)),
+    "interpolate": (lambda: lambda x: F.interpolate(x, scale_factor=2), (1, 3)),
+    "max_pool2d": (lambda: nn.MaxPool2d(2), (1, 4, 4)),
+    "a solved equation": (
+        lambda: lambda x: torch.linalg.solve(x @ x.mT + torch.eye(2), x),
+        (2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_other_ways_stumble_over(name: str, mode: str) -> None:
+    make, shape = PROGRAMS[name]
+    fn = make()
+    if isinstance(fn, nn.Module):
+        fn = fn.double()
+    x = points(4, *shape)
+    before = x.clone()
+    ours = gradlib.per_sample_jacobian(fn, x, mode=mode)
+    assert torch.equal(x, before)
+    assert not x.requires_grad
+    require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("mode", ["forward", "split"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_other_modes_give_the_same_or_refuse(name: str, mode: str) -> None:
+    make, shape = PROGRAMS[name]
+    fn = make()
+    if isinstance(fn, nn.Module):
+        fn = fn.double()
+    x = points(4, *shape)
+    try:
+        ours = gradlib.per_sample_jacobian(fn, x, mode=mode)
+    except NoSuchWayError:
+        return
+    require_close(ours, alone(fn, x), 1e-11)
+
+
+WITHOUT_A_GRAPH: dict[str, Function] = {
+    "once differentiable": cast(Any, OnceOnly.apply),
+    "NumPy": cast(Any, ByNumpy.apply),
+    "once differentiable, and another way": lambda x: x + cast(Any, OnceOnly.apply)(x),
+    "NumPy, and another way": lambda x: x + cast(Any, ByNumpy.apply)(x),
+    "once differentiable, deep": lambda x: (
+        x.tanh() + cast(Any, OnceOnly.apply)(x)
+    ).sin(),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_rows_through_a_backward_without_a_graph(
+    name: str, mode: str, check: bool
+) -> None:
+    fn, x = WITHOUT_A_GRAPH[name], points(4, 3)
+    ours = gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["forward", "split"])
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_columns_through_a_backward_without_a_graph(
+    name: str, mode: str, check: bool
+) -> None:
+    fn, x = WITHOUT_A_GRAPH[name], points(4, 3)
+    try:
+        ours = gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    except NoSuchWayError:
+        return
+    require_close(ours, alone(fn, x))
+
+
+def test_hooks_see_a_backward_pass() -> None:
+    model, seen = WithHooks().double(), list[int]()
+    model.inner.register_full_backward_hook(lambda *_: seen.append(1))
+    gradlib.per_sample_jacobian(model, points(4, 3), mode="loop", check=False)
+    assert len(seen) == 2
+
+
+def test_a_reentrant_checkpoint_is_refused() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return cast(Tensor, checkpoint(torch.sin, x, use_reentrant=True))
+
+    for mode in ROWS:
+        with pytest.raises(NoSuchWayError, match="use_reentrant=False"):
+            gradlib.per_sample_jacobian(fn, points(4, 3), mode=mode)
+
+
+@pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
+@pytest.mark.parametrize("check", [True, False])
+def test_dropout_has_one_mask_for_each_sample(check: bool, mode: str) -> None:
+    masks: list[Tensor] = []
+
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 4)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).exp()
+            dropped = self.drop(h)
+            masks.append((dropped / h).detach())
+            return self.last(dropped)
+
+    model, x = Seen().double(), points(6, 3)
+    ours = gradlib.per_sample_jacobian(model, x, mode=mode, check=check)
+    mask, h = masks[0], model.first(x).exp()
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    assert len(mask.unique(dim=0)) > 1
+    inner = (mask * h)[:, :, None] * model.first.weight
+    require_close(ours, (model.last.weight @ inner).detach())
+
+
+# Paths that autograd does not see, beside one that it does.
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return grads[0]
+
+
+class WrongFactor(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return 3 * grads[0]
+
+
+def under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = x.cos()
+    return x * factor
+
+
+def by_numpy(x: Tensor) -> Tensor:
+    return x + torch.from_numpy(numpy.sin(x.detach().double().numpy())).to(x)
+
+
+def one_way_only(x: Tensor) -> Tensor:
+    return torch.cat([x.sin(), x.detach().cos() + 0 * x], 1)
+
+
+CUT: dict[str, Callable[..., Any]] = {
+    "detach": lambda x: x * x.detach().sin(),
+    "data": lambda x: x * x.data.sin(),
+    "no_grad": under_no_grad,
+    "NumPy": by_numpy,
+    "an integer cast": lambda x: x.sin() + (10 * x).long() * 0.1,
+    "an integer cast and a product": lambda x: x * (3 * x).int(),
+    "item": lambda x: (
+        x * torch.stack([r.sum().sin() * 0 + r[0].item() for r in x])[:, None]
+    ),
+    "tolist": lambda x: x + torch.tensor(x.tolist(), dtype=x.dtype).sin(),
+    "a weight cut": lambda x: torch.softmax(x.detach(), 1) * x,
+    "half of the outputs": one_way_only,
+    "a wrong backward": lambda x: x + cast(Any, WrongFactor.apply)(x),
+    "straight through": lambda x: cast(Any, StraightThrough.apply)(5 * x),
+    "straight through by detach": lambda x: x.sin() + (5 * x - x.sin()).detach(),
+    "the sign of a step": lambda x: x.sin() + (x.tanh() - x).detach(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CUT)
+def test_a_cut_path_is_seen(name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(CUT[name], points(4, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_cut_path_of_one_sample_is_seen(name: str) -> None:
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(CUT[name], points(1, 3))
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward", "split", "loop"])
+def test_a_cut_path_is_seen_in_every_mode(mode: str) -> None:
+    with pytest.raises(DetachedPathError, match=r"\.detach\(\) in test_jacobian_fail"):
+        gradlib.per_sample_jacobian(CUT["detach"], points(4, 3), mode=mode)
+
+
+class Gated(nn.Module):
+    """A net with a gate that no gradient goes through."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8, dtype=dtype)
+        self.last = nn.Linear(8, 2, dtype=dtype)
+        self.cut = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        gate = torch.sigmoid(3 * (h.detach() if self.cut else h))
+        return self.last(h * gate)
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_cut_path_inside_a_module(dtype: torch.dtype, argnums: int | str) -> None:
+    model, x = Gated(dtype), points(5, 3, dtype=dtype)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(model, x, argnums=argnums)
+    model.cut = False
+    gradlib.per_sample_jacobian(model, x, argnums=argnums)
+
+
+def test_a_cut_path_of_a_single_sample_of_many() -> None:
+    def fn(x: Tensor) -> Tensor:
+        kept = torch.tensor([True] * 7 + [False], device=x.device)[:, None]
+        return torch.where(kept, x.sin(), x * x.detach().cos())
+
+    with pytest.raises(DetachedPathError, match="sample 7"):
+        gradlib.per_sample_jacobian(fn, points(8, 3))
+
+
+def test_without_check_a_cut_path_is_let_be() -> None:
+    x = points(4, 3)
+    ours = gradlib.per_sample_jacobian(CUT["detach"], x, check=False)
+    require_close(ours, torch.diag_embed(x.sin()))
+
+
+def logged(x: Tensor) -> Tensor:
+    logging.getLogger(__name__).debug("mean %s", x.detach().mean().item())
+    logging.getLogger(__name__).debug("all %s", x.detach().double().numpy().sum())
+    return x.sin()
+
+
+def taking_the_largest(x: Tensor) -> Tensor:
+    return x.gather(1, x.detach().argmax(1, keepdim=True))
+
+
+def shifted(x: Tensor) -> Tensor:
+    top = x.detach().amax(1, keepdim=True)
+    return (x - top).exp().sum(1).log() + top[:, 0]
+
+
+HARMLESS: dict[str, Function] = {
+    "log-sum-exp": shifted,
+    "logging": logged,
+    "argmax as an index": taking_the_largest,
+    "argmax as an integer index": lambda x: x[torch.arange(len(x)), x.argmax(1).long()],
+    "a detached condition": lambda x: torch.where(x.detach() > 0.1, x.sin(), x.cos()),
+    "a mask of a detached value": lambda x: x * (x.detach() > 0),
+    "normalised and undone": lambda x: (x / x.detach().norm()) * x.detach().norm(),
+    "integers that do not depend": lambda x: x * torch.arange(3).long().to(x),
+    "a count": lambda x: x.sin() * x.shape[1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_detach_that_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    fn, x = HARMLESS[name], points(4, 3, dtype=dtype)
+    ours = gradlib.per_sample_jacobian(fn, x)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.05}
+    require_close(ours, alone(fn, x.double()), tolerance[dtype])
+
+
+def dead(x: Tensor) -> Tensor:
+    return F.relu(x - 100)
+
+
+ZEROS: dict[str, Function] = {
+    "dead ReLU": dead,
+    "times zero": lambda x: x * 0,
+    "a power of zero": lambda x: x**0,
+    "saturated": lambda x: torch.clamp(x, 50, 60),
+    "a constant part": lambda x: torch.cat([x * 0, x.new_ones(len(x), 2)], 1),
+    "a whole number": lambda x: x.round(),
+    "the sign": lambda x: x.sign(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ZEROS)
+def test_true_zeros_pass(name: str, dtype: torch.dtype) -> None:
+    x = points(4, 3, dtype=dtype)
+    assert not gradlib.per_sample_jacobian(ZEROS[name], x).any()
+
+
+def at_kinks(dtype: torch.dtype) -> Tensor:
+    return torch.tensor([[0.0, 0, 1], [2, 2, 2], [-1, 0, 0.5]], dtype=dtype)
+
+
+KINKS: dict[str, Function] = {
+    "relu": F.relu,
+    "abs": torch.abs,
+    "leaky_relu": F.leaky_relu,
+    "hardtanh": lambda x: F.hardtanh(x, -1, 2),
+    "the largest": lambda x: x.amax(1),
+    "the largest by index": lambda x: x.max(1).values,
+    "the larger of two": lambda x: torch.maximum(x[:, 0], x[:, 1]),
+    "sorted": lambda x: x.sort(1).values,
+    "max_pool1d": lambda x: F.max_pool1d(x[:, None], 3)[:, 0],
+    "median": lambda x: x.median(1).values,
+    "relu of differences": lambda x: F.relu(x[:, :1] - x) + x.sin(),
+    "smooth l1": lambda x: F.smooth_l1_loss(x, x * 0 + 1, reduction="none"),
+    "a deep one": lambda x: F.relu(F.relu(x) - 1).abs() + x,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KINKS)
+def test_kinks_and_ties_pass(name: str, dtype: torch.dtype) -> None:
+    fn, x = KINKS[name], at_kinks(dtype)
+    ours = gradlib.per_sample_jacobian(fn, x)
+    require_close(ours, alone(fn, x), 0.01)
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_a_cut_path_at_a_kink_is_seen(name: str) -> None:
+    fn = KINKS[name]
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(
+            lambda x: fn(x) * (x.sum(1) + 0.3).detach().sin().reshape(
+                -1, *[1] * (fn(x).dim() - 1)
+            ) + fn(x),
+            at_kinks(torch.float64),
+        )  # fmt: skip
+
+
+# Functions that cannot be called in float64.
+
+
+def only_as(dtype: torch.dtype, fn: Function) -> Function:
+    def narrow(x: Tensor) -> Tensor:
+        if x.dtype != dtype:
+            raise TypeError(f"{dtype} only")
+        return fn(x)
+
+    return narrow
+
+
+def test_a_function_of_float32_alone_is_checked_in_it() -> None:
+    x = points(4, 3, dtype=torch.float32)
+    for fn in (torch.sin, F.relu, *(ZEROS[it] for it in ("dead ReLU", "times zero"))):
+        gradlib.per_sample_jacobian(only_as(torch.float32, fn), x)
+    for name in ("detach", "no_grad", "a wrong backward"):
+        with pytest.raises(DetachedPathError):
+            gradlib.per_sample_jacobian(only_as(torch.float32, CUT[name]), x)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_samples_that_look_at_each_other_in_float32_alone(name: str) -> None:
+    x = points(4, 3, dtype=torch.float32)
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(only_as(torch.float32, COUPLED[name]), x)
+
+
+def test_what_was_not_checked_is_said() -> None:
+    x = points(4, 3, dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="did not look for cut paths"):
+        gradlib.per_sample_jacobian(only_as(torch.bfloat16, torch.sin), x)
+
+
+# Outputs that do not depend.
+
+APART: dict[str, Callable[[Tensor], Any]] = {
+    "detached": lambda x: x.detach().sin(),
+    "another one beside it": lambda x: (x.sin(), x.detach()),
+    "a constant": lambda x: torch.ones(len(x), 2, requires_grad=True) * 2,
+    "a cast to integers": lambda x: x.long().to(x),
+    "NumPy": lambda x: torch.from_numpy(x.detach().numpy()),
+    "item": lambda x: torch.tensor([it.item() for it in x[:, 0]], dtype=x.dtype),
+    "a comparison": lambda x: (x > 0).to(x),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", APART)
+def test_an_output_that_does_not_depend(name: str, check: bool) -> None:
+    with pytest.raises(IndependentOutputError, match="output"):
+        gradlib.per_sample_jacobian(APART[name], points(4, 3), check=check)
+
+
+def test_an_input_that_nothing_depends_on() -> None:
+    with pytest.raises(IndependentOutputError, match=r"inputs\[1\]"):
+        gradlib.per_sample_jacobian(
+            lambda x, _: x.sin(), points(4, 3), points(4, 2), argnums=(0, 1)
+        )
+
+
+def test_an_output_that_is_there_already_and_does_not_depend() -> None:
+    x, y = points(4, 3).requires_grad_(), points(4, 3).requires_grad_()
+    with pytest.raises(IndependentOutputError):
+        gradlib.per_sample_jacobian_from_graph(x.sin(), y)
+
+
+def test_blocks_that_are_zero_beside_others() -> None:
+    x, y = points(4, 3), points(4, 2)
+    ours = gradlib.per_sample_jacobian(
+        lambda x, y: (x.sin(), y.sin()), x, y, argnums=(0, 1)
+    )
+    assert not ours[0][1].any()
+    assert not ours[1][0].any()
+    require_close(ours[0][0], torch.diag_embed(x.cos()))
+    require_close(ours[1][1], torch.diag_embed(y.cos()))
+
+
+# Randomness.
+
+
+class Counter:
+    """Another factor each time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def scaled_by(draw: Callable[[], float]) -> Function:
+    return lambda x: x * draw()
+
+
+CHANCE: dict[str, Callable[[], Function]] = {
+    "Python": lambda: lambda x: x * random.random(),
+    "Python's noise": lambda: lambda x: x + random.gauss(0, 1),
+    "NumPy": lambda: lambda x: x * float(numpy.random.rand()),
+    "NumPy's generator": lambda: scaled_by(numpy.random.default_rng(0).random),
+    "a counter": Counter,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHANCE)
+def test_chance_that_is_not_torchs(name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(NotRepeatableError):
+        gradlib.per_sample_jacobian(CHANCE[name](), points(4, 3, dtype=dtype))
+
+
+TORCHS_CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda x: (x + torch.randn_like(x)).sin(),
+    "factor": lambda x: x * torch.rand(()),
+    "dropout": lambda x: F.dropout(x.sin(), 0.5),
+    "a permutation": lambda x: x.sin()[:, torch.randperm(3)],
+    "bernoulli": lambda x: x.sin() * torch.bernoulli(torch.full((len(x), 3), 0.5)),
+    "reparametrised": lambda x: torch.distributions.Normal(x, x.exp()).rsample(),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TORCHS_CHANCE)
+def test_torchs_chance_passes(name: str, dtype: torch.dtype) -> None:
+    fn, x = TORCHS_CHANCE[name], points(4, 3, dtype=dtype)
+    torch.manual_seed(5)
+    ours = gradlib.per_sample_jacobian(fn, x)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    reference = gradlib.per_sample_jacobian(fn, x, check=False)
+    assert torch.equal(ours, reference)
+    assert torch.equal(after, torch.get_rng_state())
+    torch.manual_seed(5)
+    given = x.clone().requires_grad_()
+    grad = torch.autograd.grad(fn(given).sum(), given)[0]
+    require_close(ours.sum(1), grad, 1e-12 if dtype == torch.float64 else 0.02)
+
+
+# In bfloat16, as whole modules.
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "chain": (
+        lambda: nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)),
+        (3,),
+    ),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.SiLU()),
+        (1, 5, 5),
+    ),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        (3, 8),
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Tanh()), (3,)),
+    "LSTM": (Both, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NETS)
+def test_nets_in_narrow_dtypes_pass(name: str, dtype: torch.dtype) -> None:
+    make, shape = NETS[name]
+    model = make().to(dtype)
+    ours = gradlib.per_sample_jacobian(model, points(4, *shape, dtype=dtype))
+    assert ours.dtype == dtype
+    assert ours.any()
+    by_name = gradlib.per_sample_jacobian(
+        model, points(4, *shape, dtype=dtype), argnums="parameters"
+    )
+    for key, parameter in model.named_parameters():
+        assert by_name[key].dtype == dtype
+        assert by_name[key].shape[2:][-parameter.dim() :] == parameter.shape
+
+
+# Memory that is nobody else's.
+
+
+class GivesItsWeight(torch.autograd.Function):
+    """x · w, whose backward hands out the saved weight itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return (x * weight).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+def memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("create_graph", [True, False])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_result_is_no_weight(batch: int, create_graph: bool) -> None:
+    weight = points(batch, 3).requires_grad_()
+    x = points(batch, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        return cast(Any, GivesItsWeight.apply)(x, weight)
+
+    for mode in ("reverse", "loop", "auto"):
+        ours = gradlib.per_sample_jacobian(
+            fn, x, mode=mode, create_graph=create_graph, check=False
+        )
+        require_close(ours.detach(), weight.detach())
+        assert memory(ours) != memory(weight)
+
+
+@pytest.mark.parametrize("create_graph", [True, False])
+@pytest.mark.parametrize("mode", ["reverse", "forward", "loop", "auto"])
+def test_the_result_shares_no_memory(mode: str, create_graph: bool) -> None:
+    model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    x = points(1, 3)
+    fns: list[Callable[..., Any]] = [
+        model,
+        lambda x: x,
+        lambda x: x * model.weight,
+        lambda x: (x * model.weight).sum(1),
+        lambda x: x.view_as(x),
+    ]
+    for fn in fns:
+        before = model.weight.detach().clone()
+        ours = gradlib.per_sample_jacobian(fn, x, mode=mode, create_graph=create_graph)
+        assert memory(ours) not in {memory(it) for it in (x, model.weight)}
+        with torch.no_grad():
+            ours.mul_(7)
+        assert torch.equal(model.weight, before)
+
+
+def test_the_result_of_tensors_that_are_there_shares_no_memory() -> None:
+    weight = points(1, 3).requires_grad_()
+    x = points(1, 3).requires_grad_()
+    for y in (cast(Any, GivesItsWeight.apply)(x, weight), (x * weight).sum(1)):
+        for create_graph in (True, False):
+            ours = gradlib.per_sample_jacobian_from_graph(
+                y, x, create_graph=create_graph
+            )
+            assert memory(ours) not in {memory(it) for it in (x, y, weight)}
+
+
+def test_blocks_share_no_memory_with_each_other() -> None:
+    ours = gradlib.per_sample_jacobian(
+        lambda x, y: x + y, points(2, 3), points(2, 3), argnums=(0, 1)
+    )
+    assert memory(ours[0]) != memory(ours[1])
+    assert all(it.is_contiguous() for it in ours)

@@ -1,0 +1,259 @@
+"""A Jacobian keeps within the memory it is given, and a plan says what it takes."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import OutOfBytesError
+
+# A process of its own: what another one left would hide what this one takes. Its first
+# passes also load what torch computes them with.
+MEASURED = """
+from pathlib import Path
+
+import torch
+from torch import nn
+import gradlib
+
+def resident():
+    # Of this program alone: ru_maxrss begins with that of the process that started it.
+    status = Path("/proc/self/status").read_text()
+    (line,) = [it for it in status.splitlines() if it.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
+
+torch.manual_seed(0)
+{net}
+for mode in ("reverse", "forward", "split", "loop"):
+    gradlib.per_sample_jacobian(model, x[:2], mode=mode)
+y = model(x.clone().requires_grad_())
+before = resident()
+del y
+result = gradlib.per_sample_jacobian(model, x, **{options})
+print(resident() - before, result.numel() * result.element_size())
+"""
+
+WIDE = """
+model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 16))
+x = torch.randn(2048, 256)
+"""
+
+DEEP = """
+layers = [it for _ in range(4) for it in (nn.Linear(512, 512), nn.Tanh())]
+model = nn.Sequential(*layers, nn.Linear(512, 24))
+x = torch.randn(512, 512)
+"""
+
+BOTTLENECK = """
+model = nn.Sequential(nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, 512))
+x = torch.randn(32, 512)
+"""
+
+MIB = 2**20
+
+SLACK = 4 * MIB
+"""What the process takes meanwhile for Python's objects."""
+
+
+def measured(net: str, **options: object) -> tuple[int, int]:
+    """Return by how many bytes a process grew beyond its forward, and the result's."""
+    # Else glibc keeps much of what it is given back, in pieces that nothing fits into.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED.format(net=net, options=options)],
+        cwd=Path(__file__).parents[2],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    grown, result = map(int, done.stdout.split())
+    return grown, result
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+
+
+@linux
+@pytest.mark.parametrize("budget", [48, 160])
+@pytest.mark.parametrize("net", [WIDE, BOTTLENECK], ids=["wide", "bottleneck"])
+def test_a_jacobian_keeps_within_its_budget(net: str, budget: int) -> None:
+    grown, result = measured(net, max_bytes=budget * MIB, check=False)
+    assert result == 32 * MIB
+    assert result <= grown <= budget * MIB + SLACK
+
+
+@linux
+def test_more_rows_at_once_take_more() -> None:
+    few, result = measured(DEEP, max_bytes=30 * MIB, check=False)
+    many, _ = measured(DEEP, chunk_size=24, check=False)
+    assert result == 24 * MIB
+    assert few <= 30 * MIB + SLACK
+    assert many > 60 * MIB
+
+
+# What does not fit.
+
+
+def chain(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for width, following in pairwise(widths):
+        layers += [nn.Linear(width, following), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def test_a_result_that_does_not_fit_is_refused() -> None:
+    model, x = chain(8, 16, 32), torch.randn(4, 8)
+    size = 4 * 32 * 8 * 4
+    with pytest.raises(OutOfBytesError, match=r"takes 4 KiB .* is 3.999 KiB"):
+        gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1)
+    with pytest.raises(OutOfBytesError):
+        gradlib.plan_jacobian(model, x, mode="loop", max_bytes=size)
+    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=2 * size)
+    out = torch.empty(4, 32, 8)
+    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size, out=out)
+
+
+def test_a_chunk_that_does_not_fit_is_refused() -> None:
+    model, x = chain(64, 64, 24), torch.randn(64, 64)
+    needed = gradlib.plan_jacobian(model, x, chunk_size=24).bytes
+    gradlib.per_sample_jacobian(model, x, chunk_size=24, max_bytes=needed)
+    with pytest.raises(OutOfBytesError):
+        gradlib.per_sample_jacobian(model, x, chunk_size=24, max_bytes=needed - 1)
+
+
+@pytest.mark.parametrize("budget", [2**19, 2**20, 2**22])
+def test_a_plan_keeps_within_its_budget(budget: int) -> None:
+    model, x = chain(64, 64, 24), torch.randn(64, 64)
+    plan = gradlib.plan_jacobian(model, x, max_bytes=budget)
+    assert plan.bytes <= plan.max_bytes == budget
+    assert plan.result_bytes == 64 * 24 * 64 * 4
+
+
+def test_a_larger_budget_has_larger_chunks() -> None:
+    model, x = chain(64, 64, 24), torch.randn(64, 64)
+    chunks = [
+        gradlib.plan_jacobian(model, x, mode="reverse", max_bytes=it).chunk
+        for it in (2**19, 2**20, 2**22)
+    ]
+    assert chunks[0] < chunks[1] < chunks[2] == 24
+
+
+def test_gradients_of_weights_take_nothing() -> None:
+    model, x = chain(128, 128, 128), torch.randn(4, 128)
+    plan = gradlib.plan_jacobian(model, x)
+    frozen = gradlib.plan_jacobian(model.requires_grad_(False), x)
+    assert plan.pass_bytes == frozen.pass_bytes
+    assert plan.chunk == frozen.chunk
+
+
+# The plan.
+
+
+def test_multiply_adds_are_those_counted_by_hand() -> None:
+    batch, wide, narrow = 8, 64, 4
+    plan = gradlib.plan_jacobian(chain(wide, narrow, wide), torch.randn(batch, wide))
+    once = batch * (wide * narrow + narrow * wide)  # a vector through both layers
+    product = batch * wide * narrow * wide
+    assert plan.counts == {
+        "reverse": wide,
+        "forward": wide,
+        "split": narrow,  # rows before the tensor, and as many columns after it
+        "loop": wide,
+    }
+    assert plan.work == {
+        "reverse": wide * once,
+        "forward": wide * once,
+        "split": narrow * once + product,
+        "loop": wide * once,
+    }
+    assert plan.mode == "split"
+    assert (plan.chunk, plan.passes) == (narrow, 2)
+    assert plan.shapes == ((batch, wide, wide),)
+
+
+@pytest.mark.parametrize(
+    ("widths", "mode"),
+    [((64, 4, 64), "split"), ((2, 16, 64), "forward"), ((64, 16, 2), "reverse")],
+)
+def test_auto_takes_the_cheapest(widths: tuple[int, ...], mode: str) -> None:
+    model, x = chain(*widths), torch.randn(8, widths[0])
+    plan = gradlib.plan_jacobian(model, x)
+    assert plan.mode == mode
+    assert plan.work[mode] == min(plan.work.values())
+    text = str(plan)
+    assert f"mode={mode!r}, as {plan.why}." in " ".join(text.split())
+    assert f"Jacobian [8, {widths[-1]}, {widths[0]}]" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    for way, count in plan.counts.items():
+        if isinstance(count, int):
+            assert rows[way][1] == str(count)
+            assert rows[way][2] == str(plan.passes_of(way))
+            assert float(rows[way][3]) == pytest.approx(plan.work[way], rel=0.01)
+
+
+def test_convolutions_go_row_by_row() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 2))
+    plan = gradlib.plan_jacobian(model, torch.randn(4, 2, 8))
+    assert plan.mode == "loop"
+    assert "convolutions" in plan.why
+    assert plan.passes == 2
+
+
+def test_passes_are_rows_by_chunks() -> None:
+    model, x = chain(5, 6, 7), torch.randn(4, 5)
+    plan = gradlib.plan_jacobian(model, x, mode="reverse", chunk_size=3)
+    assert (plan.mode, plan.why) == ("reverse", "it was asked for")
+    assert (plan.chunk, plan.passes) == (3, 3)
+    assert plan.passes_of("forward") == 2
+    assert plan.passes_of("loop") == 7
+
+
+def test_passes_are_those_that_are_made() -> None:
+    model, x = chain(5, 6, 7), torch.randn(4, 5)
+    seen: list[int] = []
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            del ctx
+            seen.append(1)
+            return grads[0]
+
+    def fn(x: Tensor) -> Tensor:
+        return cast(Any, Seen.apply)(model(x))
+
+    for mode, chunk in (("reverse", 1), ("reverse", 3), ("loop", 5)):
+        plan = gradlib.plan_jacobian(fn, x, mode=mode, chunk_size=chunk)
+        seen.clear()
+        gradlib.per_sample_jacobian(fn, x, mode=mode, chunk_size=chunk, check=False)
+        assert len(seen) == plan.passes
+
+
+def test_a_way_that_cannot_be_taken_says_why() -> None:
+    plan = gradlib.plan_jacobian(
+        lambda x, y: x * y, torch.randn(4, 3), torch.randn(4, 3), argnums=(0, 1)
+    )
+    why = plan.counts["split"]
+    assert isinstance(why, str)
+    assert why in " ".join(str(plan).split())
+
+
+def test_a_plan_leaves_random_state_and_buffers_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
+    before = [torch.get_rng_state(), *(it.clone() for it in model.buffers())]
+    gradlib.plan_jacobian(model, torch.zeros(5, 3))
+    after = [torch.get_rng_state(), *model.buffers()]
+    assert all(map(torch.equal, before, after))
