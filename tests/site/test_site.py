@@ -50,6 +50,7 @@ TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
 def page_urls() -> list[str]:
     """Return the address of every page, as the source files name them."""
     docs = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    docs = [path for path in docs if path.parts[0] != "data"]  # mkdocs.yml: no page
     examples = [path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.py")]
     names = [f"{path.with_suffix('').as_posix()}/" for path in docs + examples]
     pages = [re.sub(r"(^|/)index/$", r"\1", name) for name in names]
