@@ -23,8 +23,9 @@ def nav_pages(nav: list[object]) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what needs the site last: one process builds it, the others go on."""
+    """Put what needs the site last, but for one test, which builds it meanwhile."""
     items.sort(key=lambda item: "built_site" in getattr(item, "fixturenames", ()))
+    items.insert(0, items.pop())
 
 
 @pytest.fixture(scope="session")
