@@ -250,3 +250,21 @@ def test_a_result_in_a_buffer_is_refused(x: Tensor) -> None:
     model.register_buffer("mine", torch.empty(4, 3, 3, dtype=torch.float64))
     with pytest.raises(JacobianArgumentError, match="shares memory with mine"):
         gradlib.per_sample_jacobian(model, x, out=model.mine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_gradients_of_it(mode: str) -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def jacobian(x: Tensor, weight: Tensor) -> Tensor:
+        def fn(x: Tensor) -> Tensor:
+            return last(torch.tanh(F.linear(x, weight)))
+
+        return gradlib.per_sample_jacobian(
+            fn, x, mode=mode, create_graph=True, check=False
+        )
+
+    assert torch.autograd.gradcheck(jacobian, (x, first.weight))
+    assert torch.autograd.gradgradcheck(jacobian, (x, first.weight))
