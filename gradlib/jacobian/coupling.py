@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.batchnorm import (
+    _BatchNorm,  # pyright: ignore[reportPrivateUsage] (the base of them all)
+)
 from torch.nn.modules.module import register_module_forward_hook
 
 from gradlib.errors import CoupledSamplesError

@@ -59,6 +59,19 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
     return found
 
 
+def require_no_graph(out: object, *, create_graph: bool) -> None:
+    """Raise where gradients should flow through memory that a caller brings.
+
+    Raises:
+        JacobianArgumentError: They should.
+    """
+    if out is not None and create_graph:
+        raise JacobianArgumentError(
+            "out= and create_graph=True exclude each other: gradients do not flow "
+            "through memory that is written to. Leave one of them out."
+        )
+
+
 def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) -> None:
     """Raise where writing the result would change what it is computed from.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import RandomState, cuda_devices, state_kept
@@ -15,7 +14,12 @@ from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.graph import of_tensors, run
-from gradlib.jacobian.out import blocks_of, nested, require_own_memory
+from gradlib.jacobian.out import (
+    blocks_of,
+    nested,
+    require_no_graph,
+    require_own_memory,
+)
 from gradlib.jacobian.plan import Plan
 from gradlib.private import without_hooks
 from gradlib.recording.state import random_state_kept
@@ -106,11 +110,7 @@ def per_sample_jacobian(
         NoSuchWayError: It cannot be computed in this mode.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
-    if out is not None and create_graph:
-        raise JacobianArgumentError(
-            "out= and create_graph=True exclude each other: gradients do not flow "
-            "through memory that is written to. Leave one of them out."
-        )
+    require_no_graph(out, create_graph=create_graph)
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now()
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
@@ -188,11 +188,7 @@ def per_sample_jacobian_from_graph(
         NoSuchWayError: torch cannot go back through the graph.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
-    if out is not None and create_graph:
-        raise JacobianArgumentError(
-            "out= and create_graph=True exclude each other: gradients do not flow "
-            "through memory that is written to. Leave one of them out."
-        )
+    require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
     plan = plans.make(graph, "reverse", "auto", max_bytes, has_room=out is not None)
     given = None
