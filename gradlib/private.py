@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.testing
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -199,3 +200,31 @@ def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
 def is_of_torch(kind: type[nn.Module]) -> bool:
     """Tell whether torch itself brings this class of modules."""
     return kind.__module__.startswith("torch.nn.modules.")
+
+
+def is_plain_module(module: nn.Module) -> bool:
+    """Tell whether calling a module runs its class's ``forward`` and nothing else."""
+    own = vars(module)
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own[BACKWARD_PRE_HOOKS]
+        or "forward" in own
+        or own.get("_compiled_call_impl")
+    )
+
+
+def nobody_looks_on() -> bool:
+    """Tell whether no mode, transform or hook that holds everywhere is in force."""
+    return not (
+        any_autocast()
+        or torch.is_inference_mode_enabled()
+        or _C._len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or cast(Any, forward_ad)._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or nn.modules.module._has_any_global_hook()
+    )

@@ -63,5 +63,5 @@ def test_no_circles() -> None:
 
 
 def test_inits_of_folders_hold_no_code() -> None:
-    for path in PACKAGE.glob("*/__init__.py"):
+    for path in PACKAGE.rglob("*/__init__.py"):
         assert len(ast.parse(path.read_text()).body) == 1, path

@@ -12,6 +12,14 @@ from gradlib.jacobian.nodes import on_the_way, starts_of
 from gradlib.private import forms_at, sequence_number
 from gradlib.vjp.connection import Place, place_of
 
+SHARE = 0.5
+"""Of the free memory, what a Jacobian may take unless it is told."""
+
+
+def room_on(device: torch.device) -> int:
+    """Return how many bytes a Jacobian may take on a device, unless it is told."""
+    return int(SHARE * free_bytes(device))
+
 
 def free_bytes(device: torch.device) -> int:
     """Return how many bytes are free on a device."""

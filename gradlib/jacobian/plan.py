@@ -9,7 +9,7 @@ from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_pass, free_bytes
+from gradlib.jacobian.memory import bytes_of_pass, room_on
 from gradlib.jacobian.pieces import Piece
 from gradlib.render import Printable, Table
 
@@ -24,9 +24,6 @@ WAYS: dict[str, Way] = {
 """A function of the graph, the chunk and `create_graph` for each mode."""
 
 MODES = ("auto", *WAYS)
-
-SHARE = 0.5
-"""Of the free memory, what a Jacobian may take unless it is told."""
 
 BATCHED = 3
 """How many times the gradients of one pass, for each vector, a batched pass holds."""
@@ -46,13 +43,15 @@ class Plan(Printable):
     """How a Jacobian will be computed. It prints as a table of the ways there are.
 
     Attributes:
-        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``.
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or ``"chain"``:
+            the layers' own Jacobians are multiplied, without a backward pass.
         why: In a sentence, why that one.
         chunk: How many rows, or columns, one pass asks for.
         counts: Of each way how many rows or columns it asks for, or why it cannot be
-            taken. A split asks for as many rows before its tensor as columns after it.
+            taken. A split asks for as many rows before its tensor as columns after it;
+            a chain for none, and says in which order it is multiplied.
         result_bytes: What the Jacobian itself takes; 0 where the caller brings it.
-        part_bytes: What the two parts of a split take.
+        part_bytes: What the two parts of a split take, or the products of a chain.
         pass_bytes: What one pass holds for each row or column it asks for.
         max_bytes: What may be held at once on top of the forward pass.
         shapes: Of each block of the Jacobian, ``(batch, *out, *in)``.
@@ -89,6 +88,8 @@ class Plan(Printable):
             mode: One of `counts` that can be taken.
         """
         count = self.counts[mode]
+        if mode == "chain":
+            return 0
         assert isinstance(count, int), f"{mode} cannot be taken: {count}"
         passes = math.ceil(count / (1 if mode == "loop" else self.chunk))
         return 2 * passes if mode == "split" else passes
@@ -101,25 +102,25 @@ class Plan(Printable):
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:3])
         if len(self.shapes) > 3:
             shapes += f" and {len(self.shapes) - 3} more"
-        rows = [self._row(mode) for mode in WAYS]
+        rows = [self._row(mode) for mode in self.counts]
         per_pass = "1 row or column" if self.chunk == 1 else f"{self.chunk} of them"
+        asks = f"A pass asks for {per_pass}. " if self.passes else ""
         return Table(
             f"Jacobian {shapes}, {in_words(self.result_bytes)}: mode={self.mode!r}, "
             f"as {self.why}.",
             ("mode", "rows or columns", "passes", "multiply-adds"),
             rows,
             (
-                f"A pass asks for {per_pass}. Held at once, on top of the forward "
-                f"pass: {in_words(self.bytes)}, of {in_words(self.max_bytes)}.",
+                f"{asks}Held at once, on top of the forward pass: "
+                f"{in_words(self.bytes)}, of {in_words(self.max_bytes)}.",
             ),
         )
 
     def _row(self, mode: str) -> tuple[str, ...]:
         count = self.counts[mode]
-        if isinstance(count, str):
-            return mode, count, "", ""
         work = f"{self.work[mode]:.3g}" if mode in self.work else ""
-        return mode, str(count), str(self.passes_of(mode)), work
+        passes = "" if isinstance(count, str) else str(self.passes_of(mode))
+        return mode, str(count), passes, work
 
 
 def make(
@@ -154,7 +155,7 @@ def make(
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     each = bytes_of_pass(graph)
     if max_bytes is None:
-        max_bytes = int(SHARE * free_bytes(graph.points[0].device))
+        max_bytes = room_on(graph.points[0].device)
     room = max_bytes - result - parts
     if room < each:
         raise OutOfBytesError(

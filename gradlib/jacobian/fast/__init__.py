@@ -1,0 +1,1 @@
+"""What only makes it faster. Without this folder every answer is the same."""

@@ -1,0 +1,71 @@
+"""The elementwise layers of a chain, forward and back."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.layers import Layer
+from gradlib.private import grad_is_enabled
+
+
+class Bend(NamedTuple):
+    """An elementwise layer at its place in a chain.
+
+    Attributes:
+        layer: The layer.
+        value: What it was given, or what it returned: ``(batch, ...)``.
+    """
+
+    layer: Layer
+    value: Tensor
+
+
+def bent(
+    layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool
+) -> tuple[list[Bend], Tensor]:
+    """Return what is needed to go back through elementwise layers, and their output.
+
+    Args:
+        layers: In the order of the forward pass.
+        x: What they are given.
+        ours: Whether x may be overwritten.
+        last: Whether nobody asks for the output; then it may be anything.
+    """
+    found: list[Bend] = []
+    ours = ours and not grad_is_enabled()
+    for number, layer in enumerate(layers, 1):
+        known = layer.pointwise
+        assert known is not None, "a convolution is not elementwise"
+        needless = last and number == len(layers)
+        if known.looks_at == "y" or (known.looks_at == "either" and not needless):
+            if ours and known.overwrite is not None:
+                x = known.overwrite(layer.module, x)
+            else:
+                x = known.forward(layer.module, x)
+            found.append(Bend(layer, x))
+            ours = False
+        else:
+            found.append(Bend(layer, x))
+            if not needless:
+                x = known.forward(layer.module, x)
+                ours = not grad_is_enabled()
+    return found, x
+
+
+def pulled(v: Tensor, bends: Sequence[Bend]) -> Tensor:
+    """Return vectors ``(batch, count, ...)`` times the slopes of elementwise layers.
+
+    Args:
+        v: The vectors; without a batch axis they are the same for all samples.
+        bends: In the order of the forward pass.
+    """
+    for (module, known), value in reversed(bends):
+        assert known is not None, "a convolution is not elementwise"
+        value = value.unsqueeze(1)
+        if known.looks_at == "either" or v.shape[1 if v.dim() > 2 else 0] < 2:
+            v = known.pull(module, v, value)
+        else:  # a function is dearer than a product
+            v = v * known.pull(module, torch.ones_like(value), value)
+    return v

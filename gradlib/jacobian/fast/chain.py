@@ -1,0 +1,215 @@
+"""Chains of layers whose Jacobians are known, where nobody looks on."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradlib.jacobian.fast import order as orders
+from gradlib.jacobian.fast.layers import CODE, IDLE, POINTWISE, Layer
+from gradlib.private import (
+    is_plain_module,
+    nobody_looks_on,
+    own_children,
+    own_parameters,
+)
+
+DTYPES = (torch.float32, torch.float64)
+"""Others are rounded so much that another order would give another answer."""
+
+
+class Linear(NamedTuple):
+    """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Maps(NamedTuple):
+    """Convolutions and what is elementwise, up to where they are flattened.
+
+    Attributes:
+        layers: In the order of the forward pass.
+        outs: How many entries come out of them, of each sample.
+        entries: How many go into all of them together.
+        multiply_adds: What all convolutions take.
+    """
+
+    layers: list[Layer]
+    outs: int
+    entries: int
+    multiply_adds: int
+
+
+NO_MAPS = Maps([], 0, 0, 0)
+
+
+class Chain(NamedTuple):
+    """Convolutions, then linear layers, and what is elementwise around them.
+
+    Attributes:
+        x: What it is given, ``(batch, *in)``.
+        maps: The convolutions.
+        linears: The linear layers.
+        bends: What is elementwise before the first, after each, and after the last.
+        order: In which order the Jacobians of the linear layers are multiplied.
+    """
+
+    x: Tensor
+    maps: Maps
+    linears: list[Linear]
+    bends: list[list[Layer]]
+    order: orders.Order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the Jacobian, ``(batch, out, *in)``."""
+        samples, *rest = self.x.shape
+        return (samples, self.outs, *rest)
+
+    @property
+    def outs(self) -> int:
+        """The number of the last layer's outputs."""
+        return self.linears[-1].weight.shape[0]
+
+    @property
+    def multiply_adds(self) -> int:
+        """How many all products take, and the convolutions, of all rows."""
+        rows = self.x.shape[0] * self.outs
+        return self.order.multiply_adds + rows * self.maps.multiply_adds
+
+
+def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
+    """Return the chain that a function is, or ``None`` if it is something else.
+
+    Layers count by their exact type, with no hook on them, and where no mode of torch
+    could change what they do. So nothing mixes samples, is random, or cuts a path.
+
+    Args:
+        fn: The function.
+        inputs: What it would be called with.
+    """
+    if not isinstance(fn, nn.Module) or len(inputs) != 1 or not nobody_looks_on():
+        return None
+    x = inputs[0]
+    if type(x) not in (Tensor, nn.Parameter) or x.dtype not in DTYPES:
+        return None
+    if x.dim() < 2 or not x.numel() or x.layout != torch.strided:
+        return None
+    layers = _layers(fn)
+    return None if layers is None else _assembled(x, layers)
+
+
+def _layers(module: nn.Module) -> list[nn.Module] | None:
+    """Return the layers of a module in their order, if all are known."""
+    kind = type(module)
+    if CODE.get(kind) is not kind.forward or not is_plain_module(module):
+        return None
+    if kind in IDLE:
+        return None if module.training and kind is not nn.Identity else []
+    if kind is not nn.Sequential:
+        return [module]
+    found: list[nn.Module] = []
+    for child in own_children(module).values():
+        layers = None if child is None else _layers(child)
+        if layers is None:
+            return None
+        found += layers
+    return found
+
+
+def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
+    """Return the chain that layers make of x, if they do."""
+    samples, *size = x.shape
+    maps = NO_MAPS
+    if len(size) > 1:
+        flat = next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
+        maps = _maps(x, size, layers[:flat])
+        if maps is None:
+            return None
+        size, layers = [maps.outs], layers[flat + 1 :]
+    linears: list[Linear] = []
+    bends: list[list[Layer]] = [[]]
+    widths = size
+    for layer in layers:
+        kind = type(layer)
+        if kind is nn.Linear:
+            linear = _parameters(layer, x)
+            if linear is None:
+                return None
+            outs, ins = linear.weight.shape
+            if ins != widths[-1]:
+                return None
+            widths.append(outs)
+            linears.append(linear)
+            bends.append([])
+        elif kind in POINTWISE:
+            bends[-1].append(Layer(layer, POINTWISE[kind]))
+        elif not _flattens(layer):
+            return None
+    if not linears or len(linears) > orders.MOST:
+        return None
+    order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
+    return Chain(x, maps, linears, bends, order)
+
+
+def _maps(x: Tensor, size: list[int], layers: list[nn.Module]) -> Maps | None:
+    """Return layers up to where they are flattened, if they are known."""
+    found: list[Layer] = []
+    entries = multiply_adds = 0
+    for layer in layers:
+        entries += math.prod(size)
+        if type(layer) is nn.Conv2d:
+            after = _size_after(layer, size, x)
+            if after is None:
+                return None
+            multiply_adds += math.prod(after) * layer.weight[0].numel()
+            size = after
+            found.append(Layer(layer, None))
+        elif pointwise := POINTWISE.get(type(layer)):
+            found.append(Layer(layer, pointwise))
+        else:
+            return None
+    return Maps(found, math.prod(size), entries, multiply_adds)
+
+
+def _flattens(layer: Any) -> bool:
+    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def _size_after(layer: nn.Conv2d, size: list[int], x: Tensor) -> list[int] | None:
+    """Return the size of what a convolution makes of a sample, if it is known."""
+    if len(size) != 3 or size[0] != layer.in_channels:
+        return None
+    padding, kernel = layer.padding, layer.kernel_size
+    if isinstance(padding, str) or layer.padding_mode != "zeros":
+        return None
+    if _parameters(layer, x) is None:
+        return None
+    spatial = [
+        (size[1 + i] + 2 * padding[i] - layer.dilation[i] * (kernel[i] - 1) - 1)
+        // layer.stride[i]
+        + 1
+        for i in range(2)
+    ]
+    return None if min(spatial) < 1 else [layer.out_channels, *spatial]
+
+
+def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:
+    """Return a layer's parameters, if they are ordinary and go with x."""
+    own = own_parameters(layer)
+    weight, bias = own.get("weight"), own.get("bias")
+    if weight is None or not _goes_with(weight, x):
+        return None
+    return Linear(weight, bias) if bias is None or _goes_with(bias, x) else None
+
+
+def _goes_with(parameter: Tensor, x: Tensor) -> bool:
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.dtype is x.dtype
+        and parameter.device == x.device
+        and parameter.layout is torch.strided
+    )

@@ -1,0 +1,126 @@
+"""The layers whose Jacobians are known, by their exact types.
+
+A subclass may do anything, so it is not the type it was made from.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from gradlib.private import grad_is_enabled
+
+aten = cast(Any, torch.ops.aten)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """An elementwise layer.
+
+    Attributes:
+        forward: Of the module and x: what it returns.
+        pull: Of the module, v and x or y: v times the slope. It broadcasts.
+        looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
+        overwrite: As `forward`, into x itself; ``None`` where x is looked at.
+    """
+
+    forward: Callable[[Any, Tensor], Tensor]
+    pull: Callable[[Any, Tensor, Tensor], Tensor]
+    looks_at: str
+    overwrite: Callable[[Any, Tensor], Tensor] | None = None
+
+
+def _silu_pulled(v: Tensor, x: Tensor) -> Tensor:
+    if not grad_is_enabled():
+        return aten.silu_backward.default(v, x)
+    s = x.sigmoid()  # torch's own has no derivative
+    return v * (s + x * s * (1 - s))
+
+
+POINTWISE: dict[type[nn.Module], Pointwise] = {
+    nn.ReLU: Pointwise(
+        lambda _, x: x.relu(),
+        lambda _, v, y: aten.threshold_backward.default(v, y, 0),
+        "either",
+        lambda _, x: x.relu_(),
+    ),
+    nn.Tanh: Pointwise(
+        lambda _, x: x.tanh(),
+        lambda _, v, y: aten.tanh_backward.default(v, y),
+        "y",
+        lambda _, x: x.tanh_(),
+    ),
+    nn.Sigmoid: Pointwise(
+        lambda _, x: x.sigmoid(),
+        lambda _, v, y: aten.sigmoid_backward.default(v, y),
+        "y",
+        lambda _, x: x.sigmoid_(),
+    ),
+    nn.SiLU: Pointwise(
+        lambda _, x: nn.functional.silu(x),
+        lambda _, v, x: _silu_pulled(v, x),
+        "x",
+    ),
+    nn.GELU: Pointwise(
+        lambda gelu, x: nn.functional.gelu(x, approximate=gelu.approximate),
+        # It cannot broadcast.
+        lambda gelu, v, x: (
+            v
+            * aten.gelu_backward.default(
+                torch.ones_like(x), x, approximate=gelu.approximate
+            )
+        ),
+        "x",
+    ),
+    nn.ELU: Pointwise(
+        lambda elu, x: nn.functional.elu(x, elu.alpha),
+        lambda elu, v, x: aten.elu_backward.default(v, elu.alpha, 1, 1, False, x),
+        "x",
+    ),
+    nn.LeakyReLU: Pointwise(
+        lambda leaky, x: nn.functional.leaky_relu(x, leaky.negative_slope),
+        lambda leaky, v, x: aten.leaky_relu_backward.default(
+            v, x, leaky.negative_slope, False
+        ),
+        "x",
+    ),
+    nn.Softplus: Pointwise(
+        lambda plus, x: nn.functional.softplus(x, plus.beta, plus.threshold),
+        lambda plus, v, x: aten.softplus_backward.default(
+            v, x, plus.beta, plus.threshold
+        ),
+        "x",
+    ),
+    nn.Hardtanh: Pointwise(
+        lambda hard, x: nn.functional.hardtanh(x, hard.min_val, hard.max_val),
+        lambda hard, v, x: aten.hardtanh_backward.default(
+            v, x, hard.min_val, hard.max_val
+        ),
+        "x",
+    ),
+}
+
+POINTWISE[nn.ReLU6] = POINTWISE[nn.Hardtanh]
+
+IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
+"""Layers that return what they are given, unless they drop some of it."""
+
+CODE: dict[type[nn.Module], Any] = {
+    kind: cast(Any, kind).forward
+    for kind in (nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten, *IDLE, *POINTWISE)
+}
+"""What each type runs, unless somebody has put something else there."""
+
+
+class Layer(NamedTuple):
+    """A layer of a chain that is no linear one.
+
+    Attributes:
+        module: The module.
+        pointwise: What is known of it; ``None`` for a convolution.
+    """
+
+    module: Any
+    pointwise: Pointwise | None

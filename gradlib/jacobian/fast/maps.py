@@ -1,0 +1,146 @@
+"""Convolutions of a chain, and what is elementwise between them: in reverse only."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradlib.jacobian.fast.bends import Bend, bent, pulled
+from gradlib.jacobian.fast.layers import Layer
+from gradlib.private import grad_is_enabled
+
+FEW = 4
+"""Up to how many input channels the library of convolutions is slow to go back."""
+
+
+class Convolved(NamedTuple):
+    """A convolution at its place in a chain.
+
+    Attributes:
+        module: The convolution.
+        shape: Of what it was given, without the batch axis.
+    """
+
+    module: nn.Conv2d
+    shape: torch.Size
+
+
+Seen = list[Bend | Convolved]
+"""Of each layer in turn what is needed to go back."""
+
+
+def forward(layers: Sequence[Layer], x: Tensor) -> tuple[Seen, Tensor]:
+    """Return what is needed to go back through the layers, and their output.
+
+    Args:
+        layers: In the order of the forward pass.
+        x: ``(batch, channels, height, width)``.
+    """
+    seen: Seen = []
+    if layers and x.dim() == 4 and x.device.type == "cpu":
+        x = x.contiguous(memory_format=torch.channels_last)
+    ours = False
+    for layer in layers:
+        if layer.pointwise is None:
+            seen.append(Convolved(layer.module, x.shape[1:]))
+            x, ours = _convolved(layer.module, x), True
+        else:
+            (bend,), x = bent([layer], x, ours=ours, last=False)
+            value = bend.value.movedim(1, -1).contiguous()
+            seen.append(bend._replace(value=value))
+            ours = False
+    return seen, x
+
+
+def part(seen: Seen, start: int, stop: int) -> Seen:
+    """Return what was seen of some samples."""
+    return [
+        it._replace(value=it.value[start:stop]) if isinstance(it, Bend) else it
+        for it in seen
+    ]
+
+
+def backward(seen: Seen, v: Tensor) -> Tensor:
+    """Return the VJPs of vectors ``(batch, count, channels, ...)`` through all layers.
+
+    On the way channels come last, also in memory, as convolutions are faster so.
+    """
+    v = v.movedim(2, -1).contiguous()
+    for it in reversed(seen):
+        if isinstance(it, Bend):
+            v = pulled(v, [it])
+        else:
+            shape = v.shape
+            v = _pulled(it, v.flatten(0, 1).movedim(-1, 1))
+            v = v.movedim(1, -1).view(*shape[:2], *v.shape[2:], v.shape[1])
+    return v.movedim(-1, 2)
+
+
+def _convolved(module: nn.Conv2d, x: Tensor) -> Tensor:
+    return F.conv2d(
+        x,
+        module.weight,
+        module.bias,
+        module.stride,
+        module.padding,
+        module.dilation,
+        module.groups,
+    )
+
+
+def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
+    module, shape = convolved
+    few = module.in_channels <= FEW and module.groups == 1
+    if few and v.device.type == "cpu" and not grad_is_enabled():
+        return _pulled_by_shifts(convolved, v)
+    # What a stride has left over at the far edges.
+    left = [
+        (size + 2 * padding - dilation * (kernel - 1) - 1) % stride
+        for size, padding, dilation, kernel, stride in zip(
+            shape[1:],
+            _pair(module.padding),
+            module.dilation,
+            module.kernel_size,
+            module.stride,
+            strict=True,
+        )
+    ]
+    return F.conv_transpose2d(
+        v,
+        module.weight,
+        None,
+        module.stride,
+        _pair(module.padding),
+        left,
+        module.groups,
+        module.dilation,
+    )
+
+
+def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:
+    """Multiply by all weights at once, and add up what each tap of the kernel gives."""
+    module, (channels, height, width) = convolved
+    count, _, rows, columns = v.shape
+    weight = module.weight.flatten(1)  # (outs, channels * taps)
+    flat = v.movedim(1, -1).reshape(-1, v.shape[1])
+    taps = (weight.t() @ flat.t()).view(channels, -1, count, rows, columns)
+    (up, left), (down, right) = _pair(module.padding), module.stride
+    made = v.new_zeros(count, channels, height + 2 * up, width + 2 * left)
+    across = module.kernel_size[1]
+    for number in range(taps.shape[1]):
+        top = number // across * module.dilation[0]
+        first = number % across * module.dilation[1]
+        made[
+            :,
+            :,
+            top : top + down * (rows - 1) + 1 : down,
+            first : first + right * (columns - 1) + 1 : right,
+        ] += taps[:, number].transpose(0, 1)
+    return made[:, :, up : up + height, left : left + width]
+
+
+def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
+    assert not isinstance(padding, str), "a chain has numbers only"
+    return padding[0], padding[1]

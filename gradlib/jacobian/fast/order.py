@@ -1,0 +1,136 @@
+"""In which order the Jacobians of a chain's layers are multiplied.
+
+It is the matrix-chain problem: each product joins what comes before a tensor in the
+chain with what comes after it, and the order decides how large the products are. Here
+a layer's own matrix is the same for all samples, and a product of several layers, with
+a bend between them, is another one for each. So a product with a single layer is one
+large multiplication of matrices, for the whole batch.
+
+Godbole, "On efficient computation of matrix chain products", 1973.
+"""
+
+from functools import cache
+from typing import NamedTuple, TypeAlias
+
+ENTRY = 64
+"""How many multiply-adds take as long as writing an entry."""
+
+MOST = 32
+"""How many matrices there may be: the time it takes grows with their cube."""
+
+
+class Product(NamedTuple):
+    """Two neighbours, multiplied.
+
+    Attributes:
+        inner: What comes first in the forward pass.
+        outer: What comes after it.
+        columns: Whether the result is laid out ``(batch, ins, outs)``, by columns, or
+            ``(batch, outs, ins)``, by rows.
+    """
+
+    inner: "Tree"
+    outer: "Tree"
+    columns: bool
+
+
+Tree: TypeAlias = int | Product
+"""The number of a layer's matrix, or a product."""
+
+
+class Order(NamedTuple):
+    """An order, and what it takes.
+
+    Attributes:
+        tree: The last product of all.
+        multiply_adds: Of all products.
+        entries: What all products, and what they are made from, have together.
+        each: The same for one sample, without the last product.
+    """
+
+    tree: Tree
+    multiply_adds: int
+    entries: int
+    each: int = 0
+
+    @property
+    def cost(self) -> int:
+        """What it takes, in multiply-adds."""
+        return self.multiply_adds + ENTRY * self.entries
+
+    def text(self, tree: Tree | None = None) -> str:
+        """Return it as one writes it, the last layer first: ``(3 2) 1``."""
+        tree = self.tree if tree is None else tree
+        if isinstance(tree, int):
+            return str(tree + 1)
+        sides = (tree.outer, tree.inner)
+        return " ".join(
+            self.text(it) if isinstance(it, int) else f"({self.text(it)})"
+            for it in sides
+        )
+
+
+@cache
+def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
+    """Return the cheapest order.
+
+    Args:
+        widths: Of the tensors between the matrices, the chain's ends included.
+        bends: For each matrix whether something elementwise comes after it.
+        batch: The number of samples.
+    """
+
+    @cache
+    def of(first: int, last: int, columns: bool) -> Order:
+        if first == last:
+            return alone(first)
+        outs, ins = widths[last + 1], widths[first]
+        samples = batch if any(bends[first:last]) else 1
+
+        def joined(middle: int, inner: Order, outer: Order) -> Order:
+            """Return the product at the tensor before a matrix."""
+            between = widths[middle]
+            scaled = ins if columns else outs
+            if first + 1 < middle < last:
+                scaled = min(ins, outs)
+            if not bends[middle - 1]:
+                scaled = 0
+            return Order(
+                Product(inner.tree, outer.tree, columns),
+                inner.multiply_adds
+                + outer.multiply_adds
+                + samples * outs * between * ins,
+                inner.entries
+                + outer.entries
+                + samples * (scaled * between + outs * ins),
+            )
+
+        # A product of two products takes either layout of both.
+        found = [
+            joined(middle, cheapest(first, middle - 1), cheapest(middle, last))
+            for middle in range(first + 2, last)
+        ]
+        if columns:
+            found.append(joined(last, laid_out(first, last - 1, True), alone(last)))
+        else:
+            found.append(
+                joined(first + 1, alone(first), laid_out(first + 1, last, False))
+            )
+        return min(found, key=lambda it: it.cost)
+
+    def alone(number: int) -> Order:
+        return Order(number, 0, 0)
+
+    def cheapest(first: int, last: int) -> Order:
+        layouts = (of(first, last, columns) for columns in (False, True))
+        return min(layouts, key=lambda it: it.cost)
+
+    def laid_out(first: int, last: int, columns: bool) -> Order:
+        """Return the order whose result is laid out so, or is copied into that."""
+        other = of(first, last, not columns)
+        copied = 0 if first == last else batch * widths[first] * widths[last + 1]
+        other = other._replace(entries=other.entries + copied)
+        return min(of(first, last, columns), other, key=lambda it: it.cost)
+
+    chosen = cheapest(0, len(widths) - 2)
+    return chosen._replace(each=chosen.entries // batch - widths[0] * widths[-1])

@@ -1,0 +1,95 @@
+"""Carrying an order out: the products of layers' Jacobians."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.bends import Bend, pulled
+from gradlib.jacobian.fast.order import Product, Tree
+
+
+class Factors(NamedTuple):
+    """The Jacobians of a chain's layers.
+
+    Attributes:
+        matrices: The weights of the linear layers, ``(outs, ins)``.
+        bends: What comes before the first of them, after each, and after the last.
+    """
+
+    matrices: list[Tensor]
+    bends: list[list[Bend]]
+
+
+def product(
+    factors: Factors, tree: Tree, *, columns: bool, into: Tensor | None = None
+) -> Tensor:
+    """Multiply.
+
+    Args:
+        factors: What is multiplied.
+        tree: In which order.
+        columns: Whether the result is ``(batch, ins, outs)``, not ``(batch, outs,
+            ins)``. Where no bend is inside, there is no batch axis.
+        into: Where to write it, if it can be written there at once.
+    """
+    if isinstance(tree, int):
+        matrix = factors.matrices[tree]
+        made = matrix.t() if columns else matrix
+        alone = len(factors.matrices) == 1
+        return _ended(factors, 0, 0, made, columns) if alone else made
+    if columns != tree.columns:
+        return product(factors, tree, columns=not columns).mT
+    inner, outer, _ = tree
+    last = outer if isinstance(outer, int) else -1
+    first = inner if isinstance(inner, int) else -1
+    if factors.bends[0] or factors.bends[-1]:
+        into = None
+    if first < 0 and last < 0:
+        return _joined(factors, tree, into)
+    if columns:
+        left = pulled(product(factors, inner, columns=True), factors.bends[last])
+        made = _multiplied(left, factors.matrices[last].t(), into)
+    else:
+        left = pulled(product(factors, outer, columns=False), factors.bends[first + 1])
+        made = _multiplied(left, factors.matrices[first], into)
+    return _ended(factors, first, last, made, columns)
+
+
+def _ended(
+    factors: Factors, first: int, last: int, made: Tensor, columns: bool
+) -> Tensor:
+    """Put in what comes before the first matrix of all, and after the last."""
+    before, after = factors.bends[0], factors.bends[-1]
+    if first == 0 and before:
+        made = pulled(made.mT, before).mT if columns else pulled(made, before)
+    if last == len(factors.matrices) - 1 and after:
+        made = pulled(made, after) if columns else pulled(made.mT, after).mT
+    return made
+
+
+def _joined(factors: Factors, tree: Product, into: Tensor | None) -> Tensor:
+    inner = product(factors, tree.inner, columns=True)
+    outer = product(factors, tree.outer, columns=False)
+    bends = factors.bends[_first_of(tree.outer)]
+    if inner.shape[-2] < outer.shape[-2]:
+        inner = pulled(inner, bends)
+    else:
+        outer = pulled(outer, bends)
+    left, right = (inner, outer.mT) if tree.columns else (outer, inner.mT)
+    return torch.matmul(left, right, out=into)
+
+
+def _first_of(tree: Tree) -> int:
+    """Return the number of the first matrix in a product."""
+    while not isinstance(tree, int):
+        tree = tree.inner
+    return tree
+
+
+def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
+    """Multiply what each sample has of its own by what all have in common."""
+    if into is None:
+        return left @ matrix
+    torch.mm(left.flatten(0, -2), matrix, out=into.flatten(0, -2))
+    return into

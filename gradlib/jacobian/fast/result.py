@@ -1,0 +1,105 @@
+"""The memory of a result: whether there is room, and where it is made."""
+
+import ctypes
+import math
+import mmap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.chain import Chain
+from gradlib.jacobian.memory import room_on
+
+IN_CACHE = 2**20
+"""How many entries are worked on at a time: what fits into a core's own cache."""
+
+MAPS_IN_CACHE = 2**22
+"""The same where there are convolutions: the more at once, the faster they are."""
+
+SMALL = 2**20
+"""Up to how many entries there is always room, unless somebody says otherwise."""
+
+HUGE = 2**22
+"""From how many bytes on a result is put on huge pages: fresh ones are slow to get."""
+
+
+def samples_at_once(chain: Chain) -> int:
+    """Return how many samples of a chain are worked on at a time."""
+    most = MAPS_IN_CACHE if chain.maps.layers else IN_CACHE
+    return max(1, most // max(1, _entries(chain)))
+
+
+def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
+    """Tell whether the result fits into memory, or into what is brought for it.
+
+    Args:
+        chain: What the Jacobian is of.
+        out: What is brought; ``None`` if nothing is.
+        max_bytes: What may be held at once; ``None`` for half of what is free.
+    """
+    if out is not None and not _is_good(out, chain):
+        return False
+    if max_bytes is None and chain.order.entries < SMALL and not chain.maps.layers:
+        return True
+    needs = bytes_of_parts(chain)
+    if out is None:
+        needs += math.prod(chain.shape) * chain.x.element_size()
+    if max_bytes is None:
+        return needs <= room_on(chain.x.device)
+    return type(max_bytes) is int and needs <= max_bytes
+
+
+def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return a tensor with nothing written in it, where possible on huge pages.
+
+    Args:
+        shape: Its shape.
+        like: Where its dtype and device come from.
+    """
+    made = like.new_empty(shape)
+    size = made.numel() * made.element_size()
+    if size >= HUGE and made.device.type == "cpu" and (advise := _advise()):
+        start = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = made.data_ptr() + size - start
+        # It is advice: where it is not taken, nothing else changes.
+        advise(start, length - length % mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+    return made
+
+
+def bytes_of_parts(chain: Chain) -> int:
+    """Return how many bytes the products take that are worked on at a time."""
+    samples = min(chain.x.shape[0], samples_at_once(chain))
+    return _entries(chain) * samples * chain.x.element_size()
+
+
+def _entries(chain: Chain) -> int:
+    """Return how many entries the products have, for a sample, without the last."""
+    if not chain.maps.layers:
+        return chain.order.each
+    return chain.order.each + chain.outs * chain.maps.entries
+
+
+def _is_good(out: Any, chain: Chain) -> bool:
+    """Tell whether what is brought for the result can be written to as it is."""
+    x = chain.x
+    if type(out) is not Tensor or out.shape != chain.shape or out.dtype != x.dtype:
+        return False
+    if out.device != x.device or out.requires_grad or out.is_inference():
+        return False
+    used = [x, *(it for linear in chain.linears for it in linear if it is not None)]
+    used += [it for layer in chain.maps.layers for it in layer.module.parameters()]
+    memory = out.untyped_storage().data_ptr()
+    return out.is_contiguous() and all(
+        it.untyped_storage().data_ptr() != memory for it in used
+    )
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return advise

@@ -1,0 +1,465 @@
+"""Chains of known layers: right, taken only where they are what they seem, in order."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrizations, parametrize
+
+import gradlib
+from gradlib.jacobian.fast import order
+from gradlib.jacobian.fast.find import find_chain
+from gradlib.jacobian.fast.layers import IDLE, POINTWISE
+
+SEEDS = range(40)
+
+
+def chain(fn: Any, *inputs: Any, **changed: Any) -> Any:
+    """Look for the chain of a call."""
+    asked: dict[str, Any] = {
+        "argnums": 0,
+        "in_dims": 0,
+        "mode": "auto",
+        "chunk_size": "auto",
+        "max_bytes": None,
+        "out": None,
+        "create_graph": False,
+    }
+    return find_chain(fn, inputs, **(asked | changed))
+
+
+def require_same(model: nn.Module, x: Tensor, **changed: Any) -> Tensor:
+    """Hold a chain's Jacobian against that of the loop."""
+    assert chain(model, x) is not None, "this is not a chain"
+    found = gradlib.per_sample_jacobian(model, x, **changed)
+    reference = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    assert found.shape == reference.shape
+    assert found.dtype == reference.dtype
+    close = 1e-12 if x.dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(
+        found, reference, rtol=close, atol=close * float(reference.abs().max())
+    )
+    return found
+
+
+def random_mlp(seed: int) -> nn.Sequential:
+    """Return linear layers, with none, one or two elementwise ones at each place."""
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    width = chance.choice([1, 2, 3, 7])
+    layers: list[nn.Module] = [
+        kind() for kind in chance.sample([*POINTWISE], chance.choice([0, 0, 1]))
+    ]
+    for _ in range(chance.randint(1, 5)):
+        before, width = width, chance.choice([1, 2, 3, 5, 8, 20])
+        linear: nn.Module = nn.Linear(before, width, bias=chance.random() < 0.8)
+        bends = [kind() for kind in chance.choices([*POINTWISE], k=chance.randint(0, 2))]
+        if chance.random() < 0.2:
+            layers.append(nn.Sequential(linear, *bends))
+        else:
+            layers += [linear, *bends]
+    return nn.Sequential(*layers)
+
+
+def ins_of(model: nn.Module) -> int:
+    """Return how many inputs the first linear layer has."""
+    return next(it for it in model.modules() if isinstance(it, nn.Linear)).in_features
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_mlps(seed: int, dtype: torch.dtype) -> None:
+    model = random_mlp(seed).to(dtype)
+    batch = 1 + seed % 4
+    require_same(model, torch.randn(batch, ins_of(model), dtype=dtype))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_in_parts_into_out_and_through_a_graph(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_mlp(seed).double()
+    x = torch.randn(5, ins_of(model), dtype=torch.float64)
+    whole = require_same(model, x)
+    monkeypatch.setattr("gradlib.jacobian.fast.result.IN_CACHE", 1)
+    torch.testing.assert_close(require_same(model, x), whole)
+    out = torch.full(whole.shape, torch.nan, dtype=x.dtype)
+    assert chain(model, x, out=out) is not None
+    assert gradlib.per_sample_jacobian(model, x, out=out) is out
+    torch.testing.assert_close(out, whole)
+    x.requires_grad_()
+    ours = gradlib.per_sample_jacobian(model, x, create_graph=True)
+    theirs = gradlib.per_sample_jacobian(model, x, create_graph=True, mode="loop")
+    torch.testing.assert_close(ours, whole)
+    places = [x, *model.parameters()]
+    if ours.requires_grad and theirs.requires_grad:
+        v = torch.randn_like(whole)
+        for found, wanted in zip(
+            torch.autograd.grad(ours, places, v, materialize_grads=True),
+            torch.autograd.grad(theirs, places, v, materialize_grads=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", POINTWISE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:
+    torch.manual_seed(0)
+    options: dict[str, list[dict[str, Any]]] = {
+        "GELU": [{"approximate": "tanh"}],
+        "ELU": [{"alpha": 0.3}],
+        "LeakyReLU": [{"negative_slope": 0.3}],
+        "Softplus": [{"beta": 3.0, "threshold": 1.0}],
+        "Hardtanh": [{"min_val": -0.3, "max_val": 0.2}],
+        "ReLU": [{"inplace": True}],
+    }
+    for option in [{}, *options.get(kind.__name__, [])]:
+        model = nn.Sequential(
+            kind(**option), nn.Linear(4, 9), kind(**option), nn.Linear(9, rows)
+        )
+        x = torch.randn(7, 4, dtype=torch.float64) * 3
+        before = x.clone()
+        require_same(model.double(), x)
+        require_same(model.append(kind(**option)), x)
+        assert torch.equal(x, before)
+
+
+def test_nan_and_the_kinks_of_relu() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+        model[0].bias.zero_()
+    x = torch.tensor([[0.0, -0.0], [torch.nan, 1.0]], dtype=torch.float64)
+    ours = gradlib.per_sample_jacobian(model, x, check=False)
+    loop = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(ours, loop, equal_nan=True)
+
+
+def cnn(**changed: Any) -> nn.Sequential:
+    """Return two convolutions and a linear layer, for images of 9 x 8."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"kernel_size": 3} | changed
+    body = nn.Sequential(nn.Conv2d(2, 4, **options), nn.Tanh(), nn.Conv2d(4, 6, 2))
+    features = body(torch.randn(1, 2, 9, 8)).numel()
+    return nn.Sequential(*body, nn.SiLU(), nn.Flatten(), nn.Linear(features, 3))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"stride": 2},
+        {"stride": (2, 3), "padding": (1, 0)},
+        {"dilation": 2, "padding": 2},
+        {"groups": 2},
+        {"kernel_size": (1, 4), "bias": False, "padding": (0, 3)},
+        {"kernel_size": 5, "stride": 3, "padding": 1, "dilation": (1, 1)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("few", [0, 4])
+def test_convolutions(
+    changed: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlib.jacobian.fast.maps.FEW", few)
+    model = cnn(**changed).double()
+    x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    whole = require_same(model, x)
+    monkeypatch.setattr("gradlib.jacobian.fast.result.MAPS_IN_CACHE", 1)
+    torch.testing.assert_close(require_same(model, x), whole)
+    graphed = gradlib.per_sample_jacobian(model, x, create_graph=True)
+    torch.testing.assert_close(graphed, whole)
+    assert graphed.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Flatten(), nn.Linear(12, 3)], (2, 3, 4)),
+        ([nn.Tanh(), nn.Flatten(), nn.ReLU(), nn.Linear(12, 3)], (2, 3, 2, 2)),
+        ([nn.Linear(4, 3), nn.Flatten()], (5, 4)),
+        ([nn.Linear(4, 4)], (5, 4)),
+        ([nn.Linear(4, 3), nn.Linear(3, 4), nn.Linear(4, 2)], (5, 4)),
+        ([nn.Dropout(0.5).eval(), nn.Linear(4, 3), nn.Identity()], (1, 4)),
+    ],
+    ids=str,
+)
+def test_other_chains(layers: list[nn.Module], shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(*layers).double().eval()
+    x = torch.randn(*shape, dtype=torch.float64)
+    found = require_same(model, x)
+    found += 1  # memory of its own
+    require_same(model, x)
+
+
+def test_an_input_in_another_layout() -> None:
+    model = random_mlp(3).double()
+    x = torch.randn(ins_of(model), 4, dtype=torch.float64).t()
+    require_same(model, x)
+    image = torch.randn(3, 9, 8, 2, dtype=torch.float64).movedim(3, 1)
+    require_same(cnn().double(), image)
+    require_same(nn.Linear(4, 3).double(), torch.randn(1, 4).double().expand(5, 4))
+
+
+def test_weights_are_read_at_every_call() -> None:
+    model = random_mlp(5).double()
+    x = torch.randn(3, ins_of(model), dtype=torch.float64)
+    require_same(model, x)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
+    require_same(model, x)
+
+
+def plain_net() -> nn.Sequential:
+    """Return a chain that is trained."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+class MyLinear(nn.Linear):
+    """A type of its own, whatever it does."""
+
+
+class MyTensor(Tensor):
+    """A type of its own, whatever it does."""
+
+
+class MyMode(torch.overrides.TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _with(change: Callable[[nn.Sequential], object]) -> Callable[[], nn.Sequential]:
+    def make() -> nn.Sequential:
+        model = plain_net()
+        change(model)
+        return model
+
+    return make
+
+
+def _doubled(model: nn.Sequential) -> None:
+    model[1].forward = lambda x: 2 * x.tanh()
+
+
+CHANGED: dict[str, Callable[[], nn.Module]] = {
+    "forward hook": _with(lambda m: m[1].register_forward_hook(lambda *_: None)),
+    "forward pre-hook": _with(lambda m: m.register_forward_pre_hook(lambda *_: None)),
+    "backward hook": _with(lambda m: m[0].register_full_backward_hook(lambda *_: None)),
+    "backward pre-hook": _with(
+        lambda m: m[0].register_full_backward_pre_hook(lambda *_: None)
+    ),
+    "subclass": lambda: nn.Sequential(MyLinear(3, 5), nn.Tanh()).double(),
+    "forward of its own": _with(_doubled),
+    "parametrization": _with(
+        lambda m: parametrize.register_parametrization(m[0], "weight", nn.Tanh())
+    ),
+    "weight norm": _with(lambda m: parametrizations.weight_norm(m[2])),
+    "weight is no parameter": _with(
+        lambda m: m[0]._parameters.update(weight=m[0].weight.detach())
+    ),
+    "dropout in training": _with(lambda m: m.append(nn.Dropout(0.5))),
+    "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
+    "another module": _with(lambda m: m.append(nn.Softmax(1))),
+    "compiled": _with(lambda m: m.compile(backend="eager")),
+    "an own function": lambda: plain_net().forward,  # type: ignore[return-value]
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_no_chain(name: str) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    assert chain(plain_net(), x) is not None
+    assert chain(CHANGED[name](), x) is None
+
+
+@contextmanager
+def _global_hook() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu"),
+    "function mode": MyMode,
+    "device mode": lambda: torch.device("cpu"),
+    "forward AD": forward_ad.dual_level,
+    "inference mode": torch.inference_mode,
+    "global hook": _global_hook,
+    "recording": lambda: gradlib.record(_RECORDED),
+}
+_RECORDED = plain_net()
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_where_a_chain_is_not_trusted(name: str) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    model = _RECORDED if name == "recording" else plain_net()
+    assert chain(model, x) is not None
+    with AROUND[name]():
+        assert chain(model, x) is None
+    assert chain(model, x) is not None
+
+
+def test_inside_a_transform_of_torch_func() -> None:
+    model = plain_net()
+    seen: list[Any] = []
+
+    def looked(x: Tensor) -> Tensor:
+        seen.append(chain(model, x))
+        return x
+
+    torch.func.vmap(looked)(torch.randn(2, 4, 3, dtype=torch.float64))
+    assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 3, dtype=torch.bfloat16),
+        torch.randn(4, 3, dtype=torch.complex128),
+        torch.randn(4, 3),
+        torch.randn(4, 3, dtype=torch.float64).as_subclass(MyTensor),
+        torch.empty(0, 3, dtype=torch.float64),
+        torch.randn(3, dtype=torch.float64),
+        torch.randn(4, 2, dtype=torch.float64),
+        torch.randn(4, 5, 3, dtype=torch.float64),
+        torch.eye(3, dtype=torch.float64).to_sparse(),
+        [1.0],
+    ],
+    ids=lambda x: f"{type(x).__name__}{list(getattr(x, 'shape', []))}",
+)
+def test_an_input_that_is_none_for_a_chain(x: Any) -> None:
+    assert chain(plain_net(), x) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mode": "loop"},
+        {"chunk_size": 2},
+        {"argnums": (0,)},
+        {"argnums": "parameters"},
+        {"argnums": False},
+        {"in_dims": None},
+        {"in_dims": (0,)},
+        {"max_bytes": 10},
+        {"max_bytes": -1},
+        {"max_bytes": "1"},
+        {"out": torch.empty(4, 2, 4, dtype=torch.float64)},
+        {"out": torch.empty(4, 2, 3)},
+        {"out": torch.empty(4, 3, 2, dtype=torch.float64).mT},
+        {"out": torch.empty(4, 2, 3, dtype=torch.float64, requires_grad=True)},
+        {"out": torch.empty(4, 2, 3, dtype=torch.float64), "create_graph": True},
+        {"out": [1]},
+    ],
+    ids=lambda asked: ", ".join(asked),
+)
+def test_a_call_that_is_not_for_a_chain(asked: dict[str, Any]) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    assert chain(plain_net(), x, max_bytes=2**20) is not None
+    assert chain(plain_net(), x, **asked) is None
+
+
+def test_out_is_no_memory_that_the_result_is_computed_from() -> None:
+    memory = torch.randn(24 + 12, dtype=torch.float64)
+    x, out = memory[24:].view(4, 3), memory[:24].view(4, 2, 3)
+    assert chain(plain_net(), x, out=out) is None
+    model = plain_net()
+    model[2].weight.data = memory[:10].view(2, 5)
+    assert chain(model, x.clone(), out=out) is None
+
+
+def brute_force(widths: tuple[int, ...]) -> int:
+    """Return the fewest multiply-adds of all ways to set parentheses."""
+
+    @cache
+    def least(first: int, last: int) -> int:
+        if first == last:
+            return 0
+        return min(
+            least(first, k)
+            + least(k + 1, last)
+            + widths[last + 1] * widths[k + 1] * widths[first]
+            for k in range(first, last)
+        )
+
+    return least(0, len(widths) - 2)
+
+
+def test_the_order_takes_the_fewest_multiply_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(order, "ENTRY", 0)
+    order.best.cache_clear()
+    for widths in itertools.product([1, 4, 30], repeat=5):
+        bends = (True,) * 4
+        found = order.best(widths, bends, 1).multiply_adds
+        assert found == brute_force(widths), widths
+    order.best.cache_clear()
+
+
+def test_a_bottleneck_is_worked_outwards() -> None:
+    found = order.best((784, 256, 32, 256, 784), (True,) * 4, 32)
+    assert found.text() == "(4 3) (2 1)"
+    by_hand = 32 * (784 * 256 * 32 + 32 * 256 * 784 + 784 * 32 * 784)
+    assert found.multiply_adds == by_hand
+
+
+def test_matrices_without_a_bend_are_multiplied_once_for_all_samples() -> None:
+    bent = order.best((5, 6, 7), (True, False), 100).multiply_adds
+    straight = order.best((5, 6, 7), (False, False), 100).multiply_adds
+    assert bent == 100 * straight == 100 * 5 * 6 * 7
+
+
+def test_idle_layers_drop_nothing_in_eval() -> None:
+    for kind in IDLE:
+        model = nn.Sequential(kind(), nn.Linear(3, 2)).double()
+        x = torch.randn(4, 3, dtype=torch.float64)
+        with nullcontext() if kind is nn.Identity else pytest.raises(AssertionError):
+            assert chain(model, x) is not None
+        require_same(model.eval(), x)
+
+
+def test_nothing_is_changed() -> None:
+    model, x = plain_net(), torch.randn(4, 3, dtype=torch.float64)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    for create_graph in (False, True):
+        gradlib.per_sample_jacobian(model, x, create_graph=create_graph)
+        assert torch.is_grad_enabled()
+    with torch.no_grad():
+        gradlib.per_sample_jacobian(model, x)
+        assert not torch.is_grad_enabled()
+    assert not x.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_the_plan_says_so() -> None:
+    model = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 64))
+    plan = gradlib.plan_jacobian(model, torch.randn(8, 64))
+    assert plan.mode == "chain"
+    assert plan.passes == 0
+    assert plan.work["chain"] == 8 * 64 * 4 * 64
+    assert "in the order 2 1" in str(plan)
+    general = gradlib.plan_jacobian(lambda x: model(x), torch.randn(8, 64))
+    assert general.mode == "split"
+    assert "chain" not in general.counts
