@@ -20,6 +20,8 @@ import torch.testing
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -113,7 +115,7 @@ def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any
     place: Any = tensor
     hooks: dict[Any, Any] | None = place._backward_hooks
     if hooks is None:
-        hooks = OrderedDict[Any, Any]()
+        hooks = OrderedDict()
         place._backward_hooks = hooks
         if place.grad_fn is not None:
             place.grad_fn._register_hook_dict(place)
@@ -220,7 +222,7 @@ def nobody_looks_on() -> bool:
     return not (
         any_autocast()
         or torch.is_inference_mode_enabled()
-        or _C._len_torch_function_stack()
+        or (_C._len_torch_function_stack() and _some_mode_is_unknown())
         or _C._len_torch_dispatch_stack()
         or _C._functorch.peek_interpreter_stack() is not None
         or cast(Any, forward_ad)._current_level >= 0
@@ -228,3 +230,12 @@ def nobody_looks_on() -> bool:
         or torch.compiler.is_compiling()
         or nn.modules.module._has_any_global_hook()
     )
+
+
+def _some_mode_is_unknown() -> bool:
+    """Tell whether a function mode is in force that may change what is computed.
+
+    A default device only adds ``device=`` to what makes tensors without saying where.
+    """
+    modes: list[object] = _get_current_function_mode_stack()
+    return any(type(mode) is not DeviceContext for mode in modes)

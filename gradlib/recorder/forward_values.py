@@ -44,7 +44,7 @@ class Value:
         self.grads: Grads | None = None
         self.tap: Tap | None = None
 
-    def is_now(self, tensor: Tensor) -> bool:
+    def is_now(self, tensor: Tensor, version: int) -> bool:
         """Tell whether its tensor is still what it was.
 
         The version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
@@ -52,7 +52,7 @@ class Value:
         """
         return (
             tensor.grad_fn is self.node
-            and _version(tensor) == self.version != UNKNOWN
+            and version == self.version != UNKNOWN
             and (
                 self.address is None
                 or data_address(tensor) == self.address
@@ -102,15 +102,16 @@ class Values:
                 its memory in ways torch does not see, as NumPy does, and what is kept
                 is copied at once.
         """
+        version = _version(tensor)
         known = self._known.get(id(tensor))
         if known is not None:
-            if known.is_now(tensor):
+            if known.is_now(tensor, version):
                 return known
-            if known.version == _version(tensor) and known.tap is not None:
+            if known.version == version and known.tap is not None:
                 known.tap.remove()  # detach_() makes another of it, and leaves hooks
         copy_now = foreign and tensor.grad_fn is None
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
-        value = self._known[id(tensor)] = Value(tensor, _version(tensor), kept)
+        value = self._known[id(tensor)] = Value(tensor, version, kept)
         return value
 
     def clear(self) -> None:

@@ -1,10 +1,15 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
 from collections.abc import Collection
+from typing import TypeAlias
 
 from torch import nn
 
+from gradlib.recorder.forward_values import End
 from gradlib.recording.trace import Grads
+
+Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]
+"""Parameters by name, each with where its gradient goes and what it got."""
 
 
 class Hooked:
@@ -20,8 +25,7 @@ class Hooked:
         self.name = name
         self.module = module
         self.calls = 0
-        # Its own parameters, each with what it got.
-        self.parameters: dict[str, tuple[nn.Parameter, Grads]] = {}
+        self.parameters: Parameters = {}  # its own
         self.names: list[str] = []
         self._ids: list[int] = []
 
@@ -32,7 +36,7 @@ class Hooked:
     def remember(
         self,
         own: Collection[nn.Parameter | None],
-        parameters: dict[str, tuple[nn.Parameter, Grads]],
+        parameters: Parameters,
         *,
         for_good: bool,
     ) -> None:

@@ -36,10 +36,10 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import Value, Values, end_of
+from gradlib.recorder.forward_values import End, Value, Values, end_of
 from gradlib.recorder.frame import Frame, hand_on
 from gradlib.recorder.graph import leaving_edges, overwriting
-from gradlib.recorder.hooked import Hooked
+from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Passes, Tap
 from gradlib.recorder.views import Region, watch
 from gradlib.recording import notes
@@ -67,14 +67,14 @@ class ModuleCalls:
         self._now = _Running(keep)
         self._checkpoints = Checkpoints(self.traces)
         # The calls that have returned and whose part of the graph is not hooked yet.
-        self._returned: list[tuple[Frame, list[Node]]] = []
+        self._returned: list[Frame] = []
         self._hooking = threading.RLock()
         passes.when_reached = self._hook_graphs
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
         # Those hooked, each with what it got: a tensor's id is its own while it lives.
-        self._parameters: dict[int, tuple[nn.Parameter, Grads]] = {}
+        self._parameters: dict[int, tuple[nn.Parameter, End, Grads]] = {}
 
     @never_compiled
     def before(
@@ -87,8 +87,10 @@ class ModuleCalls:
         """Write down that a call begins, and hook what flows into it."""
         now, python = self._now, running_frame(1)
         stack = now.stack
-        if stack and _is_open(module, stack):
-            self._drop_broken_off(now, python)
+        for frame in stack:
+            if frame.module is module:
+                self._drop_broken_off(now, python)
+                break
         if values_are_stand_ins():
             self._begin(now, hooked, -1).no_pass_because = notes.STAND_INS
             return
@@ -105,9 +107,9 @@ class ModuleCalls:
             self._remember_state(now, call, module)
         else:
             call.idle, call.no_pass_because = (), ""
-        outer = stack[-1] if stack else None
-        frame = Frame(call, hooked, python, sys.exception(), within, outer)
-        frame.in_backward = running != -1
+        frame = Frame(call, hooked, python, stack[-1] if stack else None)
+        if running != -1:
+            frame.in_backward, frame.within = True, within
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
         elif grad_is_enabled():
@@ -116,9 +118,9 @@ class ModuleCalls:
         else:
             call.checkpoints |= around_forward(python)
             call.no_pass_because = notes.DISABLED
-        kept = self._take_inputs(now, frame, leaves)
+        self._take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
-            call.inputs = Tree(kept, spec)
+            call.inputs = Tree(leaves, spec)
         if own := own_parameters(module):
             self._take_parameters(frame, own)
         stack.append(frame)
@@ -184,52 +186,48 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(
-        self, now: "_Running", frame: Frame, leaves: list[Any]
-    ) -> list[Any]:
-        """Keep what the call is given, and hook it for all of what flows into it."""
-        call, flow, outermost = frame.call, frame.flow, not now.stack
+    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
+        """Put what is kept of what the call is given in place of it, and hook it."""
+        call, outermost = frame.call, not now.stack
         gathers = frame.gathers and self._gathers_inputs
-        kept: list[Any] = []
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                kept.append(keep_opaque(leaf))
+                leaves[place] = keep_opaque(leaf)
                 continue
             value = now.values.of(leaf, outermost)
-            kept.append(value.kept)
+            leaves[place] = value.kept
             if not leaf.requires_grad:
                 call.idle = [*call.idle, place]
             elif gathers:
-                frame.inputs.append(value)
+                frame.inputs[place] = value
                 if value.base is not None:
                     frame.has_views = True
-                flow.shares[place] = frame.ends.setdefault(value.end, {})
-                if value.grads is None:
+                if value.grads is None:  # all of what flows into it
                     self._hook_value(value, frame.within)
-                flow.totals[place] = cast(Grads, value.grads)
-        return kept
 
     def _take_parameters(
         self, frame: Frame, own: dict[str, nn.Parameter | None]
     ) -> None:
         """Take the parameters a module has now: they may be new since the last call."""
-        call, flow, ends, hooked = frame.call, frame.flow, frame.ends, frame.hooked
+        call, hooked = frame.call, frame.hooked
         if not hooked.knows(own.values()):
             frame.lazy = self.meet_parameters(hooked, own)
-        gathers = frame.gathers and self._gathers_parameters
+        asked = hooked.parameters
         call.parameters = hooked.names
-        for name, (parameter, grads) in hooked.parameters.items():
+        for name, (parameter, _, grads) in hooked.parameters.items():
             if not parameter.requires_grad:
                 call.idle = [*call.idle, name]
-            elif gathers:
-                flow.shares[name] = ends.setdefault(end_of(parameter), {})
-                flow.totals[name] = grads
+                asked = {key: it for key, it in asked.items() if key != name}
+            elif not parameter.is_leaf:  # computed, as functional_call() may put there
+                asked = {**asked, name: (parameter, end_of(parameter), grads)}
+        if frame.gathers and self._gathers_parameters:
+            frame.parameters = asked
 
     def meet_parameters(
         self, hooked: Hooked, own: dict[str, nn.Parameter | None]
     ) -> bool:
         """Hook the parameters of a module, and tell whether some are still to come."""
-        found: dict[str, tuple[nn.Parameter, Grads]] = {}
+        found: Parameters = {}
         waits = are_lazy = False
         for name, parameter in own.items():
             if parameter is None:
@@ -240,7 +238,7 @@ class ModuleCalls:
             known = self._parameters.get(id(parameter))
             if known is None:
                 grads: Grads = {}
-                known = parameter, grads
+                known = parameter, id(parameter), grads
                 if not parameter.requires_grad:
                     waits = True
                 else:
@@ -311,41 +309,41 @@ class ModuleCalls:
 
     def _take_outputs(self, now: "_Running", frame: Frame, output: object) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
+        call = frame.call
         asked: dict[int, Value] = {}
-        kept: list[Any] = []
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                kept.append(keep_opaque(leaf))
+                leaves[place] = keep_opaque(leaf)
                 continue
             value = now.values.of(leaf)
-            kept.append(value.kept)
+            leaves[place] = value.kept
             if leaf.requires_grad:
                 asked[place] = value
-        frame.call.output = Tree(kept, spec)
+        call.output = Tree(leaves, spec)
         if not (frame.gathers and grad_is_enabled()):
             return
-        roots: list[Node] = []
+        inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():
             if value.node is not None:
-                roots.append(value.node)
-            if value in frame.inputs:
+                frame.roots.append(value.node)
+            if value in inputs:
                 self._hook_returned(frame, value)
             elif value.grads is None:
                 self._hook_value(value, frame.within, is_output=True)
-            frame.flow.outputs[place] = cast(Grads, value.grads)
+            outputs[place] = cast(Grads, value.grads)
         if not asked:
-            frame.call.no_pass_because = notes.NO_GRAD_OUT
+            call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._hook_inner(frame, asked)
         if frame.has_views:
-            frame.find_bases()
-        self._returned.append((frame, roots))
+            frame.find_overwritten()
+        self._returned.append(frame)
         if frame.in_backward:
             self._hook_graphs()
         elif not is_of_torch(type(frame.module)):
             # It may go backward itself, through what it keeps in attributes too.
-            roots += _nodes_in_attributes(frame.module)
+            frame.roots += _nodes_in_attributes(frame.module)
             self._hook_graphs()
 
     def _hook_graphs(self) -> None:
@@ -357,18 +355,18 @@ class ModuleCalls:
         with self._hooking:
             returned = self._returned.copy()
             del self._returned[: len(returned)]
-            for frame, roots in returned:
-                self._hook_graph(frame, roots)
+            for frame in returned:
+                self._hook_graph(frame)
 
-    def _hook_graph(self, frame: Frame, roots: list[Node]) -> None:
+    def _hook_graph(self, frame: Frame) -> None:
         """Hook the nodes that hand gradients to the call's inputs and parameters.
 
         Walked is what the call made. The calls inside have walked their part: what led
         out of theirs and does not lead out of this one ends in nodes of this one.
         """
-        roots += frame.roots
-        leaving = leaving_edges(roots, frame.since, frame.ends, frame.seen)
-        if frame.leaving:
+        frame.gather()
+        leaving = leaving_edges(frame.roots, frame.since, frame.ends, frame.seen)
+        if frame.leaving is not None:
             leaving += frame.leaving
         for node, receivers in frame.receivers(leaving).items():
             self._passes.hook_node(node, receivers, frame.within)
@@ -382,12 +380,8 @@ class ModuleCalls:
         """
         # It was hooked before the call, as an input only.
         self._hook_value(value, frame.within, is_output=True)
-        share, shares = frame.ends[value.end], frame.flow.shares
-        places = [key for key in shares if shares[key] is share]
-        for place in places:
-            if isinstance(place, int):
-                shares[place] = cast(Grads, value.grads)
-                frame.call.returned_inputs = [*frame.call.returned_inputs, place]
+        places = [place for place, it in frame.inputs.items() if it.end == value.end]
+        frame.call.returned_inputs = sorted({*frame.call.returned_inputs, *places})
 
     def _hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
         """Take off what the call itself gives to an output, to make another of it."""

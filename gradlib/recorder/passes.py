@@ -42,44 +42,47 @@ class Tap:
         "within",
     )
 
-    # All hooks of the tensor, in their order; set when this one is.
-    hooks: dict[Any, Any]
-
     def __init__(
         self,
         passes: "Passes",
+        tensor: Tensor,
         grads: Grads,
-        number: int,
         keep: Keep,
-        within: int | None,
-        part: Part | None,
-        reaches_call: bool,
+        within: int | None = None,
+        part: Part | None = None,
+        reaches_call: bool = False,
     ) -> None:
-        """Say what is meant.
+        """Hook a tensor.
 
         Args:
             passes: The passes of the block.
+            tensor: The tensor.
             grads: Where the gradient goes.
-            number: Which of its node's outputs the tensor is.
             keep: Gives what to keep of the gradient.
             within: The pass in which a checkpoint made the tensor.
             part: What is meant of the gradient, if not all.
             reaches_call: Whether a pass that comes through it has reached a call.
         """
-        self.passes = passes
-        self.grads = grads
-        self.number = number
-        self.keep = keep
         self.within = within
         self.part = part
         self.reaches_call = reaches_call
+        self.passes = passes
+        self.grads = grads
+        self.keep = keep
+        self.number = tensor.output_nr  # which of its node's outputs the tensor is
+        self.hooks = hook_tensor(tensor, self)  # all of the tensor, in their order
 
     def __call__(self, grad: Tensor) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
-        if meant is not None and self.take(meant) and self._is_followed():
+        if (
+            meant is not None
+            and self.take(meant)
+            and len(self.hooks) > 1
+            and next(reversed(self.hooks)) is not self  # somebody has hooked it since
+        ):
             self._take_again()
 
     def take(self, grad: Tensor) -> bool:
@@ -91,10 +94,6 @@ class Tap:
             return False
         self.grads[running] = self.keep(grad)
         return True
-
-    def _is_followed(self) -> bool:
-        """Tell whether somebody has hooked the tensor since."""
-        return next(reversed(self.hooks)) is not self
 
     def remove(self) -> None:
         """Take the hook from its tensor."""
@@ -210,9 +209,7 @@ class Passes:
         Returns:
             The hook.
         """
-        number = tensor.output_nr
-        tap = Tap(self, grads, number, self.keep_total, within, part, is_output)
-        tap.hooks = hook_tensor(tensor, tap)
+        tap = Tap(self, tensor, grads, self.keep_total, within, part, is_output)
         self._taps.append(tap)
         return tap
 
@@ -226,9 +223,7 @@ class Passes:
         if self.reduces:
             keep = self._sum_up
             self._of_parts.append(grads)
-        tap = Tap(self, grads, 0, keep, None, None, False)
-        tap.hooks = hook_tensor(parameter, tap)
-        self._taps.append(tap)
+        self._taps.append(Tap(self, parameter, grads, keep))
 
     def hook_node(
         self, node: Node, receivers: list[Receiver], within: int | None

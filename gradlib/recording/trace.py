@@ -72,6 +72,7 @@ class Block:
 
 
 NO_INPUTS = Tree.of_call((), {})
+NO_CHECKPOINTS: frozenset[int] = frozenset()
 
 
 class CallTrace:
@@ -119,7 +120,7 @@ class CallTrace:
         # Several where a checkpoint computed the call again, inside a backward pass.
         self.flows: list[Flow] = []
         # The sequence numbers of the reentrant checkpoints that compute it again.
-        self.checkpoints: frozenset[int] | set[int] = frozenset()
+        self.checkpoints: frozenset[int] | set[int] = NO_CHECKPOINTS
         self.recomputed_in: int | None = None  # torch's number of the pass that did
         self.returned_inputs: Sequence[int] = ()
         # What it takes to compute it again; None where too little was kept.
