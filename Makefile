@@ -3,11 +3,13 @@
 #   VENV=               empty: use what is installed for PYTHON, install nothing
 #   TORCH=torch==2.13.0 the build of torch to install, as pip spells it (README: CUDA)
 #   DEVICE=cuda         what the benchmarks run on
+#   ONLY="1.2.0 1.7.1"  the builds of torch that make versions checks
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 DEVICE ?= cpu
+ONLY ?=
 
 ifeq ($(VENV),)
 python := $(PYTHON)
@@ -21,7 +23,7 @@ endif
 # mkdocs-material's notice about the next mkdocs, which pyproject.toml excludes
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help serve test site update-docs bench lint clean
+.PHONY: help serve test site update-docs bench versions lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +45,9 @@ update-docs: $(ready) ## rewrite the printed outputs and committed figures of th
 
 bench: $(ready) ## what recording costs, against hooks by hand and other projects
 	$(python) -m benchmarks.recorder --device $(DEVICE)
+
+versions: $(ready) ## record again in other builds of torch, and compare with docs/data
+	$(python) tools/check_versions.py $(ONLY)
 
 lint: $(ready) ## formatting, lint and types
 	$(python) -m ruff format --check .

@@ -566,12 +566,25 @@ def recording_of(device):
     torch.backends.cudnn.deterministic = True
     if hasattr(torch, "set_warn_always"):
         torch.set_warn_always(True)
+    cases = {name: recorded(one, device) for name, one in CASES.items()}
+    return dict(build(), device=device, cases=cases)
+
+
+def build():
+    """Return the version of torch, without what follows a ``+``, and the Python's."""
     return {
         "torch": torch.__version__.split("+")[0],
         "python": ".".join(map(str, sys.version_info[:2])),
-        "device": device,
-        "cases": {name: recorded(one, device) for name, one in CASES.items()},
     }
+
+
+def write(recording, out):
+    """Write a recording to a file, or to standard output where ``out`` is ``None``."""
+    text = json.dumps(recording, indent=1, sort_keys=True) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text)
 
 
 def main():
@@ -582,12 +595,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this build of torch finds no such device.")
-    recording = recording_of(arguments.device)
-    text = json.dumps(recording, indent=1, sort_keys=True) + "\n"
-    if arguments.out is None:
-        sys.stdout.write(text)
-    else:
-        arguments.out.write_text(text)
+    write(recording_of(arguments.device), arguments.out)
 
 
 if __name__ == "__main__":

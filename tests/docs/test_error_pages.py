@@ -17,6 +17,7 @@ from gradlib.vjp.cases import CASES, Case
 from gradlib.vjp.wordings import WORDINGS
 
 from ..vjp.programs import run
+from ..vjp.recorded_errors import releases, said_by
 from .printing import without_printed
 from .snippets import ROOT
 
@@ -28,10 +29,10 @@ SECTIONS = [
     "The cause",
     "Right code",
     "How to spot it early",
+    "What torch says, release by release",
     "Where to go next",
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEWEST = max((it.last for it in WORDINGS), key=lambda it: [*map(int, it.split("."))])
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.code)
 
@@ -154,9 +155,20 @@ def test_the_right_code_is_that_of_the_case_and_gives_its_value(case: Case) -> N
 @each_case
 def test_all_words_of_the_newest_torch_are_on_the_page(case: Case) -> None:
     shown = shown_as_printed(section(case, "Wrong code"))
+    newest = [it.message for it in said_by(releases()[-1]) if it.code == case.code]
     for wording in WORDINGS:
-        if (wording.code, wording.last) == (case.code, NEWEST):
+        if wording.code == case.code and any(
+            re.match(wording.words, it) for it in newest
+        ):
             assert any(re.match(wording.words, line) for line in shown), wording
+
+
+@each_case
+def test_a_page_shows_what_every_release_says_of_its_mistakes(case: Case) -> None:
+    text = section(case, "What torch says, release by release")
+    assert re.findall(r'<div class="wordings" data-code="(.*)"></div>', text) == [
+        case.code
+    ]
 
 
 @each_case

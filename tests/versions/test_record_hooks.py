@@ -1,7 +1,5 @@
 """What hooks got in each build: the tool, and the recordings it made."""
 
-import ast
-import importlib.util
 import inspect
 import json
 import re
@@ -10,7 +8,6 @@ import sys
 import warnings
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,33 +17,22 @@ from torch import Tensor
 import gradlib
 from gradlib.tree import Tree
 
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "record_hooks.py"
-FOLDER = ROOT / "docs" / "data" / "hooks"
+from .tools import DATA, TOOLS, load
+
+TOOL = TOOLS / "record_hooks.py"
+FOLDER = DATA / "hooks"
 FILES = sorted(FOLDER.rglob("*.json"))
 TODAY = torch.__version__.split("+")[0]
 
 
-def loaded_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("record_hooks", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool: Any = loaded_tool()
+tool: Any = load("record_hooks")
+without_python = load("check_versions").without_python
 
 
 @cache
 def recording(version: str) -> dict[str, Any]:
     path = FOLDER / f"{version}.json"
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def without_python(text: str) -> str:
-    return re.sub(r'^ "python": .*\n', "", text, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +76,6 @@ def test_it_refuses_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", ["record_hooks.py", "--device", "cuda"])
     with pytest.raises(SystemExit):
         tool.main()
-
-
-def test_python_3_6_can_read_it() -> None:
-    source = TOOL.read_text(encoding="utf-8")
-    tree = ast.parse(source, feature_version=(3, 6))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert "__future__" not in [node.module for node in imports]
-    plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
-    names = {alias.name for node in plain for alias in node.names}
-    names |= {str(node.module).split(".")[0] for node in imports}
-    assert names - {"torch"} <= sys.stdlib_module_names
-    assert "dataclasses" not in names  # of Python 3.7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Put what torch says of a mistake into the page of its code, release by release.
+
+A page holds a marker:
+
+    <div class="wordings" data-code="GL103"></div>
+"""
+
+import json
+import re
+from html import escape
+from itertools import groupby
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+
+from mkdocs_hooks import cache
+from mkdocs_hooks.hook_recordings import release, span
+from mkdocs_hooks.recorded_programs import highlighted
+
+FOLDER = cache.ROOT / "docs" / "data" / "errors"
+MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
+
+
+def on_page_content(content: str, *, page: Page, **_: object) -> str:
+    """Replace the marker of a page."""
+
+    def made(marker: re.Match[str]) -> str:
+        try:
+            return wordings(marker[1])
+        except KeyError:
+            raise PluginError(
+                f"{page.file.src_uri}: {marker[0]} names no code of docs/data/errors"
+            ) from None
+
+    return MARKER.sub(made, content)
+
+
+def wordings(code: str) -> str:
+    """Return each mistake of a code, and what the releases say of it."""
+    paths = sorted(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
+    recorded = {path.stem: json.loads(path.read_text()) for path in paths}
+    newest = recorded[list(recorded)[-1]]
+    said = {build: recorded[build]["mistakes"][code] for build in recorded}
+    mistakes = [
+        highlighted(mistake["program"])
+        + listed({build: said[build][i]["error"] for build in said})
+        for i, mistake in enumerate(newest["mistakes"][code])
+    ]
+    begin = f"<p>Run were torch {', '.join(recorded)}. Each program begins with</p>"
+    start = highlighted(newest["start"])
+    return f"{begin}{start}<p>and goes on with</p>{''.join(mistakes)}"
+
+
+def listed(errors: dict[str, str | None]) -> str:
+    """Return what is said by build, once for successive builds that say the same."""
+    entries = "".join(
+        f"<dt>torch {span(list(builds))}</dt><dd>{shown(error)}</dd>"
+        for error, builds in groupby(errors, key=lambda build: errors[build])
+    )
+    return f"<dl>{entries}</dl>"
+
+
+def shown(error: str | None) -> str:
+    """Return an error as code, or that there is none."""
+    return "no error" if error is None else f"<code>{escape(error)}</code>"

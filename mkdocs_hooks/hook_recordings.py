@@ -1,0 +1,144 @@
+"""What the recordings in docs/data/hooks hold, in builds and in words."""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from mkdocs_hooks import cache
+
+FOLDER = cache.ROOT / "docs" / "data" / "hooks"
+HOOKS = {
+    "legacy": "register_backward_hook",
+    "full": "register_full_backward_hook",
+    "full_pre": "register_full_backward_pre_hook",
+}
+FORMS = {
+    "T": "transposed",
+    "reshape": "reshaped",
+    "expand": "repeated",
+    "sum": "summed",
+}
+LABEL = re.compile(r"(?:(T|reshape|expand|sum)\((.*)\)|(.*))")
+
+
+class Run(NamedTuple):
+    """Successive builds in which a hook got the same, or did not get anything."""
+
+    nodes: dict[str, str]  # by build: the last autograd node, "" where there is none
+    got: dict[str, Any]  # of the first of them
+    messages: dict[str, list[str]]  # warnings and errors, and the builds that have them
+
+    def builds(self) -> str:
+        """Return the builds, as `1.0.1 to 1.7.1`."""
+        return span(list(self.nodes))
+
+    def builds_with(self, message: str) -> str:
+        """Return the builds that have a message."""
+        having = self.messages[message]
+        among = list(self.nodes)
+        start = among.index(having[0])
+        successive = among[start : start + len(having)] == having
+        return span(having) if successive else ", ".join(having)
+
+
+def span(versions: list[str]) -> str:
+    """Return successive builds as `1.0.1 to 1.7.1`."""
+    first, last = versions[0], versions[-1]
+    return first if first == last else f"{first} to {last}"
+
+
+# The recordings
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return what versions are sorted by."""
+    return tuple(map(int, version.split(".")))
+
+
+def versions() -> list[str]:
+    """Return the builds, oldest first."""
+    return sorted((path.stem for path in FOLDER.glob("*.json")), key=release)
+
+
+def recorded(version: str) -> dict[str, Any]:
+    """Return the cases of one build."""
+    path = FOLDER / f"{version}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["cases"]
+
+
+def every_build() -> dict[str, dict[str, Any]]:
+    """Return the cases of every build, oldest first."""
+    return {version: recorded(version) for version in versions()}
+
+
+def runs(builds: dict[str, dict[str, Any]], case: str, hook: str) -> list[Run]:
+    """Return what a hook got, once for all successive builds that agree.
+
+    They agree when the calls are the same, and the kind of error. Only the wording of
+    a message may differ.
+    """
+    found: list[Run] = []
+    for version, cases in builds.items():
+        got = cases[case][hook]
+        if not found or outcome(found[-1].got) != outcome(got):
+            found.append(Run({}, got, {}))
+        found[-1].nodes[version] = cases[case]["last_node"]["name"] or ""
+        for text in [*got.get("warnings", []), *filter(None, [got.get("error")])]:
+            found[-1].messages.setdefault(text, []).append(version)
+    return found
+
+
+def outcome(got: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what makes two builds differ."""
+    return is_absent(got), got.get("calls"), error_kind(got)
+
+
+def error_kind(got: dict[str, Any]) -> str:
+    """Return the name of the exception that was raised, if any."""
+    return (got.get("error") or "").partition(":")[0]
+
+
+def is_absent(got: dict[str, Any]) -> bool:
+    """Tell whether the build has no such hook."""
+    return bool(got.get("absent"))
+
+
+# Their words
+
+
+class Words:
+    """What the labels of one case stand for, as HTML."""
+
+    def __init__(self, builds: dict[str, dict[str, Any]], case: str) -> None:
+        """Look at how many inputs and outputs there are: one alone has no number."""
+        calls = [
+            call
+            for cases in builds.values()
+            for call in cases[case]["full"].get("calls", [])
+        ]
+        self._one_input = {len(call["grad_input"]) for call in calls} == {1}
+        self._one_output = {len(call["grad_output"]) for call in calls} == {1}
+
+    def entry(self, entry: dict[str, Any]) -> str:
+        """Return an entry: its shape, and what it is."""
+        if entry["shape"] is None:
+            return "<code>None</code>"
+        shape = f"<code>{entry['shape']}</code>"
+        if not entry["is"]:
+            return f"{shape} something else"
+        return f"{shape} gradient of {' and of '.join(map(self.label, entry['is']))}"
+
+    def label(self, label: str) -> str:
+        """Return what a label stands for."""
+        match = LABEL.fullmatch(label)
+        assert match
+        form, inside, bare = match.groups()
+        name = self._tensor(inside or bare)
+        return f"{name}, {FORMS[form]}" if form else name
+
+    def _tensor(self, name: str) -> str:
+        if match := re.fullmatch(r"arg(\d+)", name):
+            return "the input" if self._one_input else f"argument {match[1]}"
+        if match := re.fullmatch(r"out(\d+)", name):
+            return "the output" if self._one_output else f"output {match[1]}"
+        return f"<code>{name.removeprefix('kwarg:')}</code>"

@@ -1,0 +1,189 @@
+"""Put tables of what hooks got into pages, from the recordings.
+
+A page holds markers:
+
+    <div class="recorded" data-case="linear-3d" data-hook="legacy"></div>
+    <div class="lengths" data-from="1.2.0" data-to="1.7.1"></div>
+"""
+
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+from mkdocs_hooks import hook_cases, hook_recordings
+from mkdocs_hooks.hook_recordings import HOOKS, Run, Words
+
+Builds = dict[str, dict[str, Any]]
+PAGE = "versions/hooks-by-version/"  # where every link to a case leads
+MARKER = re.compile(r'<div class="(recorded|lengths)"((?: data-\w+="[^"]*")*)></div>')
+FIELDS = ("grad_input", "grad_output")
+
+
+def on_page_content(content: str, *, page: Page, **_: object) -> str:
+    """Replace the markers of a page."""
+
+    def made(marker: re.Match[str]) -> str:
+        given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
+        builds = hook_recordings.every_build()
+        make = {"recorded": recorded, "lengths": lengths}[marker[1]]
+        try:
+            return make(builds, page.url, **given)
+        except (KeyError, TypeError) as error:
+            raise PluginError(
+                f"{page.file.src_uri}: {marker[0]} names no case, hook or build of "
+                f"docs/data/hooks: {error}"
+            ) from None
+
+    return MARKER.sub(made, content)
+
+
+def link(page_url: str, case: str, hook: str, version: str, text: str) -> str:
+    """Return a link to a case on the page that has them all."""
+    address = get_relative_url(PAGE, page_url)
+    return f'<a href="{address}#{case}/{hook}/{version}">{text}</a>'
+
+
+# One hook of one case
+
+
+def recorded(builds: Builds, page_url: str, case: str, hook: str) -> str:
+    """Return the table of one hook of one case, with a link to all others."""
+    newest = list(builds)[-1]
+    module = escape(hook_cases.cases()[case].module)
+    caption = (
+        f"<figcaption><code>{module}</code>, <code>{HOOKS[hook]}</code>: "
+        f"{link(page_url, case, hook, newest, f'{case}, build by build')}</figcaption>"
+    )
+    return f'<figure class="recorded">{caption}{table(builds, case, hook)}</figure>'
+
+
+def table(builds: Builds, case: str, hook: str, anchor: str = "") -> str:
+    """Return what a hook got, a row for successive builds that agree.
+
+    With an `anchor`, each build of a row has one that begins so.
+    """
+    words = Words(builds, case)
+    runs = hook_recordings.runs(builds, case, hook)
+    before: list[Run | None] = [None, *runs]
+    rows = [
+        row(run, last, words, anchor) for run, last in zip(runs, before, strict=False)
+    ]
+    heads = "".join(
+        f'<th scope="col">{head}</th>' for head in ("torch", *FIELDS, "messages")
+    )
+    return (
+        f'<table class="hook" aria-label="{case}, {HOOKS[hook]}"><thead><tr>{heads}'
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
+    """Return what some builds agree on, and what was different in the one before."""
+    anchors = "".join(
+        f'<span id="{anchor}/{version}" data-torch="{version}" data-node="{node}">'
+        "</span>"
+        for version, node in run.nodes.items()
+        if anchor
+    )
+    is_change = before is not None and not hook_recordings.is_absent(before.got)
+    return (
+        f"<tr{' class=change' if is_change else ''}>"
+        f'<th scope="row">{anchors}{run.builds()}</th>{cells(run, before, words)}'
+        f"<td>{messages(run)}</td></tr>"
+    )
+
+
+def cells(run: Run, before: Run | None, words: Words) -> str:
+    """Return both tuples, or why there are none."""
+    if hook_recordings.is_absent(run.got):
+        return '<td colspan="2" class="none">This build has no such hook.</td>'
+    if not run.got["calls"]:
+        kind = hook_recordings.error_kind(run.got)
+        what = f"Not called: {kind}." if kind else "Never called."
+        return f'<td colspan="2" class="none">{what}</td>'
+    (call,) = run.got["calls"]
+    last = before.got.get("calls") if before else None
+    return "".join(
+        f"<td>{entries(call[field], last[0][field] if last else None, words)}</td>"
+        for field in FIELDS
+    )
+
+
+def entries(
+    got: list[dict[str, Any]] | None, last: list[dict[str, Any]] | None, words: Words
+) -> str:
+    """Return the entries of a tuple, those marked that the build before had not."""
+    if got is None:
+        return '<p class="none">This hook gets none.</p>'
+    items: list[str] = []
+    for i, entry in enumerate(got):
+        changed = last is not None and (i >= len(last) or last[i] != entry)
+        mark = ' <em class="changed">changed</em>' if changed else ""
+        items.append(f"<li>{words.entry(entry)}{mark}</li>")
+    is_other = last is not None and len(last) != len(got)
+    were = f' <em class="changed">were {len(last or ())}</em>' * is_other
+    count = f"{len(got)} {'entry' if len(got) == 1 else 'entries'}"
+    return f'<p class="count">{count}{were}</p><ol start="0">{"".join(items)}</ol>'
+
+
+def messages(run: Run) -> str:
+    """Return what was raised or warned of, folded, with the builds that said so."""
+    return "".join(
+        f'<details data-torch="{" ".join(versions)}"><summary>'
+        f"{text.partition(':')[0]}<span>{run.builds_with(text)}</span>"
+        f"</summary>{escape(text.partition(': ')[2])}</details>"
+        for text, versions in run.messages.items()
+    )
+
+
+# Two builds, all cases
+
+
+def lengths(builds: Builds, page_url: str, **ends: str) -> str:
+    """Return how many entries `register_backward_hook` got in two builds.
+
+    Cases in which the hook was not called in both builds are left out.
+    """
+    first, second = ends["from"], ends["to"]
+    pairs: dict[tuple[int, int], list[str]] = {}
+    for case in builds[first]:
+        sizes = [length(builds[version][case]["legacy"]) for version in (first, second)]
+        if None not in sizes:
+            pairs.setdefault((sizes[0] or 0, sizes[1] or 0), []).append(case)
+    rows = "".join(
+        f"<tr><td>{sizes[0]}</td><td>{sizes[1]}</td><td>{len(cases)}: "
+        f"{', '.join(linked(cases, page_url, second))}</td></tr>"
+        for sizes, cases in sorted(pairs.items())
+    )
+    heads = "".join(
+        f'<th scope="col">{head}</th>'
+        for head in (f"torch {first}", f"torch {second}", "modules")
+    )
+    return (
+        f'<table class="lengths"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table><p>{fewer(pairs)}</p>"
+    )
+
+
+def linked(cases: Iterable[str], page_url: str, version: str) -> list[str]:
+    """Return the names of cases, each with a link."""
+    return [link(page_url, case, "legacy", version, case) for case in cases]
+
+
+def length(got: dict[str, Any]) -> int | None:
+    """Return the length of `grad_input`, if the hook was called."""
+    return len(got["calls"][0]["grad_input"]) if got.get("calls") else None
+
+
+def fewer(pairs: dict[tuple[int, int], list[str]]) -> str:
+    """Say which cases have fewer entries in the second build."""
+    found = [case for (a, b), cases in pairs.items() if b < a for case in cases]
+    total = sum(map(len, pairs.values()))
+    if not found:
+        return f"In none of these {total} cases does the tuple get shorter."
+    return f"Of {total} cases the tuple gets shorter in {', '.join(found)}."

@@ -1,0 +1,85 @@
+"""Put programs of tools/programs into pages, and what they print in builds of torch.
+
+A page holds markers:
+
+    <div class="program" data-name="linear_old_hook"></div>
+    <div class="ran" data-name="linear_old_hook" data-torch="1.7.1"></div>
+    <div class="ran" data-name="linear_old_hook"></div>
+
+The first becomes the program, the second what it prints, warns of and raises in that
+build (``newest`` is the newest that is recorded), the third the same for all builds.
+"""
+
+import json
+import re
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from mkdocs_hooks import cache
+from mkdocs_hooks.hook_recordings import release, span
+
+FOLDER = cache.ROOT / "docs" / "data" / "programs"
+MARKER = re.compile(r'<div class="(program|ran)"((?: data-\w+="[^"]*")*)></div>')
+
+Builds = dict[str, dict[str, Any]]
+
+
+def on_page_content(content: str, *, page: Page, **_: object) -> str:
+    """Replace the markers of a page."""
+
+    def made(marker: re.Match[str]) -> str:
+        given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
+        make = {"program": program, "ran": ran}[marker[1]]
+        try:
+            return make(builds(), **given)
+        except (KeyError, TypeError) as error:
+            raise PluginError(
+                f"{page.file.src_uri}: {marker[0]} names no program or build of "
+                f"docs/data/programs: {error}"
+            ) from None
+
+    return MARKER.sub(made, content)
+
+
+def builds() -> Builds:
+    """Return the programs' recordings by build, the oldest first."""
+    paths = sorted(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
+    return {path.stem: json.loads(path.read_text())["programs"] for path in paths}
+
+
+def program(recorded: Builds, name: str) -> str:
+    """Return the source of a program."""
+    return highlighted(recorded[list(recorded)[-1]][name]["source"])
+
+
+def highlighted(source: str) -> str:
+    """Return Python with colours, not as a block that the tests would run."""
+    return highlight(source, PythonLexer(), HtmlFormatter(wrapcode=True))
+
+
+def ran(recorded: Builds, name: str, torch: str | None = None) -> str:
+    """Return what a program gives in one build, or for all that give the same, once."""
+    if torch is not None:
+        chosen = list(recorded)[-1] if torch == "newest" else torch
+        recorded = {chosen: recorded[chosen]}
+    successive = groupby(recorded, key=lambda build: outcome(recorded[build][name]))
+    return "".join(
+        f"<p>torch {span(list(agreeing))}:</p>{given}" for given, agreeing in successive
+    )
+
+
+def outcome(recording: dict[str, Any]) -> str:
+    """Return what a program printed, then what it warned of and raised."""
+    printed = f'<span class="printed">{escape(recording["stdout"])}</span>'
+    shown = f'<div class="highlight"><pre><code>{printed}</code></pre></div>'
+    messages = [*recording["warnings"], *filter(None, [recording["error"]])]
+    items = "".join(f"<li><code>{escape(message)}</code></li>" for message in messages)
+    parts = [shown] * bool(recording["stdout"]) + [f"<ul>{items}</ul>"] * bool(items)
+    return "".join(parts) or "<p>It prints nothing.</p>"

@@ -1,0 +1,110 @@
+"""What a page says of each release comes from the recordings, and from them alone."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from mkdocs.exceptions import PluginError
+
+from mkdocs_hooks import error_wordings
+
+ROOT = Path(__file__).parents[2]
+PAGE: Any = SimpleNamespace(file=SimpleNamespace(src_uri="errors/GL109.md"))
+SOURCE = (ROOT / "docs/errors/GL109.md").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the recordings, which pages are made of."""
+    shutil.copytree(error_wordings.FOLDER, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(error_wordings, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def built(source: str = SOURCE) -> str:
+    return error_wordings.on_page_content(source, page=PAGE)
+
+
+def entries(content: str) -> list[list[tuple[str, str]]]:
+    """Return the releases and what they say, a list for each mistake."""
+    page = BeautifulSoup(content, "html.parser")
+    return [
+        [
+            (releases.get_text(), said.get_text())
+            for releases, said in zip(
+                listed.find_all("dt"), listed.find_all("dd"), strict=True
+            )
+        ]
+        for listed in page.find_all("dl")
+    ]
+
+
+def change(path: Path, error: str | None) -> None:
+    whole = json.loads(path.read_text())
+    whole["mistakes"]["GL109"][0]["error"] = error
+    path.write_text(json.dumps(whole))
+
+
+def test_successive_releases_that_say_the_same_stand_together() -> None:
+    first, second = entries(built())
+    assert [releases for releases, _ in first] == [
+        "torch 1.0.1 to 2.4.1",
+        "torch 2.13.0",
+    ]
+    assert first[0][1].startswith("RuntimeError: One of the differentiated Tensors")
+    assert first[1][1].startswith("RuntimeError: The differentiated Tensor at index 0")
+    assert second[1][1].startswith("RuntimeError: The differentiated Tensor at index 1")
+
+
+def test_every_word_is_that_of_a_recording(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        change(path, "Error: <the same>")
+    (only,), _ = entries(built())
+    assert only == ("torch 1.0.1 to 2.13.0", "Error: <the same>")
+
+
+def test_changing_one_recording_changes_the_page(folder: Path) -> None:
+    before = built()
+    change(folder / "1.7.0.json", "RuntimeError: something else")
+    assert built() != before
+    first, _ = entries(built())
+    assert [releases for releases, _ in first] == [
+        "torch 1.0.1 to 1.5.1",
+        "torch 1.7.0",
+        "torch 1.7.1 to 2.4.1",
+        "torch 2.13.0",
+    ]
+    assert first[1][1] == "RuntimeError: something else"
+
+
+def test_a_mistake_that_was_accepted(folder: Path) -> None:
+    change(folder / "1.0.1.json", None)
+    first, _ = entries(built())
+    assert first[0] == ("torch 1.0.1", "no error")
+
+
+def test_the_program_is_the_recorded_one() -> None:
+    newest = json.loads((error_wordings.FOLDER / "2.13.0.json").read_text())
+    wanted = [newest["start"], *(it["program"] for it in newest["mistakes"]["GL109"])]
+    page = BeautifulSoup(built(), "html.parser")
+    assert [code.get_text() for code in page.select("pre code")] == wanted
+
+
+def test_an_unknown_code_is_refused() -> None:
+    with pytest.raises(PluginError, match="GL999"):
+        built('<div class="wordings" data-code="GL999"></div>')
+
+
+def test_no_marker_changes_nothing() -> None:
+    assert built("<p>GL109</p>") == "<p>GL109</p>"
+
+
+def test_the_site_is_built_with_it() -> None:
+    hooks = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["hooks"]
+    assert "mkdocs_hooks/error_wordings.py" in hooks
+    assert "mkdocs_hooks/recorded_programs.py" in hooks

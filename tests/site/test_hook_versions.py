@@ -1,0 +1,244 @@
+"""Hooks by version in a real browser: what it shows is what was recorded."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from mkdocs_hooks import hook_recordings
+from mkdocs_hooks.hook_recordings import HOOKS
+
+from .browsing import (
+    SCHEMES,
+    STILL,
+    TWO_FRAMES,
+    Scheme,
+    Server,
+    listen,
+    pale_text,
+    wrong_for_some_readers,
+)
+
+URL = "versions/hooks-by-version/"
+BUILDS = hook_recordings.every_build()
+VERSIONS = list(BUILDS)
+CASES = list(BUILDS[VERSIONS[-1]])
+WIDE: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 800}
+# Sets the controls, one after the other, and reads what is shown then.
+CHOOSE_AND_READ = """asked => asked.map(([module, hook, at]) => {
+  const picker = document.querySelector("hook-picker")
+  const { elements } = picker.querySelector("form")
+  elements.module.value = module
+  elements.hook.value = hook
+  elements.torch.value = at
+  for (const kind of ["input", "change"])
+    elements.torch.dispatchEvent(new Event(kind, { bubbles: true }))
+  const all = (selector, within = picker) => [...within.querySelectorAll(selector)]
+  const texts = (selector, within) => all(selector, within).map(it => it.textContent)
+  return {
+    tuples: all(".tuples > div").map(it => [
+      texts("h4", it)[0] ?? it.textContent,
+      texts("li > code:first-child", it),
+      all("li", it).map(item => item.querySelector(".changed") !== null),
+    ]),
+    said: texts(".messages summary"),
+    foot: texts(".foot")[0],
+    torch: texts("output")[0],
+    spoken: elements.torch.getAttribute("aria-valuetext"),
+    changes: texts(".ticks .change"),
+    hash: location.hash,
+  }
+})"""
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, site: Server) -> Iterator[Page]:
+    page = browser.new_page(reduced_motion="reduce", viewport=WIDE)
+    page.set_default_timeout(5000)
+    heard = listen(page, site)
+    page.goto(site.url + URL)
+    page.add_style_tag(content=STILL)
+    yield page
+    assert heard == []
+    page.close()
+
+
+def calls_of(version: str, case: str, hook: str) -> dict[str, Any]:
+    return BUILDS[version][case][hook]
+
+
+def expected_changes(case: str, hook: str) -> list[str]:
+    runs = hook_recordings.runs(BUILDS, case, hook)
+    return [
+        next(iter(run.nodes))
+        for before, run in pairwise(runs)
+        if not hook_recordings.is_absent(before.got)
+    ]
+
+
+# ---- What it shows
+
+
+def test_shows_what_was_recorded(opened: Page) -> None:
+    asked = [
+        (case, hook, VERSIONS.index(version))
+        for case in CASES
+        for hook in HOOKS
+        for run in hook_recordings.runs(BUILDS, case, hook)
+        for version in {next(iter(run.nodes)), next(reversed(run.nodes))}
+    ]
+    shown = opened.evaluate(CHOOSE_AND_READ, asked)
+    for (case, hook, at), now in zip(asked, shown, strict=True):
+        version, name = VERSIONS[at], f"{case}/{hook}/{VERSIONS[at]}"
+        got = calls_of(version, case, hook)
+        assert now["torch"] == version
+        assert now["hash"] == f"#{name}"
+        assert now["foot"].endswith(f"#{name}")
+        node = BUILDS[version][case]["last_node"]["name"]
+        assert f"node: {node}. " in now["foot"] or node is None, name
+        assert now["changes"] == expected_changes(case, hook), name
+        messages = [*got.get("warnings", []), *filter(None, [got.get("error")])]
+        assert now["said"] == [text.split(":")[0] for text in messages], name
+        if not got.get("calls"):
+            assert len(now["tuples"]) == 1, name
+            assert now["tuples"][0][1] == [], name
+            continue
+        for (field, shapes, _), wanted in zip(
+            now["tuples"], ("grad_input", "grad_output"), strict=True
+        ):
+            assert field == wanted
+            assert shapes == [
+                json.dumps(entry["shape"]).replace("null", "None")
+                for entry in got["calls"][0][wanted] or []
+            ], name
+
+
+def test_marks_what_the_build_before_had_not(opened: Page) -> None:
+    asked = [
+        ("linear-3d", "legacy", VERSIONS.index(v))
+        for v in ("1.11.0", "1.12.1", "2.0.1")
+    ]
+    before, change, after = opened.evaluate(CHOOSE_AND_READ, asked)
+    assert [it["tuples"][0][2] for it in (before, change, after)] == [
+        [False, False],
+        [True],
+        [False],
+    ]
+    assert "torch 1.11.0, as in torch 1.9.1." in before["foot"]
+    assert "torch 1.12.1, not as in torch 1.11.0." in change["foot"]
+    assert "torch 2.0.1, as in torch 1.12.1." in after["foot"]
+    assert change["spoken"] == "1.12.1: 1 entry in grad_input, not as in torch 1.11.0"
+
+
+def test_the_first_build_with_a_hook_is_no_change(opened: Page) -> None:
+    asked = [("linear-2d", "full", VERSIONS.index(v)) for v in ("1.7.1", "1.8.1")]
+    without, first = opened.evaluate(CHOOSE_AND_READ, asked)
+    assert without["tuples"][0][0] == "This build has no such hook."
+    assert "the first build here with this hook" in first["foot"]
+    assert first["changes"] == []
+
+
+# ---- Links
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_a_link_leads_to_its_build(
+    page: Page, site: Server, size: ViewportSize
+) -> None:
+    page.set_viewport_size(size)
+    page.goto(site.url + URL + "#relu-inplace/full/1.8.1")
+    expect(page.locator("hook-picker select")).to_be_in_viewport()
+    expect(page.locator("hook-picker output")).to_have_text("1.8.1")
+    expect(page.locator("hook-picker select")).to_have_value("relu-inplace")
+    expect(page.locator("hook-picker .tuples")).to_have_text("Never called.")
+    page.evaluate("location.hash = '#linear-3d/legacy/1.7.1'")
+    expect(page.locator("hook-picker .foot a")).to_have_text("#linear-3d/legacy/1.7.1")
+    page.evaluate("location.hash = '#no-such-case/legacy/1.7.1'")
+    expect(page.locator("hook-picker .foot a")).to_have_text("#linear-3d/legacy/1.7.1")
+
+
+def test_a_link_from_another_page(page: Page, site: Server) -> None:
+    page.goto(site.url + "versions/what-changed/")
+    link = page.locator("table.lengths a", has_text="mseloss")
+    link.click()
+    expect(page.locator("hook-picker output")).to_have_text("1.7.1")
+    expect(page.locator("hook-picker select")).to_have_value("mseloss")
+
+
+# ---- Who reads it, and on what
+
+
+def test_without_javascript(browser: Browser, site: Server) -> None:
+    page = browser.new_page(java_script_enabled=False, viewport=WIDE)
+    page.goto(site.url + URL + "#linear-3d/legacy/1.12.1")
+    expect(page.locator("hook-picker noscript")).to_be_visible()
+    expect(page.locator("hook-picker form")).to_be_hidden()
+    row = page.locator("tr", has=page.locator("[id='linear-3d/legacy/1.12.1']"))
+    expect(row).to_be_in_viewport()
+    expect(row).to_contain_text("gradient of the output, reshaped changed")
+    other = page.locator("[id=linear-4d]")
+    expect(other.locator("table").first).to_be_hidden()
+    other.locator("summary").first.click()
+    expect(other.locator("table").first).to_be_visible()
+    page.close()
+
+
+def test_with_the_keyboard(page: Page, site: Server) -> None:
+    page.goto(site.url + URL)
+    page.locator("hook-picker select").focus()
+    passed: list[str] = []
+    for _ in range(2):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(
+            "(e => [e.name, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        )
+        passed.append(name)
+        assert outline == "solid", f"the focus on {name} is not seen"
+    assert passed == ["hook", "torch"]
+    expect(page.locator("hook-picker output")).to_have_text(VERSIONS[-1])
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("hook-picker output")).to_have_text(VERSIONS[-2])
+    page.keyboard.press("Home")
+    expect(page.locator("hook-picker output")).to_have_text(VERSIONS[0])
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowDown")
+    absent = page.locator("hook-picker .tuples")
+    expect(absent).to_have_text("This build has no such hook.")
+
+
+def test_the_slider_is_named(opened: Page) -> None:
+    slider = opened.get_by_role("slider")
+    expect(slider).to_have_accessible_name("torch")
+    expect(opened.get_by_role("combobox", name="Module")).to_be_visible()
+    expect(opened.get_by_role("group", name="Hook")).to_be_visible()
+
+
+@pytest.mark.parametrize("case", ["lstm", "relu-inplace", "transformerencoderlayer"])
+def test_on_a_phone(page: Page, site: Server, case: str) -> None:
+    page.set_viewport_size(PHONE)
+    page.goto(site.url + f"{URL}#{case}/legacy/{VERSIONS[-1]}")
+    page.locator("hook-picker .messages summary").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    inside = page.locator("hook-picker").evaluate(
+        "e => [...e.querySelectorAll('*')].every(it =>"
+        " it.getBoundingClientRect().right <= e.getBoundingClientRect().right)"
+    )
+    assert inside
+
+
+def test_for_some_readers(opened: Page) -> None:
+    assert wrong_for_some_readers(opened, within="hook-picker") == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_colours(opened: Page, scheme: Scheme) -> None:
+    asked = [("linear-3d", "legacy", VERSIONS.index("1.12.1"))]
+    opened.evaluate(CHOOSE_AND_READ, asked)
+    assert opened.locator("hook-picker .changed").count() > 0
+    opened.emulate_media(color_scheme=scheme)
+    opened.evaluate(TWO_FRAMES)
+    assert pale_text(opened, within="hook-picker") == []

@@ -1,0 +1,168 @@
+"""What mistakes and programs say in each build: the tools, and what they recorded."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradlib.vjp.cases import CASES
+
+from .tools import DATA, TOOLS, load
+
+errors: Any = load("record_errors")
+programs: Any = load("record_programs")
+without_python: Any = load("check_versions").without_python
+TODAY = torch.__version__.split("+")[0]
+BUILDS = sorted(path.stem for path in (DATA / "hooks").glob("*.json"))
+each_kind = pytest.mark.parametrize("kind", ["errors", "programs"])
+each_build = pytest.mark.parametrize("build", BUILDS)
+
+
+@cache
+def recording(kind: str, build: str) -> dict[str, Any]:
+    path = DATA / kind / f"{build}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# ---- The tools.
+
+
+@each_kind
+def test_today_is_as_committed(kind: str) -> None:
+    committed = DATA / kind / f"{TODAY}.json"
+    if not committed.exists():
+        pytest.skip(f"no recording of torch {TODAY} is committed")
+    command = [sys.executable, str(TOOLS / f"record_{kind}.py")]
+    again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert without_python(again) == without_python(committed.read_text())
+
+
+@pytest.mark.parametrize("tool", [errors, programs])
+def test_it_writes_what_it_else_prints(
+    tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(errors, "MISTAKES", {"GL101": ["y.backward()"]})
+    monkeypatch.setattr(programs, "FOLDER", tmp_path)
+    out = tmp_path / "out.json"
+    for arguments in [[], [str(out)]]:
+        monkeypatch.setattr(sys, "argv", ["record.py", *arguments])
+        tool.main()
+    assert out.read_text() == capsys.readouterr().out
+    assert json.loads(out.read_text())["torch"] == TODAY
+
+
+def test_a_mistake_that_torch_accepts_has_no_error() -> None:
+    assert errors.recorded("y.sum().backward()")["error"] is None
+    said = errors.recorded("torch.autograd.grad(y, 1 / 0)")["error"]
+    assert said == "ZeroDivisionError: division by zero"
+
+
+def test_what_a_program_prints_warns_of_and_raises() -> None:
+    source = """\
+import warnings
+print("before")
+for _ in range(2):
+    warnings.warn("careful")
+warnings.warn("CUDA initialization: no driver")
+{}["key"]
+print("never")
+"""
+    assert programs.recorded(source) == {
+        "source": source,
+        "stdout": "before\n",
+        "warnings": ["UserWarning: careful"],
+        "error": "KeyError: 'key'",
+    }
+
+
+def test_a_program_finds_nothing_of_another() -> None:
+    programs.recorded("left = 1")
+    assert programs.recorded("left")["error"].startswith("NameError")
+
+
+# ---- The committed files.
+
+
+@each_kind
+@each_build
+def test_every_build_has_a_recording_that_fits_the_schema(
+    kind: str, build: str
+) -> None:
+    whole = recording(kind, build)
+    text = (DATA / kind / f"{build}.json").read_text(encoding="utf-8")
+    assert text == json.dumps(whole, indent=1, sort_keys=True) + "\n"
+    assert whole["torch"] == build
+    assert re.fullmatch(r"3\.\d+", whole["python"])
+    own = {"errors": {"start", "mistakes"}, "programs": {"programs"}}[kind]
+    assert whole.keys() == {"torch", "python"} | own
+    assert not re.search(r"0x[0-9a-f]|\.(cpp|h):\d|frame #|CUDA init", text)
+
+
+@each_build
+def test_the_mistakes_are_those_of_the_tool(build: str) -> None:
+    whole = recording("errors", build)
+    assert whole["start"] == errors.START
+    for code, mistakes in whole["mistakes"].items():
+        wanted = [errors.recorded(it)["program"] for it in errors.MISTAKES[code]]
+        assert [it["program"] for it in mistakes] == wanted
+        assert all(it.keys() == {"program", "error"} for it in mistakes)
+        texts = [it["error"] for it in mistakes if it["error"] is not None]
+        assert all(re.match(r"\w+: \S", text) for text in texts)
+
+
+@each_build
+def test_the_programs_are_those_of_the_folder(build: str) -> None:
+    recorded = recording("programs", build)["programs"]
+    sources = {path.stem: path.read_text() for path in programs.FOLDER.glob("*.py")}
+    assert {name: recorded[name]["source"] for name in recorded} == sources
+    keys = {"source", "stdout", "warnings", "error"}
+    assert all(it.keys() == keys for it in recorded.values())
+
+
+def test_every_code_with_a_page_has_its_mistakes() -> None:
+    assert sorted(errors.MISTAKES) == sorted(CASES)
+
+
+def test_a_mended_program_does_what_the_other_does_not_in_every_build() -> None:
+    every = [recording("programs", build)["programs"] for build in BUILDS]
+    mended = {name for name in every[0] if name.endswith("_mended")}
+    for name in mended - {"inplace_full_hook_mended"}:
+        other = [ran[name.removesuffix("_mended")] for ran in every]
+        assert all(ran[name]["error"] is None for ran in every)
+        (printed,) = {ran[name]["stdout"] for ran in every}
+        assert any(ran["error"] or ran["stdout"] != printed for ran in other)
+
+
+# ---- What is in them, where it is known by hand.
+
+
+def test_a_vector_of_one_entry_for_a_number_was_accepted_once() -> None:
+    for build in BUILDS:
+        ran = recording("programs", build)["programs"]["vector_of_one_entry"]
+        lines = ran["stdout"].splitlines()
+        if tuple(map(int, build.split("."))) <= (1, 2, 0):
+            assert lines == ["()", "[3.0, 3.0]", "[3.0, 3.0]"]
+            assert ran["error"] is None
+        else:
+            assert lines == ["()", "[3.0, 3.0]"]
+            assert ran["error"].startswith("RuntimeError: Mismatch in shape: ")
+
+
+def test_the_old_hook_warns_from_1_8_on() -> None:
+    for build in BUILDS:
+        ran = recording("programs", build)["programs"]["linear_old_hook"]
+        assert ran["stdout"] == "[(2,), (4, 3), (3, 2)]\n"
+        assert bool(ran["warnings"]) == (tuple(map(int, build.split("."))) >= (1, 8))
+
+
+def test_wordings_differ_between_releases() -> None:
+    order = sorted(BUILDS, key=lambda build: [*map(int, build.split("."))])
+    said = [recording("errors", build)["mistakes"]["GL111"] for build in order]
+    assert sum(a != b for a, b in pairwise(said)) >= 3

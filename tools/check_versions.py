@@ -1,0 +1,203 @@
+"""Record again in the builds of torch that docs/data holds, and compare.
+
+``python tools/check_versions.py [VERSION ...]`` checks these versions; without one, all
+of them. Where ``CI=true``, those of EVERY_TIME and the installed one are meant. What is
+named or meant has to be checked: where it cannot be, that is a failure too.
+
+The installed torch is run as it is. For another one, the version of Python it was
+recorded with is looked for, and gets a throw-away environment with that torch.
+Wheels are kept in .cache/wheels, so that the next time nothing is downloaded.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "data"
+WHEELS = ROOT / ".cache" / "wheels"
+EVERY_TIME = ["1.2.0", "1.7.1"]
+RECORDED = ["errors", "hooks", "programs"]  # in docs/data, by tools/record_*.py
+
+NO_PYTHONPATH = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+
+class NotCheckedError(Exception):
+    """A build cannot be had here; the message says why."""
+
+
+# ---- What is to be checked.
+
+
+def recordings(build: str) -> list[Path]:
+    """Return the recordings of a build."""
+    paths = [DATA / name / f"{build}.json" for name in RECORDED]
+    return [path for path in paths if path.exists()]
+
+
+def builds() -> list[str]:
+    """Return the builds with a recording, the oldest first."""
+    found = {path.stem for name in RECORDED for path in (DATA / name).glob("*.json")}
+    return sorted(found, key=lambda build: [int(part) for part in build.split(".")])
+
+
+def installed() -> str:
+    """Return the version of the torch that is installed for this interpreter."""
+    return version("torch").split("+")[0]
+
+
+# ---- Interpreters.
+
+
+def interpreter(python: str) -> Path:
+    """Return an interpreter of a version, such as ``"3.7"``, that runs."""
+    for path in candidates(python):
+        if runs(path, python):
+            return path
+    raise NotCheckedError(f"no Python {python} that runs: pyenv, uv and PATH have none")
+
+
+def candidates(python: str) -> Iterator[Path]:
+    """Yield where an interpreter of a version may lie."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    yield from sorted(pyenv.glob(f"versions/{python}.*/bin/python"))
+    if uv := shutil.which("uv"):
+        yield Path(output(uv, "python", "find", "--no-python-downloads", python) or "-")
+    yield Path(shutil.which(f"python{python}") or "-")
+
+
+def runs(path: Path, python: str) -> bool:
+    """Tell whether an interpreter runs, is of a version, and can make environments."""
+    asked = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
+    return output(str(path), "-c", asked) == python
+
+
+def output(*command: str) -> str | None:
+    """Return what a command prints, ``None`` where it does not run or fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=NO_PYTHONPATH
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# ---- Environments.
+
+
+def install(build: str, python: Path, folder: Path) -> Path:
+    """Make an environment with a build of torch, and return its interpreter."""
+    if output(str(python), "-m", "venv", str(folder)) is None:
+        raise NotCheckedError(f"{python} makes no environment")
+    inside = folder / "bin" / "python"
+    from_wheels = ["--no-index", "--find-links", str(WHEELS), f"torch=={build}"]
+    if not pip(inside, "install", "--no-compile", *from_wheels):
+        download(build, inside)
+        if not pip(inside, "install", "--no-compile", *from_wheels):
+            raise NotCheckedError(f"pip could not install torch {build}")
+    return inside
+
+
+def download(build: str, python: Path) -> None:
+    """Keep the wheels of a build: the CPU's where pip offers one, else what it offers.
+
+    The latter is the build for CUDA, which runs on the CPU too. From torch 1.13 on it
+    brings gigabytes of libraries along.
+    """
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    for name in (f"torch=={build}+cpu", f"torch=={build}"):
+        if pip(python, "download", "--no-cache-dir", "--dest", str(WHEELS), name):
+            return
+    raise NotCheckedError(f"pip downloads no torch {build} for this Python")
+
+
+def pip(python: Path, *arguments: str) -> bool:
+    """Run pip, and tell whether it succeeded."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    return output(*command) is not None
+
+
+# ---- Recording again.
+
+
+def differences(
+    build: str, python: Path, env: dict[str, str] | None = None
+) -> list[str]:
+    """Record again, and return the lines in which that differs from what is there."""
+    found: list[str] = []
+    for path in recordings(build):
+        program = ROOT / "tools" / f"record_{path.parent.name}.py"
+        done = subprocess.run(
+            [python, program], capture_output=True, text=True, env=env
+        )
+        if done.returncode != 0:
+            found += [f"{program.name} failed:", *done.stderr.splitlines()]
+        else:
+            found += compared(path, done.stdout)
+    return found
+
+
+def compared(path: Path, again: str) -> list[str]:
+    """Return the difference between a recording and a new one, line by line."""
+    old = without_python(path.read_text(encoding="utf-8")).splitlines(keepends=True)
+    new = without_python(again).splitlines(keepends=True)
+    name = path.relative_to(DATA).as_posix()
+    lines = difflib.unified_diff(old, new, name, "recorded again")
+    return [line.rstrip("\n") for line in lines]
+
+
+def without_python(text: str) -> str:
+    """Return a recording without the version of the interpreter."""
+    return re.sub(r'^ "python": .*\n', "", text, flags=re.MULTILINE)
+
+
+def checked(build: str) -> list[str]:
+    """Return in what a build differs from its recordings.
+
+    Raises:
+        NotCheckedError: It cannot be had here.
+    """
+    paths = recordings(build)
+    if not paths:
+        raise NotCheckedError("no recording of it is committed")
+    if build == installed():
+        return differences(build, Path(sys.executable))
+    python = interpreter(json.loads(paths[0].read_text(encoding="utf-8"))["python"])
+    with tempfile.TemporaryDirectory() as folder:
+        inside = install(build, python, Path(folder))
+        return differences(build, inside, NO_PYTHONPATH)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the versions of the command line; return what the process exits with."""
+    parser = argparse.ArgumentParser(description="Record again, and compare.")
+    parser.add_argument("versions", nargs="*", metavar="VERSION")
+    required = parser.parse_args(arguments).versions
+    if not required and os.environ.get("CI") == "true":
+        required = [*EVERY_TIME, installed()]
+    failed = False
+    for build in required or builds():
+        try:
+            found = checked(build)
+        except NotCheckedError as reason:
+            print(f"torch {build}: not checked: {reason}", flush=True)
+            failed |= bool(required)
+        else:
+            said = "differs:" if found else "checked, the same"
+            print(f"torch {build}: {said}", *found, sep="\n", flush=True)
+            failed |= bool(found)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+import torch
+
+x = torch.ones(2, 3, requires_grad=True)
+out = torch.mm(x, torch.ones(3, 4))
+out.backward(torch.ones_like(out))
+print(x.grad.tolist())

@@ -1,0 +1,17 @@
+import torch
+
+
+class Weighted(torch.nn.Module):
+    def forward(self, x, y):
+        return 2 * x + 3 * y
+
+
+def hook(module, grad_input, grad_output):
+    print([g.tolist() for g in grad_input])
+
+
+module = Weighted()
+module.register_backward_hook(hook)
+x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+module(x, y).sum().backward()
+print([x.grad.tolist(), y.grad.tolist()])
