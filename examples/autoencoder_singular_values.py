@@ -73,7 +73,7 @@ print(f"part of the variance that is lost: {lost:.3f}")
 
 # %%
 shown = x[:SHOWN]
-print(gradlib.plan_jacobian(net, shown))
+print(gradlib.plan_jacobian(net, shown, max_bytes=2**30))
 
 # %% [markdown]
 # All that goes from the input to the output passes the code. So `J` is a product: the

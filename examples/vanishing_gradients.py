@@ -20,7 +20,7 @@ import gradlib
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-POINTS, WIDTH, DEPTH, STEPS = 512, 32, 10, 150
+POINTS, WIDTH, DEPTH, STEPS = 512, 32, 10, 75
 X = torch.rand(POINTS, 2, device=device) * 2 - 1
 Y = (X.norm(dim=1) < X.norm(dim=1).median()).long()  # inside a circle, or outside
 

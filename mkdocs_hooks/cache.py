@@ -11,10 +11,8 @@ PACKAGES = (
     "torch",
     "numpy",
     "matplotlib",
-    "nbclient",
     "jupytext",
     "mkdocs-jupyter",
-    "ipykernel",
 )
 
 

@@ -5,28 +5,30 @@ run, and its cells become one Markdown text that is rendered like that of any ot
 page: same look, same extensions, and its links are checked.
 """
 
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jupytext
 import mkdocs_jupyter.convert
-import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from nbformat import NotebookNode
 
-from mkdocs_hooks import cache, figures
+from mkdocs_hooks import cache, figures, fresh
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+    from mkdocs_hooks.run_code import Output
 
 log = logging.getLogger("mkdocs.hooks")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -50,82 +52,71 @@ def on_files(files: Files, *, config: MkDocsConfig) -> None:
 def on_page_content(
     content: str, *, page: Page, config: MkDocsConfig, files: Files
 ) -> str | None:
-    """Render an example's page from the notebook that `run` left as its content."""
+    """Render an example's page from the outputs that `run` left as its content."""
     if not page.file.src_uri.endswith(".py"):
         return None
-    page.markdown = to_markdown(nbformat.reads(content, 4), page, config, files)
+    page.markdown = to_markdown(json.loads(content), page, config, files)
     Page.render(page, config, files)  # page.render is mkdocs-jupyter's own by now
     return page.content
 
 
 def run(path: str, **_options: object) -> str:
-    """Run an example; return its cells and their outputs as notebook JSON."""
-    notebook = jupytext.read(path)
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        extra_arguments=[
-            "--InlineBackend.figure_formats=svg",
-            "--IPKernelApp.log_level=ERROR",  # not a word about unencrypted TCP
-        ],
-        resources={"metadata": {"path": str(cache.ROOT)}},
-    )
-    # MPLBACKEND=Agg, where somebody has set it, would leave the pages without figures.
-    inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    try:
-        client.execute(env=os.environ | figures.STYLE | inline)
-    except CellExecutionError as error:
-        for cell, place in located(notebook, Path(path)):
-            if any(o.output_type == "error" for o in cell.get("outputs", [])):
-                message = COLOUR.sub("", str(error))
-                raise PluginError(f"{place}: this cell failed\n{message}") from None
-        raise
-    return nbformat.writes(notebook)
+    """Run an example; return the outputs of each of its cells, as JSON."""
+    from mkdocs_hooks.run_code import outputs_of  # it imports matplotlib
 
-
-def located(notebook: NotebookNode, path: Path) -> Iterator[tuple[NotebookNode, str]]:
-    """Yield each cell with its place in the file, as `examples/x.py:12`."""
+    code = [
+        (cell.source if cell.cell_type == "code" else "", line + 1)
+        for cell, line in located(Path(path))
+    ]
     name = os.path.relpath(path, cache.ROOT)
+    try:
+        return json.dumps(fresh.call(outputs_of, code, name, folder=cache.ROOT))
+    except RuntimeError as error:
+        raise PluginError(f"{name}: this example failed\n{error}") from None
+
+
+def located(path: Path) -> "Iterator[tuple[NotebookNode, int]]":
+    """Yield each cell of an example with the line of its `# %%`."""
+    cells = jupytext.read(path).cells
     lines = path.read_text(encoding="utf-8").splitlines()
     starts = [i for i, line in enumerate(lines, 1) if line.startswith("# %%")]
-    if len(starts) != len(notebook.cells) or starts[0] != 1:
+    if len(starts) != len(cells) or starts[0] != 1:
+        name = os.path.relpath(path, cache.ROOT)
         raise PluginError(f"{name}:1: begin the file, and each cell, with `# %%`")
-    for cell, start in zip(notebook.cells, starts, strict=True):
-        yield cell, f"{name}:{start}"
+    return zip(cells, starts, strict=True)
 
 
 def to_markdown(
-    notebook: NotebookNode, page: Page, config: MkDocsConfig, files: Files
+    outputs: "list[list[Output]]", page: Page, config: MkDocsConfig, files: Files
 ) -> str:
     """Return an executed example as the Markdown of its page."""
     path = Path(str(page.file.abs_src_path))
+    name = os.path.relpath(path, cache.ROOT)
     stem = page.file.src_uri.removesuffix(".py")
     parts: list[str] = []
-    for cell, place in located(notebook, path):
+    for (cell, line), below in zip(located(path), outputs, strict=True):
         if cell.cell_type != "code":
             parts.append(cell.source)
             continue
-        check(cell, place)
+        alt = cell.metadata.get("alt", "").strip()
+        check(below, alt, f"{name}:{line}")
         parts.append(fence(cell.source, "python"))
-        for output in cell.outputs:
-            if svg := drawing(output):
+        for kind, text in below:
+            if kind == "svg":
                 uri = f"{stem}-{len(parts)}.svg"
-                alt = cell.metadata["alt"]
-                parts.append(figures.image(svg, alt, uri, page, config, files))
+                parts.append(figures.image(text, alt, uri, page, config, files))
             else:
-                parts.append(printed(output))
+                parts.append(printed(kind, text))
     title, _, rest = "\n\n".join(parts).partition("\n")
     if not title.startswith("# "):
-        name = os.path.relpath(path, cache.ROOT)
         raise PluginError(f"{name}:1: begin with a Markdown cell that has a # title")
     download = f'<a href="{path.name}" download>Download {path.name}</a>'
     return f"{title}\n\n{download}\n\n{rest}"
 
 
-def check(cell: NotebookNode, place: str) -> None:
+def check(outputs: "list[Output]", alt: str, place: str) -> None:
     """Refuse a figure that only some can see, and output not meant for a reader."""
-    drawn = sum(drawing(output) is not None for output in cell.outputs)
-    alt = cell.metadata.get("alt", "").strip()
+    drawn = [kind for kind, _ in outputs].count("svg")
     if drawn and not alt:
         raise PluginError(
             f'{place}: say what the figure shows: # %% alt="The loss falls to 0.1."'
@@ -135,27 +126,20 @@ def check(cell: NotebookNode, place: str) -> None:
             f"{place}: a cell with alt shows 1 figure, this one {drawn}; "
             "a figure is shown when pyplot made it or when the cell ends with it"
         )
-    for output in cell.outputs:
-        if output.get("name") == "stderr":
-            raise PluginError(f"{place}: this cell writes to stderr:\n{output.text}")
-        if " at 0x" in str(output):
+    for kind, text in outputs:
+        if kind == "stderr":
+            raise PluginError(f"{place}: this cell writes to stderr:\n{text}")
+        if " at 0x" in text:
             raise PluginError(
                 f"{place}: this cell's output holds an address in memory; "
                 "give the last line's value a name, and it is not printed"
             )
 
 
-def drawing(output: NotebookNode) -> str | None:
-    """Return the SVG of an output that is a figure."""
-    return output.get("data", {}).get("image/svg+xml")
-
-
-def printed(output: NotebookNode) -> str:
+def printed(kind: str, text: str) -> str:
     """Return an output that is text or HTML as Markdown."""
-    data = output.get("data", {})
-    if table := data.get("text/html"):
-        return f'<div class="output" markdown="0">{table}</div>'
-    text = data["text/plain"] if data else output.text
+    if kind == "html":
+        return f'<div class="output" markdown="0">{text}</div>'
     return fence(text.rstrip("\n"), "text {.output .no-copy}")
 
 

@@ -10,9 +10,6 @@ import hashlib
 import html
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from textwrap import dedent
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,13 +18,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from mkdocs_hooks import cache
+from mkdocs_hooks import cache, fresh
 
-PROGRAM = Path(__file__).with_name("draw_figure.py")
-STYLE = {
-    "MATPLOTLIBRC": str(Path(__file__).with_name("matplotlibrc")),
-    "SOURCE_DATE_EPOCH": "0",  # no date in the SVG: the same drawing, the same file
-}
 FENCE = re.compile(
     r'^(?P<indent> *)```python \{figure="(?P<alt>[^"]*)"\}\n'
     r"(?P<code>.*?)^(?P=indent)```$",
@@ -45,17 +37,16 @@ def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
         line: The line of that file on which the code begins.
         background: The colour behind the figure; on the site there is none.
     """
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), path, str(line), background],
-        cwd=cache.ROOT,
-        env=os.environ | STYLE | {"PYTHONPATH": str(cache.ROOT)},
-        input=code,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    if done.returncode:
-        raise PluginError(f"{path}:{line}: no figure from this block\n{done.stderr}")
-    return done.stdout
+    from mkdocs_hooks.run_code import last_figure  # it imports matplotlib
+
+    try:
+        svg = fresh.call(last_figure, code, path, line, background, folder=cache.ROOT)
+    except RuntimeError as error:
+        message = f"{path}:{line}: no figure from this block\n{error}"
+        raise PluginError(message) from None
+    if svg is None:
+        raise PluginError(f"{path}:{line}: this block draws no matplotlib figure")
+    return svg
 
 
 def cached_draw(code: str, path: str, line: int) -> str:

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from mkdocs_hooks import fresh
 
 from .snippets import ROOT
 
@@ -155,13 +155,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(project: Path, *options: str) -> str:
     """The output of the block tests in the project."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA"]
-    finished = subprocess.run(
-        [*command, "tests/docs/test_snippets.py", *options],
-        cwd=project,
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-rA"]
+    finished = fresh.run(
+        *command,
+        "tests/docs/test_snippets.py",
+        *options,
+        folder=project,
         env={k: v for k, v in os.environ.items() if k != "CI"},  # there it says more
-        capture_output=True,
-        encoding="utf-8",
     )
     return finished.stdout + finished.stderr
 

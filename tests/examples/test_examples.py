@@ -1,11 +1,12 @@
 """Runs every example as a reader would: as a program, from a folder of their own."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+
+from mkdocs_hooks import fresh
 
 from .example_guards import misfits
 
@@ -14,19 +15,10 @@ EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 
 
-# A reader has a screen, so an example ends with plt.show(); here is none.
-NO_SCREEN = "ignore:FigureCanvasAgg is non-interactive:UserWarning"
-
-
-def run_program(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_program(program: Path, folder: Path) -> CompletedProcess[str]:
     """Run a program in a folder, without a screen; a warning is an error."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-W", NO_SCREEN, str(program)],
-        cwd=folder,
-        env=os.environ | {"MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-    )
+    strictly = str(Path(__file__).with_name("strictly.py"))
+    return fresh.run(strictly, str(program), folder=folder, env=os.environ)
 
 
 def test_there_are_examples_to_run():

@@ -1,6 +1,8 @@
 """A site on a server, a browser to look at it with, and what goes wrong meanwhile."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import ConsoleMessage, Page, Request, Response
 
 Scheme = Literal["light", "dark"]
 SCHEMES: dict[Scheme, str] = {
@@ -19,8 +21,14 @@ SCHEMES: dict[Scheme, str] = {
 # No view is looked at half way between two colours.
 STILL = "* { transition: none !important }"
 # axe takes milliseconds for the colours of each text, and a page of code has thousands:
-# of those with the same tags, classes and styles all the way up it looks at one.
-CONTRAST = """([within, options]) => {
+# of those with the same tags, classes and styles all the way up it looks at one, and
+# at none where another page with the same sheets had one, and it was fine.
+CONTRAST = """async ([within, options, fine]) => {
+  const sheets = [...document.querySelectorAll("style, link[rel=stylesheet]")]
+  const worn = [
+    document.body.dataset.mdColorScheme,
+    ...sheets.map(sheet => sheet.href ?? sheet.textContent),
+  ].join(" ")
   const alike = new Map()
   const texts = document.createTreeWalker(
     document.querySelector(within), NodeFilter.SHOW_TEXT
@@ -29,12 +37,16 @@ CONTRAST = """([within, options]) => {
     if (!texts.currentNode.data.trim()) continue
     const shown = texts.currentNode.parentElement
     if (!shown.getClientRects().length) continue
-    let style = ""
+    let style = worn
     for (let e = shown; e; e = e.parentElement)
       style += `${e.tagName}.${e.className}[${e.getAttribute("style")}] `
     if (!alike.has(style)) alike.set(style, shown)
   }
-  return axe.run([...alike.values()], options)
+  fine.forEach(style => alike.delete(style))
+  const { violations } = alike.size
+    ? await axe.run([...alike.values()], options)
+    : { violations: [] }
+  return { violations, styles: [...alike.keys()] }
 }"""
 # After these a page has answered to its new size and scheme.
 TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
@@ -81,45 +93,79 @@ def no_browser() -> NoReturn:
 def listen(page: Page, server: Server) -> list[str]:
     """Return a list that fills with whatever goes wrong while `page` is used."""
     heard: list[str] = []
-
-    def on_request(url: str) -> None:
-        if not url.startswith((server.url, "data:", "blob:")):
-            heard.append(f"request to another host: {url}")
-
-    page.on("request", lambda request: on_request(request.url))
-    page.on("requestfailed", lambda r: heard.append(f"request failed: {r.url}"))
-    page.on(
-        "response",
-        lambda r: heard.append(f"{r.status} for {r.url}") if r.status >= 400 else None,
-    )
-    page.on("pageerror", lambda error: heard.append(f"exception: {error}"))
-    page.on(
-        "console",
-        lambda m: heard.append(f"console: {m.text}") if m.type in LOUD else None,
-    )
+    for event, listener in _listeners(server, heard).items():
+        page.on(event, listener)
     return heard
+
+
+@contextmanager
+def listening(page: Page, server: Server) -> Iterator[list[str]]:
+    """Do what `listen` does, and stop at the end."""
+    heard: list[str] = []
+    listeners = _listeners(server, heard)
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield heard
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+
+
+def _listeners(server: Server, heard: list[str]) -> dict[Any, Callable[[Any], None]]:
+    def on_request(request: Request) -> None:
+        if not request.url.startswith((server.url, "data:", "blob:")):
+            heard.append(f"request to another host: {request.url}")
+
+    def on_response(response: Response) -> None:
+        if response.status >= 400:
+            heard.append(f"{response.status} for {response.url}")
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in LOUD:
+            heard.append(f"console: {message.text}")
+
+    return {
+        "request": on_request,
+        "requestfailed": lambda it: heard.append(f"request failed: {it.url}"),
+        "response": on_response,
+        "pageerror": lambda error: heard.append(f"exception: {error}"),
+        "console": on_console,
+    }
 
 
 def wrong_for_some_readers(page: Page, within: str = "html") -> list[str]:
     """Return what axe finds, but for colours."""
     options = AXE | {"rules": {"color-contrast": {"enabled": False}}}
-    return _found(
-        page, "([within, options]) => axe.run(within, options)", within, options
-    )
+    run = "([within, options]) => axe.run(within, options)"
+    return _violations(_with_axe(page, run, within, options))
 
 
-def pale_text(page: Page, within: str = "html") -> list[str]:
-    """Return the texts whose colour axe finds too pale, one of those styled alike."""
+def pale_text(
+    page: Page, within: str = "html", fine: set[str] | None = None
+) -> list[str]:
+    """Return the texts whose colour axe finds too pale, one of those styled alike.
+
+    Args:
+        page: The page, open.
+        within: What to look at.
+        fine: Styles that need no look; those that are found to be fine are added.
+    """
+    fine = set() if fine is None else fine
     options = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
-    return _found(page, CONTRAST, within, options)
+    found = _with_axe(page, CONTRAST, within, options, list(fine))
+    if not found["violations"]:
+        fine.update(found["styles"])
+    return _violations(found)
 
 
-def _found(page: Page, run: str, within: str, options: dict[str, Any]) -> list[str]:
+def _with_axe(page: Page, run: str, *args: object) -> dict[str, Any]:
     if not page.evaluate("'axe' in window"):
         page.evaluate(Axe().axe_script)
-    violations = page.evaluate(run, [within, options])["violations"]
+    return page.evaluate(run, list(args))
+
+
+def _violations(found: dict[str, Any]) -> list[str]:
     return [
         f"axe {violation['id']}: {node['html']}\n    {node['failureSummary']}"
-        for violation in violations
+        for violation in found["violations"]
         for node in violation["nodes"]
     ]

@@ -40,6 +40,15 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[Page]:
+    """A page that is not fresh: to open one takes longer than to look at it."""
+    page = browser.new_page(reduced_motion="reduce")
+    page.set_default_timeout(5000)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
 def site(built_site: Path) -> Iterator[Server]:
     server = Server(built_site)
     yield server

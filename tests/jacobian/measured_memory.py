@@ -1,0 +1,61 @@
+"""What a Jacobian takes of a process of its own: another would hide some of it."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+
+def wide() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 16))
+    return model, torch.randn(2048, 256)
+
+
+def deep() -> tuple[nn.Module, Tensor]:
+    layers = [it for _ in range(4) for it in (nn.Linear(512, 512), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(512, 24)), torch.randn(512, 512)
+
+
+def bottleneck() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, 512))
+    return model, torch.randn(32, 512)
+
+
+def resident() -> int:
+    """The most bytes the process ever had in memory."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = [it for it in status.splitlines() if it.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
+
+
+def measure(
+    net: str, max_bytes: int | None, chunk_size: int | str, known: bool
+) -> tuple[int, int]:
+    """By how many bytes the process grows, beyond a forward if any, and the result's.
+
+    A module of known layers is a chain, which has no graph; as a function it is not.
+    """
+    # Else glibc keeps much of what it is given back, in pieces that nothing fits into.
+    m_mmap_threshold = -3
+    ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, x = {"wide": wide, "deep": deep, "bottleneck": bottleneck}[net]()
+    # The first passes also load what torch computes them with.
+    for mode in ("reverse", "forward", "split", "loop"):
+        gradlib.per_sample_jacobian(model, x[:2], mode=mode)
+    gradlib.per_sample_jacobian(model, x[:2])
+    y = None if known else model(x.clone().requires_grad_())
+    before = resident()
+    del y
+    result = gradlib.per_sample_jacobian(
+        model if known else model.forward,
+        x,
+        max_bytes=max_bytes,
+        chunk_size=chunk_size,
+        check=False,
+    )
+    return resident() - before, result.numel() * result.element_size()
