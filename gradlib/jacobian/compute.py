@@ -6,12 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradlib.errors import GradlibError, NoSuchWayError
+from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.faster import find_structure
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, empty, fill, joined
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import FEWER, Plan, in_words
 from gradlib.progress import reported
 
 
@@ -20,6 +22,7 @@ def compute(
     plan: Plan,
     *,
     may_change: bool,
+    may_shorten: bool = False,
     prove: bool = True,
     out: dict[Block, Tensor] | None = None,
     create_graph: bool = False,
@@ -31,6 +34,7 @@ def compute(
         graph: What it is of.
         plan: How to compute it.
         may_change: Whether another mode may serve, where this one cannot.
+        may_shorten: Whether a way that is no mode may serve, where one is shorter.
         prove: Whether columns are held against a backward pass.
         out: Where to write them.
         create_graph: Whether gradients flow through them.
@@ -38,21 +42,43 @@ def compute(
 
     Raises:
         NoSuchWayError: torch cannot go back through the graph, in this mode.
+        OutOfBytesError: Memory ran out, with single rows or columns too.
     """
+    if may_shorten and not create_graph:
+        found = _from_structure(graph, plan, out)
+        if found is not None:
+            return found
     *others, last = list(_attempts(plan, may_change))
     for attempt in others:
         try:
-            return _carried_out(graph, attempt, prove, out, create_graph, progress)
+            return _in_memory(graph, attempt, prove, out, create_graph, progress)
         except (RuntimeError, NotImplementedError):
             # Not every node can work on batched values, or be gone through twice.
             # The graph is still there, so nothing is lost but the time.
             continue
     try:
-        return _carried_out(graph, last, prove, out, create_graph, progress)
+        return _in_memory(graph, last, prove, out, create_graph, progress)
     except RuntimeError as error:
         if isinstance(error, GradlibError):
             raise
         raise NoSuchWayError(_explained(error)) from error
+
+
+def _from_structure(
+    graph: Graph, plan: Plan, out: dict[Block, Tensor] | None
+) -> dict[Block, Tensor] | None:
+    """Return the blocks where the graph's structure makes them cheaper."""
+    if out is not None and not out[0, 0].is_contiguous():
+        return None
+    found = find_structure(graph, plan)
+    if found is None:
+        return None
+    try:
+        blocks = found.blocks(graph, out)
+        _require_proof(graph, blocks)  # a hook may make the gradients anything
+    except RuntimeError:
+        return None
+    return blocks
 
 
 def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
@@ -63,6 +89,30 @@ def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
         if it.chunk > 1:
             yield it
         yield replace(it, chunk=1)
+
+
+def _in_memory(
+    graph: Graph,
+    plan: Plan,
+    prove: bool,
+    out: dict[Block, Tensor] | None,
+    create_graph: bool,
+    progress: bool,
+) -> dict[Block, Tensor]:
+    """Carry a plan out, with ever smaller chunks where memory runs out.
+
+    What was free when it was made others may have taken, or be in pieces too small.
+    """
+    while True:
+        try:
+            return _carried_out(graph, plan, prove, out, create_graph, progress)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if plan.chunk == 1:
+                raise OutOfBytesError(_too_large(graph, plan)) from error
+        # Not sooner: the error holds on to all that the attempt had made.
+        plan = replace(plan, chunk=plan.chunk // 2)
 
 
 def _carried_out(
@@ -121,6 +171,14 @@ def _share_done(graph: Graph) -> Callable[[Piece], str]:
         return f"Jacobian: {done / max(total, 1):.0%}"
 
     return text
+
+
+def _too_large(graph: Graph, plan: Plan) -> str:
+    return (
+        f"Memory ran out on {graph.points[0].device}, with one row or column at a time "
+        f"too: the Jacobian takes {in_words(plan.result_bytes)} and a pass another "
+        f"{in_words(plan.pass_bytes + plan.part_bytes)}, by our count. {FEWER}"
+    )
 
 
 def _explained(error: RuntimeError) -> str:

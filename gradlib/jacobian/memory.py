@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,19 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         return free + reserved - torch.cuda.memory_allocated(device)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # What the files that were read last take can be had, too.
+    (available,) = [it for it in lines if it.startswith("MemAvailable:")]
+    return 1024 * int(available.split()[1])
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether torch could not get the memory it asked for, on any device."""
+    no_more_on_cpu = "DefaultCPUAllocator: can't allocate memory"
+    return isinstance(error, torch.OutOfMemoryError) or no_more_on_cpu in str(error)
 
 
 def bytes_of_pass(graph: Graph) -> int:

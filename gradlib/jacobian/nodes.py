@@ -17,7 +17,7 @@ class Nodes:
     """What is in a graph.
 
     Attributes:
-        convolution: Whether there is one: those are slower with batched values.
+        convolution: Whether there is one: on a CPU batched values slow those down.
         python: The name of a node whose backward pass is somebody's Python, if there
             is one: nobody knows whether that has a graph.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -13,6 +13,13 @@ from gradlib.jacobian.arguments import Argnums, read
 from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
+from gradlib.jacobian.faster import (
+    chain_planned,
+    evaluate,
+    find_chain,
+    find_structure,
+    structure_planned,
+)
 from gradlib.jacobian.graph import of_tensors, run
 from gradlib.jacobian.out import (
     blocks_of,
@@ -23,17 +30,6 @@ from gradlib.jacobian.out import (
 from gradlib.jacobian.plan import Plan
 from gradlib.private import without_hooks
 from gradlib.recording.state import random_state_kept
-
-try:
-    from gradlib.jacobian.fast.evaluate import evaluate
-    from gradlib.jacobian.fast.find import find_chain
-    from gradlib.jacobian.fast.planned import planned
-except ModuleNotFoundError:  # without that folder everything is found the general way
-
-    def _nothing(*_: Any) -> None:
-        return None
-
-    find_chain = evaluate = planned = cast(Any, _nothing)
 
 
 def per_sample_jacobian(
@@ -155,6 +151,7 @@ def _from_one_graph(
             graph,
             plan,
             may_change=mode == "auto",
+            may_shorten=mode == chunk_size == "auto",
             prove=mode == "auto" or not check,  # the check does it too
             out=given,
             create_graph=create_graph,
@@ -305,6 +302,9 @@ def plan_jacobian(
         graph, _ = run(arguments)
         plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
         plan = replace(plan, work=work.count(graph, plan.counts))
+        if mode == chunk_size == "auto" and not create_graph:
+            found = find_structure(graph, plan)
+            plan = plan if found is None else structure_planned(plan, found)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     chain = find_chain(fn, inputs, *asked)
-    return plan if chain is None else planned(plan, chain)
+    return plan if chain is None else chain_planned(plan, chain)

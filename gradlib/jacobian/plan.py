@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradlib.errors import JacobianArgumentError, OutOfBytesError
@@ -29,7 +29,10 @@ BATCHED = 3
 """How many times the gradients of one pass, for each vector, a batched pass holds."""
 
 FAST = 2**25
-"""How many bytes of gradients a batched pass takes at most: more is slower."""
+"""How many bytes of gradients a batched pass takes at most on a CPU: more is slower."""
+
+FILLING = 2**31
+"""The same on other devices, which want much at once to be busy."""
 
 FORWARD = 2
 """How many rows a column costs: its pass goes through the graph of a backward pass."""
@@ -37,21 +40,28 @@ FORWARD = 2
 SPLIT = 4
 """How many rows an entry of the tensor at a split costs, with all that joins them."""
 
+FEWER = (
+    "Pass fewer samples at a time, ask for fewer inputs or parameters, or pass out= "
+    "with memory of your own."
+)
+"""What to do where the memory does not do."""
+
 
 @dataclass(frozen=True)
 class Plan(Printable):
     """How a Jacobian will be computed. It prints as a table of the ways there are.
 
     Attributes:
-        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or ``"chain"``:
-            the layers' own Jacobians are multiplied, without a backward pass.
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``. Or a shorter way
+            without backward passes: ``"chain"`` multiplies the layers' own Jacobians,
+            ``"structure"`` those of the graph's nodes, axis by axis.
         why: In a sentence, why that one.
         chunk: How many rows, or columns, one pass asks for.
         counts: Of each way how many rows or columns it asks for, or why it cannot be
             taken. A split asks for as many rows before its tensor as columns after it;
-            a chain for none, and says in which order it is multiplied.
+            a shorter way for none, and says what it does instead.
         result_bytes: What the Jacobian itself takes; 0 where the caller brings it.
-        part_bytes: What the two parts of a split take, or the products of a chain.
+        part_bytes: What the two parts of a split take, or a shorter way's products.
         pass_bytes: What one pass holds for each row or column it asks for.
         max_bytes: What may be held at once on top of the forward pass.
         shapes: Of each block of the Jacobian, ``(batch, *out, *in)``.
@@ -81,18 +91,46 @@ class Plan(Printable):
         passes = self.pass_bytes * self.chunk * copies
         return self.result_bytes + self.part_bytes + passes
 
+    @property
+    def rows_worth(self) -> int:
+        """How many rows, one at a time, would take as long as this."""
+        count = self.counts[self.mode]
+        assert isinstance(count, int), f"{self.mode} cannot be taken: {count}"
+        return count * {"forward": FORWARD, "split": SPLIT}.get(self.mode, 1)
+
     def passes_of(self, mode: str) -> int:
         """Return how many backward passes a way takes, with this plan's chunks.
 
         Args:
-            mode: One of `counts` that can be taken.
+            mode: One of `counts`; what has no rows or columns takes none.
         """
         count = self.counts[mode]
-        if mode == "chain":
+        if isinstance(count, str):
             return 0
-        assert isinstance(count, int), f"{mode} cannot be taken: {count}"
         passes = math.ceil(count / (1 if mode == "loop" else self.chunk))
         return 2 * passes if mode == "split" else passes
+
+    def shortened(
+        self, mode: str, why: str, how: str, multiply_adds: int | None, part_bytes: int
+    ) -> "Plan":
+        """Return the plan of a shorter way, beside the ways there are.
+
+        Args:
+            mode: What it is called.
+            why: Why it can be taken.
+            how: What it does instead of asking for rows or columns.
+            multiply_adds: What it takes, where that was counted.
+            part_bytes: What it holds on top of the result.
+        """
+        return replace(
+            self,
+            mode=mode,
+            why=why,
+            counts=self.counts | {mode: how},
+            work=self.work | ({} if multiply_adds is None else {mode: multiply_adds}),
+            part_bytes=part_bytes,
+            pass_bytes=0,
+        )
 
     def pieces(self, graph: Graph, *, create_graph: bool) -> Iterator[Piece]:
         """Return the Jacobian in pieces."""
@@ -149,8 +187,9 @@ def make(
     cut = split.find(graph) if mode in ("auto", "split") else None
     counts = _counts(graph, known, cut)
     why = "it was asked for"
+    on_cpu = graph.points[0].device.type == "cpu"
     if mode == "auto":
-        mode, why = _choice(counts, known)
+        mode, why = _choice(counts, by_row=known.convolution and on_cpu)
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     each = bytes_of_pass(graph)
@@ -160,9 +199,7 @@ def make(
     if room < each:
         raise OutOfBytesError(
             f"The Jacobian takes {in_words(result)} and a pass another "
-            f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. Pass "
-            "fewer samples at a time, ask for fewer inputs or parameters, or pass out= "
-            "with memory of your own."
+            f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. {FEWER}"
         )
     if mode == "loop":
         chunk = 1
@@ -176,7 +213,7 @@ def make(
                 'chunk_size, or "auto".'
             )
     else:
-        most = min(room, FAST) // max(1, BATCHED * each)
+        most = min(room, FAST if on_cpu else FILLING) // max(1, BATCHED * each)
         total = counts[mode]
         chunk = max(1, min(most, total if isinstance(total, int) else most))
     shapes = tuple(graph.shape(*block) for block in graph.blocks())
@@ -211,8 +248,14 @@ def _counts(graph: Graph, known: nodes.Nodes, cut: Cut | None) -> dict[str, int 
     return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
 
 
-def _choice(counts: dict[str, int | str], known: nodes.Nodes) -> tuple[str, str]:
-    """Return the way with the cheapest passes, and why."""
+def _choice(counts: dict[str, int | str], *, by_row: bool) -> tuple[str, str]:
+    """Return the way with the cheapest passes, and why.
+
+    Args:
+        counts: How many rows or columns each way asks for.
+        by_row: Whether convolutions are there, on a device that takes longer for
+            several rows together.
+    """
     rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
     assert isinstance(rows, int), "reverse is always there"
     best, cost = "reverse", rows
@@ -222,7 +265,7 @@ def _choice(counts: dict[str, int | str], known: nodes.Nodes) -> tuple[str, str]
         return "split", f"everything passes a tensor of {halves} entries"
     if best == "forward":
         return best, f"there are {columns} columns, and {rows} rows"
-    if known.convolution:
+    if by_row:
         return "loop", "convolutions are faster row by row"
     return best, f"there are {rows} rows, and no cheaper way"
 

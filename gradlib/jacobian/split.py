@@ -17,7 +17,10 @@ from gradlib.jacobian.passes import chunks, one_hot, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
 
 PRODUCT = 2**23
-"""How many bytes of the product are computed before they are handed over."""
+"""How many bytes of the product are computed on a CPU before they are handed over."""
+
+FILLING = 2**28
+"""The same on other devices, which want much at once to be busy."""
 
 
 def find(graph: Graph) -> Cut | None:
@@ -52,7 +55,8 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
             yield Piece((0, i), SAMPLES, 0, graph.batch, None)
             continue
         size = graph.rows(0) * graph.columns(i) * part.element_size()
-        for start, length in chunks(graph.batch, max(1, PRODUCT // max(1, size))):
+        most = PRODUCT if part.device.type == "cpu" else FILLING
+        for start, length in chunks(graph.batch, max(1, most // max(1, size))):
             ours = slice(start, start + length)
             product = after[ours].to(part) @ part[ours]
             yield Piece((0, i), SAMPLES, start, length, product)
@@ -107,7 +111,8 @@ def _require_samples(graph: Graph, cut: Cut) -> None:
     y = graph.roots[0]
     (at_h,) = pull(y, [cut.edge], every_other(y)[None])
     sides = [at_h, *pull(cut.edge, ends, every_other(_like(cut, cut.shape))[None])]
-    if any(it is not None and it[0, 1::2].count_nonzero() for it in sides):
+    others = [it[0, 1::2].count_nonzero() for it in sides if it is not None]
+    if sum(others):  # asked once: each question waits for the device
         raise NoSuchWayError(
             f"The narrowest tensor inside fn has shape {list(cut.shape)}, and its "
             'first axis is not the samples. Use mode="auto".'

@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
-from gradlib.jacobian.fast import order
-from gradlib.jacobian.fast.find import find_chain
-from gradlib.jacobian.fast.layers import IDLE, POINTWISE
+from gradlib.jacobian.fast.chains import order
+from gradlib.jacobian.fast.chains.find import find_chain
+from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE
 
 SEEDS = range(40)
 
@@ -60,7 +60,9 @@ def random_mlp(seed: int) -> nn.Sequential:
     for _ in range(chance.randint(1, 5)):
         before, width = width, chance.choice([1, 2, 3, 5, 8, 20])
         linear: nn.Module = nn.Linear(before, width, bias=chance.random() < 0.8)
-        bends = [kind() for kind in chance.choices([*POINTWISE], k=chance.randint(0, 2))]
+        bends = [
+            kind() for kind in chance.choices([*POINTWISE], k=chance.randint(0, 2))
+        ]
         if chance.random() < 0.2:
             layers.append(nn.Sequential(linear, *bends))
         else:
@@ -88,7 +90,7 @@ def test_in_parts_into_out_and_through_a_graph(
     model = random_mlp(seed).double()
     x = torch.randn(5, ins_of(model), dtype=torch.float64)
     whole = require_same(model, x)
-    monkeypatch.setattr("gradlib.jacobian.fast.result.IN_CACHE", 1)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.result.IN_CACHE", 1)
     torch.testing.assert_close(require_same(model, x), whole)
     out = torch.full(whole.shape, torch.nan, dtype=x.dtype)
     assert chain(model, x, out=out) is not None
@@ -169,11 +171,11 @@ def cnn(**changed: Any) -> nn.Sequential:
 def test_convolutions(
     changed: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.fast.maps.FEW", few)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.maps.FEW", few)
     model = cnn(**changed).double()
     x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
     whole = require_same(model, x)
-    monkeypatch.setattr("gradlib.jacobian.fast.result.MAPS_IN_CACHE", 1)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.result.MAPS_IN_CACHE", 1)
     torch.testing.assert_close(require_same(model, x), whole)
     graphed = gradlib.per_sample_jacobian(model, x, create_graph=True)
     torch.testing.assert_close(graphed, whole)
@@ -294,10 +296,16 @@ def _global_hook() -> Iterator[None]:
         handle.remove()
 
 
+@contextmanager
+def _device_and_mode() -> Iterator[None]:
+    with torch.device("cpu"), MyMode():
+        yield
+
+
 AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu"),
     "function mode": MyMode,
-    "device mode": lambda: torch.device("cpu"),
+    "function mode on a default device": _device_and_mode,
     "forward AD": forward_ad.dual_level,
     "inference mode": torch.inference_mode,
     "global hook": _global_hook,
@@ -314,6 +322,18 @@ def test_where_a_chain_is_not_trusted(name: str) -> None:
     with AROUND[name]():
         assert chain(model, x) is None
     assert chain(model, x) is not None
+
+
+@pytest.mark.parametrize("batch", [4, 2**11])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_on_a_default_device(create_graph: bool, batch: int) -> None:
+    # Whatever is made without saying where would be on that device, and fail.
+    model, x = plain_net(), torch.randn(batch, 3, dtype=torch.float64)
+    expected = gradlib.per_sample_jacobian(model, x)
+    with torch.device("meta"):
+        assert chain(model, x) is not None
+        found = gradlib.per_sample_jacobian(model, x, create_graph=create_graph)
+    assert torch.equal(found, expected)
 
 
 def test_inside_a_transform_of_torch_func() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.bends import Bend, bent, pulled
-from gradlib.jacobian.fast.layers import Layer
+from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
+from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.private import grad_is_enabled
 
 FEW = 4

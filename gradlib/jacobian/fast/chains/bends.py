@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradlib.jacobian.fast.layers import Layer
+from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.private import grad_is_enabled
 
 

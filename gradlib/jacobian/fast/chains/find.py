@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradlib.jacobian.fast.chain import Chain, chain_of
-from gradlib.jacobian.fast.result import has_room
+from gradlib.jacobian.fast.chains.chain import Chain, chain_of
+from gradlib.jacobian.fast.chains.result import has_room
 
 
 def find_chain(

@@ -3,12 +3,12 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast import maps
-from gradlib.jacobian.fast.bends import Bend, bent
-from gradlib.jacobian.fast.chain import Chain
-from gradlib.jacobian.fast.order import Product
-from gradlib.jacobian.fast.product import Factors, product
-from gradlib.jacobian.fast.result import empty, samples_at_once
+from gradlib.jacobian.fast.chains import maps
+from gradlib.jacobian.fast.chains.bends import Bend, bent
+from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.order import Product
+from gradlib.jacobian.fast.chains.product import Factors, product
+from gradlib.jacobian.fast.chains.result import empty, samples_at_once
 from gradlib.private import enable_grad, grad_is_enabled
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.chain import Chain
+from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.memory import room_on
 
 IN_CACHE = 2**20

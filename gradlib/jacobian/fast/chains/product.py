@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradlib.jacobian.fast.bends import Bend, pulled
-from gradlib.jacobian.fast.order import Product, Tree
+from gradlib.jacobian.fast.chains.bends import Bend, pulled
+from gradlib.jacobian.fast.chains.order import Product, Tree
 
 
 class Factors(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast import order as orders
-from gradlib.jacobian.fast.layers import CODE, IDLE, POINTWISE, Layer
+from gradlib.jacobian.fast.chains import order as orders
+from gradlib.jacobian.fast.chains.layers import CODE, IDLE, POINTWISE, Layer
 from gradlib.private import (
     is_plain_module,
     nobody_looks_on,

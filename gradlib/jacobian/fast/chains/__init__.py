@@ -1,0 +1,1 @@
+"""Chains of known layers: their Jacobians, multiplied in the cheapest order."""

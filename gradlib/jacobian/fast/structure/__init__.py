@@ -1,0 +1,1 @@
+"""What a graph says about the structure of a Jacobian, token by token."""

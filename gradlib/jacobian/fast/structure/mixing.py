@@ -1,0 +1,171 @@
+"""Rules of what mixes the entries along a dimension: products, norms, attention."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.structure.named_axes import Axis, Dims, fresh
+from gradlib.jacobian.fast.structure.operation import Edge, Operation, Step, same
+
+
+def addmm(op: Operation) -> dict[int, Edge]:
+    """A matrix plus a product of two."""
+    return _plus_product(op, op.saved("mat1"), op.saved("mat2"))
+
+
+def baddbmm(op: Operation) -> dict[int, Edge]:
+    """The same for batches of matrices."""
+    return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
+
+
+def _plus_product(
+    op: Operation, left: Tensor | None, right: Tensor | None
+) -> dict[int, Edge]:
+    product = _product(op, left, right, op.saved("alpha"))
+    return same(op.saved("beta")) | {i + 1: it for i, it in product.items()}
+
+
+def mm(op: Operation) -> dict[int, Edge]:
+    """A product of two matrices, or of batches of them."""
+    return _product(op, op.saved("self"), op.saved("mat2"), 1)
+
+
+def _product(
+    op: Operation, left: Tensor | None, right: Tensor | None, scale: float
+) -> dict[int, Edge]:
+    """Return the maps of a product of matrices, or of batches of them."""
+
+    def to_left(other: Tensor, dims: Dims) -> Step:
+        *batch, rows, columns = dims
+        (inner,) = fresh([other.shape[-2]])
+        factor = (other, (*batch, inner, columns))
+        work = math.prod(op.shape) * other.shape[-2]
+        return Step((*batch, rows, inner), (factor,), scale, work)
+
+    def to_right(other: Tensor, dims: Dims) -> Step:
+        *batch, rows, columns = dims
+        (inner,) = fresh([other.shape[-1]])
+        factor = (other, (*batch, rows, inner))
+        work = math.prod(op.shape) * other.shape[-1]
+        return Step((*batch, inner, columns), (factor,), scale, work)
+
+    found: dict[int, Edge] = {}
+    if right is not None:
+        found[0] = partial(to_left, right)
+    if left is not None:
+        found[1] = partial(to_right, left)
+    return found
+
+
+def softmax(op: Operation) -> dict[int, Edge]:
+    """Probabilities."""
+    p = op.saved("result").movedim(op.dim(), -1)
+    if p.numel() * p.shape[-1] > op.most:
+        return {}
+    return {0: _along(op, [op.dim()], p.diag_embed() - p[..., None] * p[..., None, :])}
+
+
+def log_softmax(op: Operation) -> dict[int, Edge]:
+    """Their logarithms."""
+    p = op.saved("result").movedim(op.dim(), -1).exp()[..., None, :]
+    if p.numel() * p.shape[-1] > op.most:
+        return {}
+    eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+    return {0: _along(op, [op.dim()], eye - p)}
+
+
+def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Edge:
+    """Return the map of what mixes the entries along some dimensions.
+
+    Args:
+        op: The operation.
+        over: The dimensions.
+        matrix: Of each entry of the others, ``(*others, out, in)``.
+    """
+
+    def edge(dims: Dims) -> Step:
+        others = tuple(axes for i, axes in enumerate(dims) if i not in over)
+        new = fresh(op.shape)
+        came = tuple(axis for i in over for axis in dims[i])
+        went = tuple(axis for i in over for axis in new[i])
+        before = tuple(new[i] if i in over else axes for i, axes in enumerate(dims))
+        return Step(
+            before, ((matrix, (*others, came, went)),), work=8 * math.prod(op.shape)
+        )
+
+    return edge
+
+
+def layer_norm(op: Operation) -> dict[int, Edge]:
+    """A layer norm."""
+    count = len(op.saved("normalized_shape"))
+    mean, rstd = (op.saved(it).flatten(-count) for it in ("result1", "result2"))
+    normal = (op.saved("input").flatten(-count) - mean) * rstd
+    size = normal.shape[-1]
+    if normal.numel() * size > op.most:
+        return {}
+    matrix = torch.eye(size, **op.like) - 1 / size
+    matrix = matrix - normal[..., None] * (normal[..., None, :] / size)
+    matrix *= rstd[..., None]
+    if op.saved("weight") is not None:
+        matrix *= op.saved("weight").detach().flatten()[:, None]
+    return {0: _along(op, range(len(op.shape) - count, len(op.shape)), matrix)}
+
+
+def attention(op: Operation) -> dict[int, Edge]:
+    """Return the maps of attention, whose probabilities are computed again."""
+    q, k, v = (op.saved(it) for it in ("query", "key", "value"))
+    if op.number or op.saved("dropout_p") or q.shape[:-2] != k.shape[:-2]:
+        return {}
+    if k.shape[:-2] != v.shape[:-2]:
+        return {}
+    if math.prod(q.shape[:-1]) * k.shape[-2] ** 2 > op.most:
+        return {}
+    scale = op.saved("scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q @ k.mT * scale
+    mask = op.saved("attn_mask")
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(scores).masked_fill(~mask, -math.inf)
+        scores = scores + mask
+    if op.saved("is_causal"):
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    p = scores.softmax(-1)
+    slope = (p.diag_embed() - p[..., None] * p[..., None, :]) * scale
+    work = scores.numel() * q.shape[-1]
+
+    def to_scores(dims: Dims) -> tuple[tuple[Axis, ...], Any]:
+        *batch, queries, out = dims
+        keys, probed = fresh([k.shape[-2], k.shape[-2]])
+        return keys, (
+            (v, (*batch, probed, out)),
+            (slope, (*batch, queries, probed, keys)),
+        )
+
+    def to_query(dims: Dims) -> Step:
+        *batch, queries, _ = dims
+        keys, factors = to_scores(dims)
+        (inner,) = fresh([q.shape[-1]])
+        factor = (k, (*batch, keys, inner))
+        return Step((*batch, queries, inner), (*factors, factor), work=2 * work)
+
+    def to_key(dims: Dims) -> Step:
+        *batch, queries, _ = dims
+        keys, factors = to_scores(dims)
+        (inner,) = fresh([q.shape[-1]])
+        factor = (q, (*batch, queries, inner))
+        return Step((*batch, keys, inner), (*factors, factor), work=2 * work)
+
+    def to_value(dims: Dims) -> Step:
+        *batch, queries, out = dims
+        (keys,) = fresh([k.shape[-2]])
+        factor = (p, (*batch, queries, keys))
+        return Step((*batch, keys, out), (factor,), work=work)
+
+    return {0: to_query, 1: to_key, 2: to_value}

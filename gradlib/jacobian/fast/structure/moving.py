@@ -1,0 +1,182 @@
+"""Rules of what moves, picks, joins, sums or repeats entries."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.jacobian.fast.structure.named_axes import Dims, fresh, regrouped
+from gradlib.jacobian.fast.structure.operation import (
+    Edge,
+    Operation,
+    Step,
+    dim_of,
+    signed,
+)
+from gradlib.private import forms_at
+
+
+def reshaped(op: Operation) -> dict[int, Edge]:
+    """A view whose entries are in the same order."""
+
+    def edge(dims: Dims) -> Step | None:
+        before = regrouped(dims, op.shapes[0])
+        return None if before is None else Step(before)
+
+    return {0: edge}
+
+
+def permuted(op: Operation) -> dict[int, Edge]:
+    """Dimensions in another order."""
+    order = [dim_of(it, len(op.shape)) for it in op.saved("dims")]
+    return {0: lambda dims: Step(tuple(dims[order.index(i)] for i in range(len(dims))))}
+
+
+def transposed(op: Operation) -> dict[int, Edge]:
+    """Two dimensions exchanged."""
+    one, other = (
+        (0, 1) if op.saved("dim0") is None else (op.dim("dim0"), op.dim("dim1"))
+    )
+
+    def edge(dims: Dims) -> Step:
+        found = list(dims)
+        found[one], found[other] = found[other], found[one]
+        return Step(tuple(found))
+
+    return {0: edge}
+
+
+def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
+    """Return the map between a dimension and some rows of a longer one.
+
+    Args:
+        op: The operation.
+        dim: The dimension.
+        rows: Which rows of the longer one.
+        out: Whether what came out is the longer one.
+    """
+    size = len(rows) if out else op.shapes[0][dim]
+    matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
+    ours = range(len(rows))
+    matrix[(rows, ours) if out else (ours, rows)] = 1
+
+    def edge(dims: Dims) -> Step:
+        (mine,) = fresh([size])
+        before = (*dims[:dim], mine, *dims[dim + 1 :])
+        return Step(before, ((matrix, (dims[dim], mine)),))
+
+    return edge
+
+
+def selected(op: Operation) -> dict[int, Edge]:
+    """One row of a dimension."""
+    dim = dim_of(op.saved("dim"), len(op.shapes[0]))
+    return {0: _row(op, dim, dim_of(op.saved("index"), op.shapes[0][dim]))}
+
+
+def unbound(op: Operation) -> dict[int, Edge]:
+    """All rows of a dimension, each an output."""
+    return {0: _row(op, dim_of(op.saved("dim"), len(op.shapes[0])), op.number)}
+
+
+def _row(op: Operation, dim: int, index: int) -> Edge:
+    """Return the map of what took one row of a dimension."""
+    unit = _unit(op, op.shapes[0][dim], index)
+
+    def edge(dims: Dims) -> Step:
+        (mine,) = fresh(unit.shape)
+        return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
+
+    return edge
+
+
+def _unit(op: Operation, size: int, index: int) -> Tensor:
+    unit = torch.zeros(size, **op.like)
+    unit[index] = 1
+    return unit
+
+
+def sliced(op: Operation) -> dict[int, Edge]:
+    """Some rows of a dimension."""
+    dim = op.dim()
+    size = op.shapes[0][dim]
+    start, end, step = (signed(op.saved(it)) for it in ("start", "end", "step"))
+    rows = range(size)[start:end:step]
+    return {0: _picked(op, dim, rows, out=False)}
+
+
+def split(op: Operation) -> dict[int, Edge]:
+    """Parts of a dimension, each an output."""
+    dim = op.dim()
+    size, sizes = op.saved("split_size"), op.saved("split_sizes")
+    start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
+    rows = range(start, start + op.shape[dim])
+    return {0: _picked(op, dim, rows, out=False)}
+
+
+def concatenated(op: Operation) -> dict[int, Edge]:
+    """Several tensors, one after the other."""
+    dim = op.dim()
+    # What needs no gradient has no node that tells how long it is.
+    sizes = [_size(place, dim) for place in op.node.next_functions]
+    if sizes.count(None) == 1:
+        rest = op.shape[dim] - sum(it for it in sizes if it is not None)
+        sizes = [rest if it is None else it for it in sizes]
+    found: dict[int, Edge] = {}
+    start = 0
+    for i, size in enumerate(sizes):
+        if size is None:
+            return {}
+        if i in op.shapes:
+            found[i] = _picked(op, dim, range(start, start + size), out=True)
+        start += size
+    return found
+
+
+def _size(place: tuple[Node | None, int], dim: int) -> int | None:
+    forms = None if place[0] is None else forms_at(place[0])
+    return None if forms is None else int(forms[place[1]].shape[dim])
+
+
+def stacked(op: Operation) -> dict[int, Edge]:
+    """Several tensors, along a dimension of its own."""
+    dim = op.dim()
+
+    def edge(i: int) -> Edge:
+        unit = _unit(op, op.shape[dim], i)
+        return lambda dims: Step(
+            (*dims[:dim], *dims[dim + 1 :]), ((unit, (dims[dim],)),)
+        )
+
+    return {i: edge(i) for i in op.shapes}
+
+
+def averaged(op: Operation) -> dict[int, Edge]:
+    """A mean over dimensions."""
+    return _reduced(op, mean=True)
+
+
+def summed(op: Operation) -> dict[int, Edge]:
+    """A sum over dimensions."""
+    return _reduced(op, mean=False)
+
+
+def _reduced(op: Operation, *, mean: bool) -> dict[int, Edge]:
+    shape = op.shapes[0]
+    over = op.saved("dim")
+    gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
+    count = math.prod(shape[i] for i in gone)
+
+    def edge(dims: Dims) -> Step:
+        left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))
+        axes = fresh(shape)
+        before = tuple(axes[i] if i in gone else left.pop(0) for i in range(len(shape)))
+        return Step(before, scale=1 / count if mean else 1, work=math.prod(shape))
+
+    return {0: edge}
+
+
+def _at(dims: Dims, shape: Sequence[int], gone: Sequence[int]) -> Dims:
+    return tuple(dims[i] for i in range(len(shape)) if i not in gone)

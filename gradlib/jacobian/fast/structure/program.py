@@ -1,0 +1,286 @@
+"""The products and sums that a Jacobian takes, each from those before it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.structure.contract import (
+    ENTRY,
+    Axes,
+    Product,
+    Room,
+    order,
+    product,
+)
+from gradlib.jacobian.fast.structure.named_axes import Axis, flat, length, resolved
+from gradlib.jacobian.fast.structure.terms import Sum, Term
+
+Slices: TypeAlias = dict[Axis, tuple[int, int]]
+"""Of axes of Y: where the rows at hand start, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a value is computed with, besides its parts.
+
+    Attributes:
+        slices: The rows at hand.
+        room: Where its memory comes from.
+        mine: For each part whether it may be overwritten.
+        into: Where to write it, if that is given.
+    """
+
+    slices: Slices
+    room: Room
+    mine: tuple[bool, ...]
+    into: Tensor | None
+
+
+Compute: TypeAlias = Callable[[list[Tensor], Now], Tensor]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor with named axes that is computed from others.
+
+    Attributes:
+        axes: Its axes, in this order.
+        parts: What it is computed from.
+        compute: Does that.
+        work: The multiply-adds that takes.
+    """
+
+    axes: Axes
+    parts: tuple["Value", ...]
+    compute: Compute
+    work: float = 0
+
+
+class Builder:
+    """Makes values of sums, each once and after those that it is computed from."""
+
+    def __init__(self, rows: Axes, like: Tensor) -> None:
+        """Take the axes of Y, and a tensor of the dtype and device."""
+        self.rows = rows
+        self.values: list[Value] = []
+        self._made: dict[Sum, Value] = {}
+        self._constants: list[Tensor] = []
+        self._one = torch.ones((), dtype=like.dtype, device=like.device)
+
+    def of_sum(self, total: Sum, *, whole: bool = False) -> Value:
+        """Return the value of a sum.
+
+        Args:
+            total: The sum.
+            whole: Whether it has all axes, in their order, though nothing depends on
+                some.
+        """
+        if total not in self._made:
+            self._made[total] = self._sum(total, whole)
+        return self._made[total]
+
+    def is_finite(self) -> bool:
+        """Return whether all numbers are that it begins with: zero times infinity."""
+        return all(bool(it.isfinite().all()) for it in self._constants)
+
+    def _sum(self, total: Sum, whole: bool) -> Value:
+        dims = flat(total.dims)
+        if whole:
+            axes = (*self.rows, *(it for it in dims if it not in self.rows))
+        else:
+            axes = resolved(total.as_term(self.rows).factors[0][1])
+        given = [(self._term(term), term) for term in total.terms]
+        # Products come first: nobody else needs them, so others can be added to them.
+        given.sort(key=lambda it: len(it[1].factors) < 2)
+        parts = [
+            _Part(value, term.scale, _places(value.axes, term, dims, self.rows))
+            for value, term in given
+        ]
+        # Of these one that has every axis.
+        parts.sort(key=lambda part: not part.covers(axes))
+        if not whole and parts[0].covers(axes):
+            axes = tuple(axis for (axis,) in parts[0].places)
+        work = ENTRY * 2 * length(axes)
+        made = self._kept(Value(axes, (parts[0].value,), _start(axes, parts[0]), work))
+        for part in parts[1:]:
+            values = (made, part.value)
+            made = self._kept(Value(axes, values, _adder(axes, part), work))
+        return made
+
+    def _term(self, term: Term) -> Value:
+        here = {
+            i: self.of_sum(source)
+            if isinstance(source, Sum)
+            else self._constant(source, resolved(axes))
+            for i, (source, axes) in enumerate(term.factors)
+        }
+        if not here:
+            return self._constant(self._one, ())
+        kept = set(self.rows) | set(flat(term.dims))
+        pairs = _pairs([it.axes for it in here.values()], kept)
+        for number, (one, two) in enumerate(pairs, len(here)):
+            first, second = here.pop(one), here.pop(two)
+            wanted = kept.union(*(value.axes for value in here.values()))
+            here[number] = self._product(first, second, wanted)
+        (value,) = here.values()
+        return self._summed(value, kept)
+
+    def _product(self, first: Value, second: Value, wanted: set[Axis]) -> Value:
+        if length(second.axes) > length(first.axes):
+            first, second = second, first
+        one = self._summed(first, wanted.union(second.axes))
+        two = self._summed(second, wanted.union(first.axes))
+        axes, multiply = product(one.axes, two.axes, wanted)
+        sizes = (length(it) for it in (axes, one.axes, two.axes))
+        work = length({*one.axes, *two.axes}) + ENTRY * sum(sizes)
+        return self._kept(Value(axes, (one, two), _multiplier(multiply), work))
+
+    def _summed(self, value: Value, wanted: set[Axis]) -> Value:
+        gone = [i for i, axis in enumerate(value.axes) if axis not in wanted]
+        if not gone:
+            return value
+        axes = tuple(axis for axis in value.axes if axis in wanted)
+        work = ENTRY * length(value.axes)
+        return self._kept(Value(axes, (value,), _summer(gone), work))
+
+    def _constant(self, tensor: Tensor, axes: Axes) -> Value:
+        whole = tensor.detach().view([axis.size for axis in axes])
+        self._constants.append(whole)
+        return self._kept(Value(axes, (), lambda _, __: whole))
+
+    def _kept(self, value: Value) -> Value:
+        self.values.append(value)
+        return value
+
+
+def _multiplier(multiply: Product) -> Compute:
+    """Return what multiplies two values."""
+    return lambda parts, now: multiply(parts[0], parts[1], now.room)
+
+
+def _summer(gone: list[int]) -> Compute:
+    """Return what sums over some axes."""
+
+    def compute(given: list[Tensor], now: Now) -> Tensor:
+        shape = [it for i, it in enumerate(given[0].shape) if i not in gone]
+        return torch.sum(given[0], gone, out=now.room.take(shape))
+
+    return compute
+
+
+def _pairs(factors: Sequence[Axes], kept: set[Axis]) -> Sequence[tuple[int, int]]:
+    """Return in which order to multiply factors."""
+    numbers: dict[Axis, int] = {}
+    for axes in factors:
+        for axis in axes:
+            numbers.setdefault(axis, len(numbers))
+    bits = tuple(sum(1 << numbers[it] for it in axes) for axes in factors)
+    keep = sum(1 << number for axis, number in numbers.items() if axis in kept)
+    return order(bits, tuple(axis.size for axis in numbers), keep)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A term of a sum.
+
+    Attributes:
+        value: Its value.
+        scale: What that is multiplied by.
+        places: For each axis of it those of the sum that it runs along; more than the
+            value has axes where it is a part of the identity.
+    """
+
+    value: Value
+    scale: float
+    places: list[Axes]
+
+    def covers(self, axes: Axes) -> bool:
+        """Return whether it has a value at every entry of the sum."""
+        return len(self.places) == len(axes) == len(self.value.axes) and all(
+            len(it) == 1 for it in self.places
+        )
+
+    def like(self, tensor: Tensor, axes: Axes) -> Tensor:
+        """Return its value's tensor with the axes of the sum, all of which it has."""
+        return tensor.permute([self.places.index((axis,)) for axis in axes])
+
+
+def _places(value: Axes, term: Term, dims: Axes, rows: Axes) -> list[Axes]:
+    """Return for each axis of a term those of the sum that it runs along.
+
+    An axis of Y runs along two where H's is not tied to it any more: the diagonal. Of
+    these come, at the end, those that the term has no entries for.
+    """
+    mine = flat(term.dims)
+    new = dict(zip(mine, dims, strict=True))
+
+    def place(axis: Axis) -> Axes:
+        target = new.get(axis, axis)
+        return (axis, target) if axis in rows and target is not axis else (target,)
+
+    more = [it for it in mine if it not in value and len(place(it)) > 1]
+    return [place(axis) for axis in (*value, *more)]
+
+
+def _start(axes: Axes, part: _Part) -> Compute:
+    """Return what makes a sum of its first term."""
+
+    def compute(given: list[Tensor], now: Now) -> Tensor:
+        if part.covers(axes):
+            start = part.like(given[0], axes)
+            if now.into is None and now.mine[0]:
+                return start if part.scale == 1 else start.mul_(part.scale)
+            total = now.room.take(start.shape) if now.into is None else now.into
+            return torch.mul(start, part.scale, out=total)
+        slices = now.slices
+        shape = [slices[it][1] if it in slices else it.size for it in axes]
+        total = now.room.take(shape) if now.into is None else now.into
+        _add(total.zero_(), axes, part, given[0], slices)
+        return total
+
+    return compute
+
+
+def _adder(axes: Axes, part: _Part) -> Compute:
+    """Return what adds another term."""
+
+    def compute(given: list[Tensor], now: Now) -> Tensor:
+        total, tensor = given
+        if now.into is not None and part.covers(axes):
+            more = part.like(tensor, axes)
+            return torch.add(total, more, alpha=part.scale, out=now.into)
+        if now.into is not None:
+            total = now.into.copy_(total)
+        elif not now.mine[0]:
+            total = now.room.take(total.shape).copy_(total)
+        _add(total, axes, part, tensor, now.slices)
+        return total
+
+    return compute
+
+
+def _add(
+    total: Tensor, axes: Axes, part: _Part, tensor: Tensor, slices: Slices
+) -> None:
+    """Add a term to a sum, on its diagonals where it has some."""
+    strides = dict(zip(axes, total.stride(), strict=True))
+    sizes = dict(zip(axes, total.shape, strict=True))
+    offset = total.storage_offset()
+    shape: list[int] = []
+    steps: list[int] = []
+    for place in part.places:
+        shape.append(sizes[place[0]])
+        steps.append(sum(strides[axis] for axis in place))
+        if len(place) > 1 and place[0] in slices:
+            offset += slices[place[0]][0] * strides[place[1]]
+    covered = {axis for place in part.places for axis in place}
+    for axis in axes:
+        if axis not in covered:  # it is the same along this one
+            shape.append(sizes[axis])
+            steps.append(strides[axis])
+    holes = len(shape) - tensor.dim()
+    tensor = tensor[(..., *[None] * holes)]
+    total.as_strided(shape, steps, offset).add_(tensor, alpha=part.scale)

@@ -1,0 +1,45 @@
+"""Whether a graph is worth a closer look, from the shapes on its way alone."""
+
+import math
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.structure.contract import ENTRY
+from gradlib.jacobian.fast.structure.rules import RULES
+from gradlib.jacobian.nodes import on_the_way
+from gradlib.private import forms_at
+from gradlib.vjp.connection import place_of
+
+LOOK = 2**25
+"""How many multiply-adds of passes a node must have for a look at it to be short."""
+
+PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0")
+
+
+def promises(root: Tensor, point: Tensor, rows: float, batch: int) -> bool:
+    """Return whether all is known, and products of parts of a sample take long.
+
+    Args:
+        root: Y.
+        point: X.
+        rows: How many backward passes it would take otherwise.
+        batch: How many samples there are.
+    """
+    end = place_of(point)[0]
+    way = on_the_way([place_of(root)[0]], {end})
+    work, parts = 0, False
+    for node in way:
+        forms = forms_at(node)
+        if forms is None or (node.name() not in RULES and node is not end):
+            return False
+        shape = forms[0].shape
+        size = math.prod(map(int, shape))
+        work += 2 * ENTRY * size
+        if node.name() in PRODUCTS:
+            parts = parts or size > batch * int(shape[-1])
+            for before, number in node.next_functions:
+                ins = forms_at(before) if before in way else None
+                if ins is not None:
+                    inner = int(ins[number].shape[-1])
+                    work += size * inner
+    return parts and rows * work > LOOK * len(way)

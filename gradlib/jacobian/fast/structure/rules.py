@@ -1,0 +1,133 @@
+"""What the nodes of a graph do to a Jacobian, in named axes.
+
+Each rule reads a node's saved tensors, and gives for each of its inputs a map: from the
+axes of what came out to those of what went in, and the factors between the two.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.jacobian.fast.structure import mixing, moving
+from gradlib.jacobian.fast.structure.operation import Edge, Operation, Step, same
+
+
+def edges(
+    node: Node, number: int, shapes: Mapping[int, Sequence[int]], most: int
+) -> dict[int, Edge]:
+    """Return the maps of a node.
+
+    Args:
+        node: The node.
+        number: Which of its outputs.
+        shapes: Of what went in, by position, where it matters.
+        most: How many entries a factor has at most that nobody has saved.
+
+    Returns:
+        For each position in `shapes`; one that is missing is not known.
+    """
+    rule = RULES.get(node.name())
+    if rule is None:
+        return {}
+    return rule(Operation(node, number, shapes, most))
+
+
+def _add(op: Operation) -> dict[int, Edge]:
+    return same(1, op.saved("alpha"))
+
+
+def _unchanged(_: Operation) -> dict[int, Edge]:
+    return same(1)
+
+
+def _negated(_: Operation) -> dict[int, Edge]:
+    return same(-1)
+
+
+def _sub(op: Operation) -> dict[int, Edge]:
+    return same(1, -op.saved("alpha"))
+
+
+def _elementwise(op: Operation) -> dict[int, Edge]:
+    """Ask the node itself: its own backward of ones is its derivative."""
+    found = op.node(torch.ones(op.shape, **op.like))
+    slopes = cast(Any, found if isinstance(found, tuple) else (found,))
+
+    def edge(slope: Tensor) -> Edge:
+        return lambda dims: Step(dims, ((slope, dims),), work=2 * slope.numel())
+
+    return {
+        i: edge(slopes[i])
+        for i in op.shapes
+        if type(slopes[i]) is Tensor and tuple(slopes[i].shape) == op.shape
+    }
+
+
+def _batch_norm(op: Operation) -> dict[int, Edge]:
+    return {} if op.saved("training") else _elementwise(op)
+
+
+Rule: TypeAlias = Callable[[Operation], dict[int, Edge]]
+
+RULES: dict[str, Rule] = {
+    "AddBackward0": _add,
+    "SubBackward0": _sub,
+    "AddBackward1": _unchanged,
+    "NegBackward0": _negated,
+    "CloneBackward0": _unchanged,
+    "AliasBackward0": _unchanged,
+    "ExpandBackward0": _unchanged,  # the shape of what went in tells the rest
+    "TransposeBackward0": moving.transposed,
+    "TBackward0": moving.transposed,
+    "PermuteBackward0": moving.permuted,
+    "SelectBackward0": moving.selected,
+    "UnbindBackward0": moving.unbound,
+    "SliceBackward0": moving.sliced,
+    "SplitBackward0": moving.split,
+    "SplitWithSizesBackward0": moving.split,
+    "CatBackward0": moving.concatenated,
+    "StackBackward0": moving.stacked,
+    "MeanBackward1": moving.averaged,
+    "SumBackward1": moving.summed,
+    "AddmmBackward0": mixing.addmm,
+    "BaddbmmBackward0": mixing.baddbmm,
+    "MmBackward0": mixing.mm,
+    "BmmBackward0": mixing.mm,
+    "SoftmaxBackward0": mixing.softmax,
+    "LogSoftmaxBackward0": mixing.log_softmax,
+    "NativeLayerNormBackward0": mixing.layer_norm,
+    "NativeBatchNormBackward0": _batch_norm,
+    "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
+}
+RULES.update(
+    dict.fromkeys(
+        (
+            "ViewBackward0",
+            "UnsafeViewBackward0",
+            "ReshapeAliasBackward0",
+            "SqueezeBackward0",
+            "SqueezeBackward1",
+            "SqueezeBackward2",
+            "UnsqueezeBackward0",
+        ),
+        moving.reshaped,
+    )
+)
+RULES.update(
+    dict.fromkeys(
+        (
+            *(f"{it}Backward0" for it in ("Abs", "Atan", "Cos", "Div", "Elu", "Erf")),
+            *(f"{it}Backward0" for it in ("Exp", "Expm1", "Gelu", "Hardsigmoid")),
+            *(f"{it}Backward0" for it in ("Hardswish", "Hardtanh", "LeakyRelu", "Log")),
+            *(f"{it}Backward0" for it in ("Log1P", "LogSigmoid", "MaskedFill", "Mish")),
+            *(f"{it}Backward0" for it in ("Mul", "NativeDropout", "Pow", "Reciprocal")),
+            *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
+            *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
+            *(f"{it}Backward1" for it in ("Clamp", "Pow", "Rsub")),
+        ),
+        _elementwise,
+    )
+)

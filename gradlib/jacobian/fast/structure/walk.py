@@ -1,0 +1,123 @@
+"""From Y back to X, one operation after the other, with nothing computed yet."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.structure.contract import ENTRY
+from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
+from gradlib.jacobian.fast.structure.rules import edges
+from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
+from gradlib.jacobian.nodes import in_order, on_the_way
+from gradlib.private import forms_at
+from gradlib.vjp.connection import Place, place_of
+
+FACTORS = 6
+"""How many factors a term has at most, and how many terms a sum has, before it is
+computed: the cheapest order of so many is soon found."""
+
+
+class Walk:
+    """What is found on the way.
+
+    Attributes:
+        total: dY/dX; ``None`` where an operation is not known.
+        work: The multiply-adds of one backward pass.
+    """
+
+    work: int
+
+    def __init__(self, root: Tensor, point: Tensor, most: int) -> None:
+        """Go all the way.
+
+        Args:
+            root: Y.
+            point: X.
+            most: How many entries a factor has at most that nobody has saved.
+        """
+        self.work = 0
+        self._like = root
+        self._most = most
+        self._dims = fresh(root.shape)
+        self._end = place_of(point)
+        self._way = on_the_way([place_of(root)[0]], {self._end[0]})
+        self._waiting: dict[Place, list[Term]] = defaultdict(list)
+        self.total = self._go(place_of(root))
+
+    @property
+    def rows(self) -> tuple[Axis, ...]:
+        """The axes of Y."""
+        return flat(self._dims)
+
+    def _go(self, start: Place) -> Sum | None:
+        self._waiting[start].append(Term((), self._dims))
+        for node in in_order([start[0]], self._way):
+            for place in [it for it in self._waiting if it[0] is node]:
+                if place == self._end:
+                    return self._sum_at_end()
+                if not self._known(place) or not self._pass(place):
+                    return None
+        return None
+
+    def _sum_at_end(self) -> Sum | None:
+        if not self._known(self._end) or len(self._waiting) > 1:
+            return None
+        return added(self._waiting[self._end], self.rows, self._dims[0])
+
+    def _known(self, place: Place) -> bool:
+        forms = forms_at(place[0])
+        if forms is None:
+            return False
+        form = forms[place[1]]
+        return form.dtype == self._like.dtype and form.device == self._like.device
+
+    def _pass(self, place: Place) -> bool:
+        """Carry what waits at a place through its operation."""
+        node, number = place
+        terms = self._waiting.pop(place)
+        before = {
+            i: cast(Place, it)
+            for i, it in enumerate(node.next_functions)
+            if it[0] in self._way
+        }
+        if self._is_worth_it(terms, len(before)):
+            total = added(terms, self.rows)
+            if total is None:
+                return False
+            terms = [total.as_term(self.rows)]
+        shapes = {i: _shape(it) for i, it in before.items()}
+        maps = edges(node, number, shapes, self._most)
+        for i, there in before.items():
+            if i not in maps:
+                return False
+            work = 0
+            for term in terms:
+                found = through(term, maps[i], shapes[i], self.rows)
+                if found is None:
+                    return False
+                after, work = found
+                self._waiting[there].append(after)
+            self.work += work + 2 * ENTRY * math.prod(shapes[i])
+        return True
+
+    def _is_worth_it(self, terms: Sequence[Term], ways: int) -> bool:
+        """Return whether to add terms up, rather than to carry each on by itself.
+
+        What is used twice is computed once, and where everything passes there is
+        nothing that would make it more.
+        """
+        most = max(len(term.factors) for term in terms)
+        if most >= FACTORS or len(terms) > FACTORS:
+            return True
+        if ways > 1:
+            return most > 1 or len(terms) > 1
+        return len(terms) > 1 and not self._waiting
+
+
+def _shape(place: Place) -> tuple[int, ...]:
+    forms = forms_at(place[0])
+    assert forms is not None, "torch tells of all nodes or of none"
+    return tuple(map(int, forms[place[1]].shape))

@@ -1,0 +1,124 @@
+"""What a Jacobian does on a device whose memory it asks for, and when that runs out.
+
+No device is needed: torch's own functions are stood in for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import NoSuchWayError, OutOfBytesError
+from gradlib.jacobian import passes
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import free_bytes, room_on
+from gradlib.jacobian.plan import Plan, make
+from gradlib.tree import Tree
+
+TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)
+X = torch.linspace(-1, 1, 15).view(3, 5)
+
+OUT_OF_MEMORY: dict[str, Callable[[], RuntimeError]] = {
+    "a GPU": lambda: torch.OutOfMemoryError("CUDA out of memory."),
+    "a CPU": lambda: _error_of(lambda: torch.empty(2**55, device="cpu")),
+}
+
+
+def _error_of(call: Callable[[], object]) -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return caught.value
+
+
+@dataclass
+class Device:
+    """A device that has memory for some rows at once."""
+
+    most: int = 2
+    asked: list[int] = field(default_factory=list[int])
+
+
+@pytest.fixture(params=OUT_OF_MEMORY)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    found, vjp = Device(), passes._vjp
+
+    def limited(
+        output: Any, inputs: Any, v: Tensor, create_graph: bool, **how: bool
+    ) -> Any:
+        found.asked.append(len(v) if how else 1)
+        if found.asked[-1] > found.most:
+            raise OUT_OF_MEMORY[request.param]()
+        return vjp(output, inputs, v, create_graph, **how)
+
+    monkeypatch.setattr(passes, "_vjp", limited)
+    return found
+
+
+def reverse(**how: Any) -> Tensor:
+    return gradlib.per_sample_jacobian(TANH, X, mode="reverse", check=False, **how)
+
+
+def test_where_memory_runs_out_chunks_get_smaller(device: Device) -> None:
+    expected = gradlib.per_sample_jacobian(TANH, X, mode="loop", check=False)
+    device.asked.clear()
+    torch.testing.assert_close(reverse(), expected)
+    assert device.asked == [6, 3, 1, 1, 1, 1, 1, 1]
+    device.asked.clear()
+    reverse(chunk_size=4)
+    assert device.asked == [4, 2, 2, 2]
+
+
+def test_where_single_rows_do_not_fit_the_error_has_the_sizes(device: Device) -> None:
+    device.most = 0
+    with pytest.raises(OutOfBytesError, match=r"on .*: the Jacobian takes 360 bytes"):
+        reverse()
+    assert device.asked == [6, 3, 1, 1]
+
+
+def test_where_single_columns_do_not_fit(device: Device) -> None:
+    device.most = 0
+    narrow = nn.Sequential(nn.Linear(2, 40), nn.Softmax(1)).requires_grad_(False)
+    with pytest.raises(OutOfBytesError):
+        gradlib.per_sample_jacobian(narrow, X[:, :2], check=False)
+
+
+def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(torch.autograd, "grad", broken)
+    with pytest.raises(NoSuchWayError, match="something else"):
+        reverse()
+
+
+def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 1)
+    asked: list[Any] = []
+
+    def says(value: Any) -> Callable[[Any], Any]:
+        return lambda device: asked.append(device) or value
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", says((1000, 8000)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", says(300))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", says(100))
+    # What torch has and does not use is free as well.
+    assert free_bytes(gpu) == 1200
+    assert room_on(gpu) == 600
+    assert set(asked) == {gpu}
+
+
+def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
+    def plan_on(device: str, mode: str) -> Plan:
+        net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmax(1)).to(device)
+        x = torch.zeros(512, 1, 12, 12, device=device, requires_grad=True)
+        graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
+        return make(graph, mode, "auto", 2**32)
+
+    # Where convolutions are slower with batched values, and where they are not.
+    assert plan_on("cpu", "auto").mode == "loop"
+    assert plan_on("meta", "auto").mode != "loop"
+    assert plan_on("meta", "reverse").chunk > plan_on("cpu", "reverse").chunk > 1
