@@ -13,6 +13,45 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[1]
 
 
+DEVICE = os.environ.get("GRADLIB_TEST_DEVICE")
+"""Where the library's tests make their tensors, where they do not say; ``"cuda"``."""
+
+LIBRARY = ("recorder", "recording", "jacobian", "vjp", "hook_reports", "gpu")
+"""The folders of its tests; the files beside them are too. Pages are the CPU's."""
+
+
+def pytest_configure() -> None:
+    """Make what test files make as they are imported on the device too."""
+    if DEVICE is not None:
+        import torch
+
+        if DEVICE.startswith("cuda") and not torch.cuda.is_available():
+            raise pytest.UsageError(
+                f"GRADLIB_TEST_DEVICE={DEVICE}, and torch sees no CUDA device."
+            )
+        torch.set_default_device(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def default_device(request: pytest.FixtureRequest) -> None:
+    """Put the test on its device."""
+    if DEVICE is not None:
+        import torch
+
+        folder = request.path.relative_to(ROOT / "tests").parts[0]
+        is_librarys = folder in LIBRARY or request.path.parent == ROOT / "tests"
+        torch.set_default_device(DEVICE if is_librarys else None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("it needs a GPU, and torch.cuda.is_available() is False")
+
+
 def nav_pages(nav: list[object]) -> list[str]:
     """Return every page that the `nav` of mkdocs.yml lists."""
     pages: list[str] = []

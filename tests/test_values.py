@@ -1,13 +1,15 @@
 """A kept value stays what it was."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gradlib.values import keep, same_values
+import gradlib
+from gradlib.private import is_copy_on_write
+from gradlib.values import Copies, keep, keeper, same_values
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,72 @@ def test_same_values() -> None:
     assert not same_values(x, torch.tensor([1.0, 2.0, torch.inf]))
     assert same_values(torch.tensor([True, False]), torch.tensor([True, False]))
     assert not same_values(torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+class OnGPU(Tensor):
+    """A tensor that says it is on a GPU, and notes how it is moved."""
+
+    is_cuda = True
+    moved: ClassVar[list[dict[str, Any]]] = []
+
+    def to(self, *args: Any, **how: Any) -> Tensor:
+        OnGPU.moved.append(how)
+        return super().to(*args, **how).clone().as_subclass(Tensor)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    OnGPU.moved.clear()
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+def test_on_a_gpu_no_memory_is_shared() -> None:
+    tensor = torch.ones(3).as_subclass(OnGPU)
+    assert not is_copy_on_write(keep(tensor))
+    assert not is_copy_on_write(tensor)
+
+
+def test_a_gpu_copies_while_nobody_waits(waits: list[torch.device]) -> None:
+    copies = Copies()
+    kept = keeper(None, "cpu", copies)
+    tensor = torch.ones(3).as_subclass(OnGPU)
+    found = [kept(tensor), kept(2 * tensor)]
+    assert OnGPU.moved == [{"non_blocking": True}] * 2
+    assert waits == []
+    copies.wait()
+    copies.wait()
+    assert waits == [tensor.device]
+    assert [it.tolist() for it in found] == [[1.0] * 3, [2.0] * 3]
+
+
+@pytest.mark.parametrize("reduce", [None, torch.sum])
+def test_the_cpu_copies_nothing_later(reduce: Any, waits: list[torch.device]) -> None:
+    copies = Copies()
+    tensor = torch.ones(3, device="cpu")
+    kept = keeper(reduce, "cpu", copies)(tensor)
+    tensor.zero_()
+    assert kept.sum() == 3
+    copies.wait()
+    assert waits == []
+
+
+def test_a_recording_waits_once_for_all_and_before_it_is_read(
+    waits: list[torch.device],
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Tanh())
+    leaf = torch.ones(2, requires_grad=True)
+    with gradlib.record(model, device="cpu") as recording:
+        model(leaf.as_subclass(OnGPU)).sum().backward()
+        assert OnGPU.moved
+        assert waits == []
+        call = recording["0"]
+        assert len(waits) == 1
+        model(leaf.as_subclass(OnGPU)).sum().backward()
+        assert call.grad_output is not None
+        assert len(waits) == 2
+        model(leaf.as_subclass(OnGPU)).sum().backward()
+    assert len(waits) == 3
+    str(recording)
+    assert len(waits) == 3

@@ -98,8 +98,16 @@ def twice(model: nn.Module, x: Tensor) -> None:
     gradients[0].sum().backward()
 
 
+def captured(model: nn.Module, x: Tensor) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        model(x)
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
+    (notes.CAPTURED, nn.Linear(2, 1), captured),
     (notes.DISABLED, nn.Linear(2, 1), without_grad),
     (notes.NO_GRAD_OUT, nn.ReLU(), forward_only),
     (notes.RAISED, Fails(), failing),
