@@ -1,6 +1,7 @@
 """What the Jacobian of every sample costs: gradlib against every existing way.
 
     python -m benchmarks.jacobian                 on the CPU
+    python -m benchmarks.jacobian --random 12     networks that nothing was tuned on
     python -m benchmarks.jacobian --device cuda
     python -m benchmarks.jacobian --quick         the smallest: does it work at all?
 
@@ -17,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gradlib
 from benchmarks import timing
-from benchmarks.jacobian_nets import Net, nets
-from benchmarks.jacobian_ways import MOST, OURS, Contender, contenders, loop
+from benchmarks.jacobian_nets import Net, nets, random_nets
+from benchmarks.jacobian_ways import MOST, Contender, contenders, loop, serious
 from benchmarks.memory import measure_memory
 from benchmarks.report import threads_text
 from gradlib.render import Table
 
 RESULTS = Path(__file__).parent / "results"
-PATIENCE = 20e3
+PATIENCE = 5e3
 """How many milliseconds a use may take before a way is left out."""
 REPEATS = 3
 """How many timed uses make a turn, where one takes little."""
@@ -39,17 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, and write the results file."""
     options = _options(arguments)
     device = torch.device(options.device)
-    threads = (1,) if options.quick or device.type == "cuda" else (1, 2)
+    one = options.quick or options.random or device.type == "cuda"
+    threads = (1,) if one else (1, 2)
     rounds = 2 if options.quick else options.rounds
-    chosen = [net for net in nets(device) if options.net in net.name]
+    all_nets = random_nets(options.random, device) if options.random else nets(device)
+    chosen = [net for net in all_nets if options.net in net.name]
     if options.quick:
         chosen = chosen[:1]
-    results = measure(chosen, threads, rounds, device)
+    ways = serious() if options.random else contenders()
+    results = measure(chosen, ways, threads, rounds, device)
     print(as_text(results))
     out = options.out or (
         not options.quick
         and not options.net
-        and RESULTS / f"jacobian-{device.type}.json"
+        and RESULTS / f"jacobian{'-random' * bool(options.random)}-{device.type}.json"
     )
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(
-    chosen: list[Net], threads: tuple[int, ...], rounds: int, device: torch.device
+    chosen: list[Net],
+    ways: list[Contender],
+    threads: tuple[int, ...],
+    rounds: int,
+    device: torch.device,
 ) -> Result:
     """Return all results, ready to be written as JSON."""
     started = timing.now(), timing.machine(device)
@@ -68,15 +77,19 @@ def measure(
         for count in threads:
             torch.set_num_threads(count)
             for net in chosen:
+                known = {it["contender"]: it for it in rows if it["net"] == net.name}
                 rows += [
                     {"net": net.name, "threads": count, **row}
-                    for row in _of_net(net, rounds, device, threads_text(count))
+                    for row in _of_net(
+                        net, ways, known, rounds, device, threads_text(count)
+                    )
                 ]
     finally:
         torch.set_num_threads(before)
     return {
         "benchmark": "jacobian",
         "date": started[0],
+        "plans": [_plan(net) for net in chosen],
         "machine": started[1],
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -91,18 +104,26 @@ def measure(
     }
 
 
-def _of_net(net: Net, rounds: int, device: torch.device, label: str) -> list[Result]:
+def _of_net(
+    net: Net,
+    ways: list[Contender],
+    known: dict[str, Result],
+    rounds: int,
+    device: torch.device,
+    label: str,
+) -> list[Result]:
+    """Measure all ways on a network; with other threads all was tried before."""
     truth = loop(net.model.double(), net.x.double())
     net.model.to(net.x.dtype)
     shape, size = truth.shape, truth.numel() * net.x.element_size()
     turns: dict[str, timing.Turn] = {}
     rows: dict[str, Result] = {}
-    for one in contenders():
+    for one in ways:
         timing.progress(f"{net.name}, {label}: {one.name}")
         row: Result = {"contender": one.name, "result_bytes": size}
         rows[one.name] = row
         try:
-            row |= _tried(one, net, truth, device)
+            row |= _tried(one, net, truth, device, known.get(one.name))
         except Exception as error:
             row["skipped"] = f"it raises {type(error).__name__}: {str(error)[:200]}"
             continue
@@ -114,12 +135,24 @@ def _of_net(net: Net, rounds: int, device: torch.device, label: str) -> list[Res
     samples = timing.interleave(turns, rounds, f"{net.name}, {label}")
     for name, taken in samples.items():
         rows[name] |= {"turns": len(taken), "ms": timing.spread(taken)}
-        rows[name]["to_gradlib"] = timing.ratio(taken, samples[OURS])
+        against = next(it.against for it in ways if it.name == name)
+        if against in samples:
+            rows[name]["to_gradlib"] = timing.ratio(taken, samples[against])
     return list(rows.values())
 
 
-def _tried(one: Contender, net: Net, truth: Tensor, device: torch.device) -> Result:
+def _plan(net: Net) -> Result:
+    """Say which way gradlib takes, and what each takes in multiply-adds."""
+    plan = gradlib.plan_jacobian(net.model, net.x)
+    return {"net": net.name, "mode": plan.mode, "multiply_adds": plan.work}
+
+
+def _tried(
+    one: Contender, net: Net, truth: Tensor, device: torch.device, known: Result | None
+) -> Result:
     """Use a way once; return what came of it, or why it is left out."""
+    if known is not None and known.get("skipped"):
+        return {"skipped": known["skipped"]}
     needs = one.needs(net.x, truth.shape)
     if needs > MOST:
         return {"skipped": f"it needs {needs / 2**30:.0f} GiB or more"}
@@ -132,8 +165,10 @@ def _tried(one: Contender, net: Net, truth: Tensor, device: torch.device) -> Res
         row["skipped"] = f"one use takes {first / 1e3:.0f} s"
     elif row["difference"] > CLOSE:
         row["skipped"] = "its result is another"
-    else:
+    elif known is None:
         row["peak_bytes"] = measure_memory(call, device).peak
+    else:
+        row["peak_bytes"] = known["peak_bytes"]
     return row
 
 
@@ -186,6 +221,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.jacobian", description=about)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--rounds", type=int, default=10, help="at least two")
+    parser.add_argument("--random", type=int, help="so many others, chosen by chance")
     parser.add_argument("--net", default="", help="only those with this in their name")
     parser.add_argument("--quick", action="store_true", help="one network, two rounds")
     parser.add_argument("--out", type=Path, help="where the results go")

@@ -1,7 +1,8 @@
 """The networks whose Jacobians are computed, small and large, of every common kind."""
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -92,6 +93,107 @@ def transformer() -> nn.TransformerEncoder:
     )
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
+
+class Bottleneck(nn.Module):
+    """Convolutions down to a narrow middle and up again."""
+
+    def __init__(self, channels: int, middle: int, size: int) -> None:
+        """Make the layers, for images of `size` x `size`."""
+        super().__init__()
+        self.down = nn.Conv2d(1, channels, 3, stride=2, padding=1)
+        self.inner = nn.Linear(channels * (size // 2) ** 2, middle)
+        self.outer = nn.Linear(middle, channels * (size // 2) ** 2)
+        self.up = nn.ConvTranspose2d(channels, 1, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images."""
+        h = F.silu(self.down(x))
+        inner = F.silu(self.outer(F.silu(self.inner(h.flatten(1)))))
+        return self.up(inner.view_as(h))
+
+
+def random_nets(count: int, device: torch.device) -> list[Net]:
+    """Return networks of other sizes and kinds than those of `nets`, by chance."""
+    chance = random.Random(0)
+    made: list[Net] = []
+    for number in range(count):
+        torch.manual_seed(number)
+        name, model, shape = _KINDS[number % len(_KINDS)](chance)
+        model = model.to(device).eval().requires_grad_(False)
+        made.append(Net(f"{number + 1}: {name}", model, torch.randn(*shape)))
+    return [replace(net, x=net.x.to(device)) for net in made]
+
+
+Drawn = tuple[str, nn.Module, tuple[int, ...]]
+
+
+def _random_mlp(chance: random.Random) -> Drawn:
+    widths = [chance.choice([2, 8, 50, 300]) for _ in range(chance.randint(3, 6))]
+    activation = chance.choice([nn.ReLU, nn.Tanh, nn.GELU, nn.ELU])
+    batch = chance.choice([4, 64, 512])
+    name = f"MLP {'-'.join(map(str, widths))}, {activation.__name__}, {batch}"
+    return name, mlp(widths, activation), (batch, widths[0])
+
+
+def _random_cnn(chance: random.Random) -> Drawn:
+    size, batch = chance.choice([12, 20, 32]), chance.choice([4, 32])
+    channels, outs = chance.choice([1, 3]), chance.choice([1, 5, 20])
+    stride, groups = chance.choice([1, 2]), chance.choice([1, 2])
+    width = chance.choice([8, 24])
+    body = nn.Sequential(
+        nn.Conv2d(channels, width, 5, stride, padding=2),
+        nn.LeakyReLU(0.1),
+        nn.Conv2d(width, width, 3, 2, groups=groups),
+        nn.SiLU(),
+        nn.Flatten(),
+    )
+    features = body(torch.zeros(1, channels, size, size)).numel()
+    name = f"CNN of {channels} x {size} x {size} to {outs}, {width} wide, {batch}"
+    shape = (batch, channels, size, size)
+    return name, nn.Sequential(*body, nn.Linear(features, outs)), shape
+
+
+def _random_residual(chance: random.Random) -> Drawn:
+    width, batch = chance.choice([8, 24]), chance.choice([2, 8])
+    outs = chance.choice([1, 6])
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        Residual(width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, 4),
+        nn.Linear(4, outs),
+    )
+    return f"ResNet {width} wide to {outs}, {batch}", model, (batch, 1, 16, 16)
+
+
+def _random_transformer(chance: random.Random) -> Drawn:
+    heads, each = chance.choice([1, 2, 4]), chance.choice([8, 16])
+    depth, tokens = chance.choice([1, 3]), chance.choice([4, 10])
+    width, batch = heads * each, chance.choice([2, 6])
+    layer = nn.TransformerEncoderLayer(
+        width, heads, 3 * width, 0.0, "relu", batch_first=True, norm_first=depth == 1
+    )
+    model = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+    name = f"transformer {depth} deep, {heads} heads of {each}, {batch}"
+    return name, model, (batch, tokens, width)
+
+
+def _random_bottleneck(chance: random.Random) -> Drawn:
+    channels, middle = chance.choice([2, 6]), chance.choice([3, 12])
+    batch = chance.choice([2, 16])
+    name = f"images through a narrow middle, {channels} wide, {middle}, {batch}"
+    return name, Bottleneck(channels, middle, 16), (batch, 1, 16, 16)
+
+
+_KINDS: list[Callable[[random.Random], Drawn]] = [
+    _random_mlp,
+    _random_cnn,
+    _random_mlp,
+    _random_residual,
+    _random_transformer,
+    _random_bottleneck,
+]
 
 Make = Callable[[], nn.Module]
 

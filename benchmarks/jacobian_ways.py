@@ -4,6 +4,7 @@ Each takes a network and a batch and returns ``(batch, *out, *in)``, as a view o
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ from torch.func import jacfwd, jacrev, jvp, vmap
 import gradlib
 
 OURS, OURS_CHECKED, OURS_OUT = "gradlib", "gradlib, checked", "gradlib, out="
+OURS_IN_A_LOSS = "gradlib, in a loss"
 
 MOST = 2**32
 """How many bytes a way may need by its own nature before it is left out."""
@@ -30,11 +32,13 @@ class Contender:
         prepare: Makes, of a network, its batch and the result's shape, the call that
             is timed.
         needs: How many bytes it needs at least, of the same.
+        against: What its time is divided by.
     """
 
     name: str
     prepare: Callable[[nn.Module, Tensor, torch.Size], Callable[[], Tensor]]
     needs: Callable[[Tensor, torch.Size], int] = lambda _x, shape: 4 * shape.numel()
+    against: str = OURS
 
 
 def contenders() -> list[Contender]:
@@ -60,7 +64,35 @@ def contenders() -> list[Contender]:
         ),
         _plain("jvp with unit vectors", unit_jvps),
         _plain("TorchJD", torchjd),
+        _in_a_loss(
+            OURS_IN_A_LOSS,
+            partial(gradlib.per_sample_jacobian, check=False, create_graph=True),
+        ),
+        _in_a_loss("loop over outputs, in a loss", partial(loop, create_graph=True)),
+        _in_a_loss(
+            "is_grads_batched, in a loss", partial(grads_batched, create_graph=True)
+        ),
+        _in_a_loss(
+            "vmap(jacrev), in a loss",
+            lambda model, x: vmap(jacrev(_single(model)))(x),
+        ),
+        _in_a_loss("jacrev of the sum, in a loss", jacrev_of_sum),
     ]
+
+
+def serious() -> list[Contender]:
+    """Return those that are the fastest somewhere, ours first."""
+    names = (
+        OURS,
+        "loop over outputs",
+        "is_grads_batched",
+        "vmap(jacrev)",
+        "vmap(jacfwd)",
+        "jacrev of the sum",
+        "replicate",
+        "jvp with unit vectors",
+    )
+    return [it for it in contenders() if it.name in names]
 
 
 def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
@@ -71,19 +103,21 @@ def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
     return full.diagonal(dim1=0, dim2=1 + outs).movedim(-1, 0)
 
 
-def loop(model: nn.Module, x: Tensor) -> Tensor:
+def loop(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
     """Go back once for each entry of the output."""
     x = x.detach().requires_grad_()
     y = model(x)
     flat = y.flatten(1)
     rows = [
-        torch.autograd.grad(flat[:, i].sum(), x, retain_graph=True)[0]
+        torch.autograd.grad(
+            flat[:, i].sum(), x, retain_graph=True, create_graph=create_graph
+        )[0]
         for i in range(flat.shape[1])
     ]
     return torch.stack(rows, 1).view(*y.shape, *x.shape[1:])
 
 
-def grads_batched(model: nn.Module, x: Tensor) -> Tensor:
+def grads_batched(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
     """Go back once, with a unit vector for each entry of the output."""
     x = x.detach().requires_grad_()
     y = model(x)
@@ -91,7 +125,9 @@ def grads_batched(model: nn.Module, x: Tensor) -> Tensor:
     count = flat.shape[1]
     v = torch.eye(count, dtype=y.dtype, device=y.device)
     v = v[:, None].expand(count, *flat.shape)
-    (rows,) = torch.autograd.grad(flat, x, v, is_grads_batched=True)
+    (rows,) = torch.autograd.grad(
+        flat, x, v, is_grads_batched=True, create_graph=create_graph
+    )
     return rows.movedim(0, 1).reshape(*y.shape, *x.shape[1:])
 
 
@@ -137,6 +173,24 @@ def torchjd(model: nn.Module, x: Tensor) -> Tensor:
 
 def _plain(name: str, way: Way) -> Contender:
     return Contender(name, lambda model, x, _: lambda: way(model, x))
+
+
+def _in_a_loss(name: str, way: Way) -> Contender:
+    """Return a way whose result goes into a loss, with gradients to the weights."""
+
+    def prepare(model: nn.Module, x: Tensor, _: torch.Size) -> Callable[[], Tensor]:
+        trained = deepcopy(model).requires_grad_(True)
+        parameters = list(trained.parameters())
+
+        def step() -> Tensor:
+            found = way(trained, x)
+            loss = found.square().sum()
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+            return found.detach()
+
+        return step
+
+    return Contender(name, prepare, against=OURS_IN_A_LOSS)
 
 
 def _with_out(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:

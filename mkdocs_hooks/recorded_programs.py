@@ -5,13 +5,17 @@ A page holds markers:
     <div class="program" data-name="linear_old_hook"></div>
     <div class="ran" data-name="linear_old_hook" data-torch="1.7.1"></div>
     <div class="ran" data-name="linear_old_hook"></div>
+    <div class="sides" data-before="one" data-torch="1.7.1" data-after="other"></div>
 
 The first becomes the program, the second what it prints, warns of and raises in that
 build (``newest`` is the newest that is recorded), the third the same for all builds.
+The last becomes two programs side by side: one as it ran in that build, the other as it
+ran in the newest.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -26,7 +30,7 @@ from mkdocs_hooks import cache
 from mkdocs_hooks.hook_recordings import release, span
 
 FOLDER = cache.ROOT / "docs" / "data" / "programs"
-MARKER = re.compile(r'<div class="(program|ran)"((?: data-\w+="[^"]*")*)></div>')
+MARKER = re.compile(r'<div class="(program|ran|sides)"((?: data-\w+="[^"]*")*)></div>')
 
 Builds = dict[str, dict[str, Any]]
 
@@ -36,7 +40,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
     def made(marker: re.Match[str]) -> str:
         given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
-        make = {"program": program, "ran": ran}[marker[1]]
+        make = {"program": program, "ran": ran, "sides": sides}[marker[1]]
         try:
             return make(builds(), **given)
         except (KeyError, TypeError) as error:
@@ -56,12 +60,37 @@ def builds() -> Builds:
 
 def program(recorded: Builds, name: str) -> str:
     """Return the source of a program."""
-    return highlighted(recorded[list(recorded)[-1]][name]["source"])
+    return highlighted(source(recorded, name))
 
 
-def highlighted(source: str) -> str:
+def source(recorded: Builds, name: str) -> str:
+    """Return a program as it was run last."""
+    return recorded[list(recorded)[-1]][name]["source"]
+
+
+def highlighted(source: str, marked: Sequence[int] = ()) -> str:
     """Return Python with colours, not as a block that the tests would run."""
-    return highlight(source, PythonLexer(), HtmlFormatter(wrapcode=True))
+    formatter = HtmlFormatter(wrapcode=True, hl_lines=marked)
+    return highlight(source, PythonLexer(), formatter)
+
+
+def sides(recorded: Builds, before: str, torch: str, after: str) -> str:
+    """Return two programs, the lines that only one has marked, and what they give."""
+    columns = [("Before", before, after, torch), ("After", after, before, "newest")]
+    shown = "".join(
+        f"<div><p><strong>{title}</strong></p>"
+        f"{beside(source(recorded, name), source(recorded, other))}"
+        f"{ran(recorded, name, build)}</div>"
+        for title, name, other, build in columns
+    )
+    return f'<div class="sides">{shown}</div>'
+
+
+def beside(source: str, other: str) -> str:
+    """Return a program, with the lines marked that the other one does not have."""
+    lines = enumerate(source.splitlines(), start=1)
+    has = {"", *other.splitlines()}
+    return highlighted(source, [number for number, line in lines if line not in has])
 
 
 def ran(recorded: Builds, name: str, torch: str | None = None) -> str:

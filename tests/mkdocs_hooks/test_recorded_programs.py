@@ -66,6 +66,21 @@ def test_a_program_that_gives_nothing() -> None:
     assert said == ["torch 1.8.1:", "It prints nothing."]
 
 
+def test_two_programs_side_by_side() -> None:
+    other = f"{NAME}_mended"
+    names = f'data-before="{NAME}" data-torch="1.2.0" data-after="{other}"'
+    page = built(f'<div class="sides" {names}></div>')
+    (sides,) = page.select(".sides")
+    before, after = sides.find_all("div", recursive=False)
+    for column, title, build in (before, "Before", "1.2.0"), (after, "After", "2.13.0"):
+        said = [it.get_text() for it in column.find_all("p")]
+        assert said == [title, f"torch {build}:"]
+    assert before.select("pre code")[0].get_text() == recorded("1.2.0")["source"]
+    assert before.select("pre code")[1].get_text() == recorded("1.2.0")["stdout"]
+    marked = [it.get_text() for it in after.select(".hll")]
+    assert marked == ["out.backward(torch.tensor(1.0))\n"]
+
+
 def test_changing_one_recording_changes_the_page(folder: Path) -> None:
     marker = f'<div class="ran" data-name="{NAME}"></div>'
     whole = json.loads((folder / "1.7.1.json").read_text())
@@ -84,6 +99,7 @@ def test_changing_one_recording_changes_the_page(folder: Path) -> None:
         f'<div class="ran" data-name="{NAME}" data-torch="1.6.0"></div>',
         '<div class="ran"></div>',
         f'<div class="ran" data-name="{NAME}" data-build="1.7.1"></div>',
+        f'<div class="sides" data-before="{NAME}" data-after="{NAME}"></div>',
     ],
 )
 def test_what_is_not_recorded_is_refused(marker: str) -> None:

@@ -2,7 +2,8 @@ import torch
 
 
 def hook(module, grad_input, grad_output):
-    print([None if g is None else tuple(g.shape) for g in grad_input])
+    for g in grad_input:
+        print(None if g is None else tuple(g.shape))
 
 
 layer = torch.nn.Linear(3, 2)

@@ -2,10 +2,12 @@ import torch
 
 
 def hook(module, grad_input, grad_output):
-    print([g.tolist() for g in grad_input])
+    print("output", grad_output[0].tolist())
 
 
+layer = torch.nn.Linear(2, 2, bias=False)
+layer.weight.data = torch.eye(2)
+layer.register_full_backward_hook(hook)
 relu = torch.nn.ReLU(inplace=True)
-relu.register_full_backward_hook(hook)
-x = torch.ones(2, requires_grad=True)
-relu(2 * x).sum().backward()
+x = torch.tensor([[1.0, -1.0]], requires_grad=True)
+relu(layer(x)).sum().backward()

@@ -2,11 +2,10 @@ import torch
 
 
 def hook(module, grad_input, grad_output):
-    print([None if g is None else tuple(g.shape) for g in grad_input])
+    print([tuple(g.shape) for g in grad_input])
 
 
 layer = torch.nn.Linear(3, 2)
 layer.register_full_backward_hook(hook)
 x = torch.ones(4, 3, requires_grad=True)
 layer(x).sum().backward()
-print(tuple(layer.weight.grad.shape), tuple(layer.bias.grad.shape))

@@ -2,7 +2,7 @@ import torch
 
 
 def hook(module, grad_input, grad_output):
-    print([None if g is None else tuple(g.shape) for g in grad_input])
+    print([tuple(g.shape) for g in grad_input])
 
 
 layer = torch.nn.Linear(3, 2)

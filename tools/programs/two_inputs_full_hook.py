@@ -7,11 +7,12 @@ class Weighted(torch.nn.Module):
 
 
 def hook(module, grad_input, grad_output):
-    print([g.tolist() for g in grad_input])
+    print("hook", [g.tolist() for g in grad_input])
 
 
 module = Weighted()
 module.register_full_backward_hook(hook)
-x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+x = torch.ones(2, requires_grad=True)
+y = torch.ones(2, requires_grad=True)
 module(x, y).sum().backward()
-print([x.grad.tolist(), y.grad.tolist()])
+print("true", [x.grad.tolist(), y.grad.tolist()])

@@ -1,9 +1,16 @@
 import torch
 
+
+def halve(module, grad_input, grad_output):
+    return tuple(g / 2 for g in grad_input)
+
+
 layer = torch.nn.Linear(2, 1)
 layer.weight.data.fill_(1)
+layer.register_full_backward_hook(halve)
+for parameter in layer.parameters():
+    parameter.register_hook(lambda g: g / 2)
 x = torch.ones(1, 2, requires_grad=True)
-x.register_hook(lambda gradient: gradient / 2)
 layer(x).sum().backward()
 print("x", x.grad.tolist())
 print("weight", layer.weight.grad.tolist())

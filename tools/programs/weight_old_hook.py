@@ -2,10 +2,10 @@ import torch
 
 
 def hook(module, grad_input, grad_output):
-    print([None if g is None else tuple(g.shape) for g in grad_input])
+    print("weight", grad_input[2].t().tolist())
 
 
 layer = torch.nn.Linear(3, 2)
 layer.register_backward_hook(hook)
-x = torch.ones(4, 5, 3, requires_grad=True)
+x = torch.ones(4, 3, requires_grad=True)
 layer(x).sum().backward()

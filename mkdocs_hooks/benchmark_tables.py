@@ -1,0 +1,239 @@
+"""Put the committed results of benchmarks into pages.
+
+A page holds markers, each with a file of benchmarks/results:
+
+    <div class="jacobian-times" data-results="jacobian-cpu"></div>
+    <div class="recorder-times" data-results="recorder-cpu"></div>
+    <div class="measured-and-counted" data-results="jacobian-cpu"></div>
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from mkdocs_hooks import cache, figures
+
+MARKER = re.compile(
+    r'<div class="(jacobian-times|recorder-times|measured-and-counted)"'
+    r' data-results="([\w-]+)"></div>'
+)
+OURS = "gradlib"
+WAYS = {
+    "reverse": "is_grads_batched",
+    "forward": "jvp with unit vectors",
+    "loop": "loop over outputs",
+}
+"""Which contender goes the way that a plan counts; ours goes its own."""
+
+Rows = list[dict[str, Any]]
+
+
+def on_page_markdown(
+    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Replace the markers of a page."""
+
+    def made(marker: re.Match[str]) -> str:
+        results = load(marker[2], page)
+        if marker[1] == "measured-and-counted":
+            uri = f"{page.file.src_uri.removesuffix('.md')}-{marker[2]}.svg"
+            svg = drawn(results)
+            return figures.image(svg, described(results), uri, page, config, files)
+        make = {"jacobian-times": jacobian, "recorder-times": recorder}[marker[1]]
+        return "\n\n".join([where(results), *make(results)])
+
+    return MARKER.sub(made, markdown)
+
+
+def load(name: str, page: Page) -> dict[str, Any]:
+    """Return a file of results."""
+    path = cache.ROOT / "benchmarks" / "results" / f"{name}.json"
+    if not path.exists():
+        raise PluginError(f"{page.file.src_uri}: there is no {name}.json of results")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def where(results: dict[str, Any]) -> str:
+    """Say on what machine, when and with what it was measured."""
+    machine = results["machine"]
+    device = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    return (
+        f"Measured on {results['date'][:10]}: {device}, torch {results['torch']}, "
+        f"Python {results['python']}, {results['settings']['rounds']} rounds; the "
+        f"machine's load was {machine['load_average']:.1f} when it began. Ratios are "
+        "medians of the ratios of turns in the same round."
+    )
+
+
+def jacobian(results: dict[str, Any]) -> Iterable[str]:
+    """Yield a table for each number of threads, and all ways of each network."""
+    for threads, rows in grouped(results["rows"], "threads"):
+        best = [
+            in_short(net, {row["contender"]: row for row in ways})
+            for net, ways in grouped(rows, "net")
+        ]
+        yield f"### {counted_threads(threads)}"
+        yield table(
+            (
+                "network",
+                "ms",
+                "best other way",
+                "it takes",
+                "`out=`",
+                "checked",
+                "peak",
+            ),
+            best,
+        )
+        for net, ways in grouped(rows, "net"):
+            yield folded(f"{net}: all ways", all_ways(ways))
+
+
+def in_short(net: str, ways: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Return a network's row: our time, and those of others as multiples of it."""
+    ours = ways[OURS]
+    others = [
+        row
+        for name, row in ways.items()
+        if not name.startswith(OURS) and "ms" in row and not name.endswith("a loss")
+    ]
+    best = min(others, key=lambda row: row["to_gradlib"]["median"])
+    return (
+        net,
+        f"{ours['ms']['median']:.3g}",
+        best["contender"],
+        times(best),
+        times(ways.get("gradlib, out=", {})),
+        times(ways.get("gradlib, checked", {})),
+        f"{ours['peak_bytes'] / ours['result_bytes']:.1f} results",
+    )
+
+
+def all_ways(rows: Rows) -> str:
+    """Return the table of one network."""
+    return table(
+        ("way", "ms", "of ours", "quartiles", "peak MiB", "error"),
+        [
+            (row["contender"], row["skipped"], "", "", "", "")
+            if row.get("skipped")
+            else (
+                row["contender"],
+                f"{row['ms']['median']:.3g}",
+                times(row),
+                spread(row),
+                f"{row['peak_bytes'] / 2**20:.1f}",
+                f"{row['difference']:.0e}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def recorder(results: dict[str, Any]) -> Iterable[str]:
+    """Yield a table for each network."""
+    for net, rows in grouped(results["times"], "net"):
+        yield f"**{net[:1].upper()}{net[1:]}**"
+        yield table(
+            ("", "threads", "whole use, ms", "to hooks by hand", "step alone"),
+            [
+                (
+                    row["contender"],
+                    str(row["threads"]),
+                    f"{row['use']['ms']['median']:.3g}",
+                    f"{row['use']['to_by_hand']['median']:.2f}",
+                    f"{row['step']['to_by_hand']['median']:.2f}" if row["step"] else "",
+                )
+                for row in rows
+                if not row["skipped"]
+            ],
+        )
+
+
+def described(results: dict[str, Any]) -> str:
+    """Return the figure's description for those who cannot see it."""
+    return (
+        f"Milliseconds against multiply-adds, both on logarithmic axes, for "
+        f"{len(results['plans'])} networks and the ways that a plan counts. More "
+        "multiply-adds take more time; below some there is a floor."
+    )
+
+
+def drawn(results: dict[str, Any]) -> str:
+    """Return the figure of measured times against counted multiply-adds."""
+    taken = {
+        (row["net"], row["contender"]): row["ms"]["median"]
+        for row in results["rows"]
+        if row["threads"] == 1 and "ms" in row
+    }
+    style = {"svg.hashsalt": "gradlib"}
+    with mpl.rc_context(style, fname=figures.STYLE["MATPLOTLIBRC"]):
+        figure = Figure(figsize=(7, 4.5))
+        ax = figure.subplots()
+        modes = dict.fromkeys(plan["mode"] for plan in results["plans"]) | WAYS
+        for mode, marker in zip(modes, "o^svDP", strict=False):
+            points = [
+                (plan["multiply_adds"][mode], taken[plan["net"], name])
+                for plan in results["plans"]
+                for name in [OURS if mode == plan["mode"] else WAYS.get(mode)]
+                if mode in plan["multiply_adds"] and (plan["net"], name) in taken
+            ]
+            label = f"{mode}: gradlib" if mode not in WAYS else f"{mode}: {WAYS[mode]}"
+            if points:
+                ax.plot(*zip(*points, strict=True), marker, label=label, alpha=0.8)
+        ax.set(
+            xscale="log", yscale="log", xlabel="multiply-adds", ylabel="milliseconds"
+        )
+        ax.legend(frameon=False)
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", facecolor="none", metadata={"Date": None})
+    return svg.getvalue()
+
+
+# Words and tables
+
+
+def grouped(rows: Rows, key: str) -> list[tuple[Any, Rows]]:
+    """Return rows by what they have under a key, in their order."""
+    return [
+        (value, [row for row in rows if row[key] == value])
+        for value in dict.fromkeys(row[key] for row in rows)
+    ]
+
+
+def counted_threads(number: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if number == 1 else f"{number} threads"
+
+
+def times(row: dict[str, Any]) -> str:
+    """Return a ratio to our time."""
+    return f"{row['to_gradlib']['median']:.2f} times" if "to_gradlib" in row else ""
+
+
+def spread(row: dict[str, Any]) -> str:
+    """Return the quartiles of a ratio."""
+    if "to_gradlib" not in row:
+        return ""
+    ratio = row["to_gradlib"]
+    return f"{ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}"
+
+
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table; all but the first column are numbers, or short."""
+    lines = [heads, ("---", *["---:"] * (len(heads) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def folded(title: str, text: str) -> str:
+    """Return text that is shown when its title is clicked."""
+    inside = "\n".join(f"    {line}" for line in text.splitlines())
+    return f'??? note "{title}"\n\n{inside}'

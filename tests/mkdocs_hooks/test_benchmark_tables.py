@@ -1,0 +1,102 @@
+"""What the page of timings shows is what was measured: other figures, another page."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+
+from mkdocs_hooks import benchmark_tables as tables
+
+ROOT = Path(__file__).parents[2]
+PAGE = cast(Page, SimpleNamespace(file=SimpleNamespace(src_uri="how-fast.md")))
+NAMES = [path.stem for path in sorted(ROOT.glob("benchmarks/results/*-cpu.json"))]
+
+
+def results(name: str = "jacobian-cpu") -> dict[str, Any]:
+    return tables.load(name, PAGE)
+
+
+def test_there_are_results() -> None:
+    assert {"jacobian-cpu", "jacobian-random-cpu", "recorder-cpu"} <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_network_and_way_is_shown(name: str) -> None:
+    found = results(name)
+    make = tables.recorder if name.startswith("recorder") else tables.jacobian
+    text = "\n".join(make(found))
+    rows = found.get("rows") or found["times"]
+    for row in rows:
+        assert row["net"].lower() in text.lower()
+        if not row.get("skipped"):
+            assert f"| {row['contender']} |" in text
+
+
+def test_another_time_is_another_row() -> None:
+    found = results()
+    before = "\n".join(tables.jacobian(found))
+    ours = next(row for row in found["rows"] if row["contender"] == "gradlib")
+    ours["ms"]["median"] = 98765.0
+    assert "9.88e+04" in "\n".join(tables.jacobian(found))
+    assert "9.88e+04" not in before
+
+
+def test_the_best_other_way_is_the_one_that_takes_least() -> None:
+    found = results()
+    net = found["rows"][0]["net"]
+    rows = {
+        row["contender"]: row
+        for row in found["rows"]
+        if row["net"] == net and row["threads"] == 1
+    }
+    others = [it for it in rows if not it.startswith("gradlib") and "ms" in rows[it]]
+    for name in others:
+        rows[name]["to_gradlib"]["median"] = 3.0
+    chosen = next(it for it in others if not it.endswith("a loss"))
+    rows[chosen]["to_gradlib"]["median"] = 2.0
+    rows["loop over outputs, in a loss"]["to_gradlib"]["median"] = 0.1
+    assert tables.in_short(net, rows)[2:4] == (chosen, "2.00 times")
+
+
+def test_the_figure_has_a_point_for_each_way_that_was_counted() -> None:
+    found = results()
+    svg = tables.drawn(found)
+    assert svg == tables.drawn(found)
+    for mode in ("chain: gradlib", "loop: loop over outputs"):
+        assert mode in svg
+    found["plans"][0]["multiply_adds"]["loop"] *= 1000
+    assert tables.drawn(found) != svg
+
+
+def test_where_and_when_is_said() -> None:
+    found = results()
+    text = tables.where(found)
+    assert found["date"][:10] in text
+    assert found["machine"]["cpu"] in text
+    assert found["torch"] in text
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(PluginError, match=r"how-fast.md.*no-such.json"):
+        tables.load("no-such", PAGE)
+
+
+def test_every_marker_of_the_pages_is_understood() -> None:
+    markers = re.compile(r'<div class="[\w-]+" data-results="[^"]*"></div>')
+    found = [
+        marker
+        for path in ROOT.glob("docs/**/*.md")
+        for marker in markers.findall(path.read_text())
+    ]
+    assert found
+    assert all(tables.MARKER.fullmatch(marker) for marker in found)
+
+
+def test_results_are_good_json() -> None:
+    for path in ROOT.glob("benchmarks/results/*.json"):
+        assert json.loads(path.read_text())["date"]
