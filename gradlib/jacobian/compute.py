@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.chance import Chance
-from gradlib.jacobian.faster import find_structure
+from gradlib.jacobian.faster import find_in_graph
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
@@ -45,7 +45,7 @@ def compute(
         OutOfBytesError: Memory ran out, with single rows or columns too.
     """
     if may_shorten and not create_graph:
-        found = _from_structure(graph, plan, out)
+        found = _shortened(graph, plan, out)
         if found is not None:
             return found
     *others, last = list(_attempts(plan, may_change))
@@ -64,13 +64,13 @@ def compute(
         raise NoSuchWayError(_explained(error)) from error
 
 
-def _from_structure(
+def _shortened(
     graph: Graph, plan: Plan, out: dict[Block, Tensor] | None
 ) -> dict[Block, Tensor] | None:
-    """Return the blocks where the graph's structure makes them cheaper."""
+    """Return the blocks where the graph offers a shorter way to them."""
     if out is not None and not out[0, 0].is_contiguous():
         return None
-    found = find_structure(graph, plan)
+    found = find_in_graph(graph, plan)
     if found is None:
         return None
     try:

@@ -8,21 +8,13 @@ from typing import Any, cast
 try:
     from gradlib.jacobian.fast.chains.evaluate import evaluate
     from gradlib.jacobian.fast.chains.find import find_chain
-    from gradlib.jacobian.fast.chains.planned import planned as chain_planned
-    from gradlib.jacobian.fast.structure.structured import find as find_structure
-    from gradlib.jacobian.fast.structure.structured import planned as structure_planned
+    from gradlib.jacobian.fast.chains.planned import planned
+    from gradlib.jacobian.fast.in_graph import find_in_graph
 except ModuleNotFoundError:
 
     def _nothing(*_: Any) -> None:
         return None
 
-    find_chain = find_structure = evaluate = cast(Any, _nothing)
-    chain_planned = structure_planned = evaluate
+    find_chain = find_in_graph = evaluate = planned = cast(Any, _nothing)
 
-__all__ = [
-    "chain_planned",
-    "evaluate",
-    "find_chain",
-    "find_structure",
-    "structure_planned",
-]
+__all__ = ["evaluate", "find_chain", "find_in_graph", "planned"]

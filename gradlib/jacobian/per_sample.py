@@ -13,13 +13,7 @@ from gradlib.jacobian.arguments import Argnums, read
 from gradlib.jacobian.check import check as require_truth
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
-from gradlib.jacobian.faster import (
-    chain_planned,
-    evaluate,
-    find_chain,
-    find_structure,
-    structure_planned,
-)
+from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
 from gradlib.jacobian.graph import of_tensors, run
 from gradlib.jacobian.out import (
     blocks_of,
@@ -78,7 +72,8 @@ def per_sample_jacobian(
             all samples share it; one for all, or nested as the inputs are.
         mode: ``"reverse"``: row by row. ``"forward"``: column by column. ``"split"``:
             both, from the narrowest tensor inside outwards. ``"loop"``: rows, one at a
-            time, the reference. ``"auto"``: the one with the cheapest passes.
+            time, the reference. ``"auto"``: the one with the cheapest passes, or, for
+            layers and operations whose Jacobians are known, products of those.
         chunk_size: How many rows (reverse) or columns (forward) one pass asks for;
             ``"auto"``: as many as `max_bytes` has room for and as are fast.
         max_bytes: What may be held at once on top of the forward pass, the result
@@ -90,7 +85,8 @@ def per_sample_jacobian(
             backward pass, and leaves parameters, buffers and random state as they are;
             what `fn` changes outside of modules changes three times. It sees a cut path
             that changes the slope of a sample along a random direction by a thousandth
-            of it (by a twentieth, below float32), where rounding does not hide it.
+            of it (by a twentieth, below float32), where rounding does not hide it. It
+            costs nothing for a chain of known layers, which has nothing to find.
         create_graph: Whether gradients flow through the result, for a loss made of it.
             What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
@@ -303,8 +299,8 @@ def plan_jacobian(
         plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
         plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph:
-            found = find_structure(graph, plan)
-            plan = plan if found is None else structure_planned(plan, found)
+            found = find_in_graph(graph, plan)
+            plan = plan if found is None else found.planned(plan)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     chain = find_chain(fn, inputs, *asked)
-    return plan if chain is None else chain_planned(plan, chain)
+    return plan if chain is None else planned(plan, chain)

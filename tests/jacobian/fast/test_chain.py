@@ -135,10 +135,11 @@ def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:
 
 
 def test_nan_and_the_kinks_of_relu() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    first = nn.Linear(2, 2)
     with torch.no_grad():
-        model[0].weight.copy_(torch.eye(2))
-        model[0].bias.zero_()
+        first.weight.copy_(torch.eye(2))
+        nn.init.zeros_(first.bias)
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(2, 1)).double()
     x = torch.tensor([[0.0, -0.0], [torch.nan, 1.0]], dtype=torch.float64)
     ours = gradlib.per_sample_jacobian(model, x, check=False)
     loop = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
@@ -253,7 +254,7 @@ def _with(change: Callable[[nn.Sequential], object]) -> Callable[[], nn.Sequenti
 
 
 def _doubled(model: nn.Sequential) -> None:
-    model[1].forward = lambda x: 2 * x.tanh()
+    vars(model[1])["forward"] = lambda x: 2 * x.tanh()
 
 
 CHANGED: dict[str, Callable[[], nn.Module]] = {
@@ -270,7 +271,7 @@ CHANGED: dict[str, Callable[[], nn.Module]] = {
     ),
     "weight norm": _with(lambda m: parametrizations.weight_norm(m[2])),
     "weight is no parameter": _with(
-        lambda m: m[0]._parameters.update(weight=m[0].weight.detach())
+        lambda m: vars(m[0])["_parameters"].update(weight=torch.eye(5, 3).double())
     ),
     "dropout in training": _with(lambda m: m.append(nn.Dropout(0.5))),
     "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),

@@ -1,13 +1,14 @@
 """The Jacobian of a chain, from one forward pass without a graph."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.order import Product
-from gradlib.jacobian.fast.chains.product import Factors, product
+from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import empty, samples_at_once
 from gradlib.private import enable_grad, grad_is_enabled
 
@@ -29,7 +30,16 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
         if at_once >= samples and out is None:
             made = _of(chain, seen, h, None)
         else:
-            made = _in_parts(chain, seen, h, at_once, out)
+            made = in_parts(
+                (samples, chain.outs, chain.x[0].numel()),
+                h,
+                at_once,
+                lambda start, stop, into: _of(
+                    chain, maps.part(seen, start, stop), h[start:stop], into
+                ),
+                out,
+                columns=_is_by_columns(chain),
+            )
     finally:
         enable_grad(before)
     if out is not None:
@@ -37,23 +47,39 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     return made if chain.x.dim() == 2 else made.view(chain.shape)
 
 
-def _in_parts(
-    chain: Chain, seen: maps.Seen, h: Tensor, at_once: int, out: Tensor | None
+def in_parts(
+    shape: tuple[int, int, int],
+    like: Tensor,
+    at_once: int,
+    part_of: Callable[[int, int, Tensor], Tensor],
+    out: Tensor | None,
+    *,
+    columns: bool,
 ) -> Tensor:
-    """Go through the samples in parts, and write what they give into the result."""
-    samples, outs, ins = h.shape[0], chain.outs, chain.x[0].numel()
+    """Return the Jacobian, ``(samples, outs, ins)``, written a few samples at a time.
+
+    Args:
+        shape: Its shape.
+        like: Where its dtype and device come from.
+        at_once: How many samples to work on at a time.
+        part_of: Of the first sample, the one after the last, and where to write it:
+            the Jacobian of some samples, there or elsewhere.
+        out: Where to write all of it, contiguous; ``None`` for memory of its own.
+        columns: Whether that is laid out ``(samples, ins, outs)``.
+    """
+    samples, outs, ins = shape
     if out is not None:
-        whole = out.view(samples, outs, ins)
-    elif _is_by_columns(chain):
-        whole = empty((samples, ins, outs), h).mT
+        whole = out.view(shape)
+    elif columns:
+        whole = empty((samples, ins, outs), like).mT
     else:
-        whole = empty((samples, outs, ins), h)
+        whole = empty(shape, like)
     for start in range(0, samples, at_once):
-        part = whole[start : start + at_once]
-        stop = start + part.shape[0]
-        made = _of(chain, maps.part(seen, start, stop), h[start:stop], part)
-        if made is not part:
-            part.copy_(made)
+        stop = min(start + at_once, samples)
+        into = whole[start:stop]
+        made = part_of(start, stop, into)
+        if made is not into:
+            into.copy_(made)
     return whole
 
 
@@ -66,13 +92,8 @@ def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor
         h: What comes out of them, ``(samples, ...)``.
         into: Where to write it, if it can be written there at once.
     """
-    columns = _is_by_columns(chain)
-    if into is not None and columns:
-        into = into.mT
-    if chain.maps.layers or (into is not None and not into.is_contiguous()):
-        into = None
-    made = product(_factors(chain, h), chain.order.tree, columns=columns, into=into)
-    made = made.mT if columns else made
+    factors, tree = _factors(chain, h), chain.order.tree
+    made = whole_product(factors, tree, None if chain.maps.layers else into)
     if chain.maps.layers:
         v = made.expand(h.shape[0], -1, -1).view(h.shape[0], -1, *h.shape[1:])
         return maps.backward(seen, v).flatten(2)
@@ -99,5 +120,4 @@ def _factors(chain: Chain, h: Tensor) -> Factors:
 
 
 def _is_by_columns(chain: Chain) -> bool:
-    tree = chain.order.tree
-    return isinstance(tree, Product) and tree.columns and not chain.maps.layers
+    return is_by_columns(chain.order.tree) and not chain.maps.layers

@@ -21,6 +21,30 @@ class Factors(NamedTuple):
     bends: list[list[Bend]]
 
 
+def is_by_columns(tree: Tree) -> bool:
+    """Tell whether a product is laid out ``(batch, ins, outs)``."""
+    return isinstance(tree, Product) and tree.columns
+
+
+def whole_product(factors: Factors, tree: Tree, into: Tensor | None) -> Tensor:
+    """Return all factors multiplied, ``(batch, outs, ins)`` or ``(outs, ins)``.
+
+    Args:
+        factors: What is multiplied.
+        tree: In which order.
+        into: Where to write it, if it can be written there at once.
+    """
+    columns = is_by_columns(tree)
+    if into is not None:
+        # Its layout, seen as the product has it, if it is the same.
+        seen = into.mT if columns else into
+        if seen.is_contiguous():
+            made = product(factors, tree, columns=columns, into=seen)
+            return into if made is seen else made.mT if columns else made
+    made = product(factors, tree, columns=columns)
+    return made.mT if columns else made
+
+
 def product(
     factors: Factors, tree: Tree, *, columns: bool, into: Tensor | None = None
 ) -> Tensor:

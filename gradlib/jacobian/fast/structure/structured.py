@@ -46,6 +46,16 @@ class Structured:
     bytes: int
     _run: Run
 
+    def planned(self, plan: Plan) -> Plan:
+        """Return a plan to take it."""
+        return plan.shortened(
+            "structure",
+            "most operations work on each token, or each head, by itself",
+            "sums of products",
+            None,
+            self.bytes,
+        )
+
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
@@ -55,17 +65,6 @@ class Structured:
         with torch.no_grad():
             self._run.write(made)
         return {(0, 0): made}
-
-
-def planned(plan: Plan, found: Structured) -> Plan:
-    """Return a plan to take the structure of a graph."""
-    return plan.shortened(
-        "structure",
-        "most operations work on each token, or each head, by itself",
-        "sums of products",
-        None,
-        found.bytes,
-    )
 
 
 def find(graph: Graph, plan: Plan) -> Structured | None:

@@ -1,0 +1,202 @@
+"""Chains found in a graph: one operation after the other, whoever wrote the code.
+
+What the nodes have saved are the matrices and slopes of this very forward pass.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.jacobian.fast.chains import order as orders
+from gradlib.jacobian.fast.chains.bends import Bend
+from gradlib.jacobian.fast.chains.evaluate import in_parts
+from gradlib.jacobian.fast.chains.layers import Layer, Pointwise
+from gradlib.jacobian.fast.chains.product import (
+    Factors,
+    is_by_columns,
+    whole_product,
+)
+from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.nodes import in_order
+from gradlib.jacobian.pieces import Block
+from gradlib.jacobian.plan import Plan
+from gradlib.vjp.connection import place_of
+
+ROWS = 8
+"""How many rows there must be to make up for reading the graph, and a backward pass."""
+
+SLOPES = {
+    f"{name}Backward0"
+    for name in (
+        "Relu",
+        "Tanh",
+        "Sigmoid",
+        "Silu",
+        "Gelu",
+        "Elu",
+        "LeakyRelu",
+        "Softplus",
+        "Hardtanh",
+        "Mish",
+        "Sin",
+        "Cos",
+        "Exp",
+    )
+}
+"""Nodes of elementwise operations: called with ones, they give the slopes."""
+
+KNOWN_SLOPE = Layer(
+    None, Pointwise(lambda _, x: x, lambda _, v, slope: v * slope, "either")
+)
+
+
+class Straight(NamedTuple):
+    """A chain in a graph.
+
+    Attributes:
+        factors: Its matrices, and the slopes between them.
+        order: In which order they are multiplied.
+        bytes: What the products take that are worked on at a time.
+    """
+
+    factors: Factors
+    order: orders.Order
+    bytes: int
+
+    def blocks(
+        self, graph: Graph, out: dict[Block, Tensor] | None = None
+    ) -> dict[Block, Tensor]:
+        """Return the blocks, written into contiguous tensors where there are some."""
+        shape = graph.shape(0, 0)
+        made = in_parts(
+            (graph.batch, graph.rows(0), graph.columns(0)),
+            graph.points[0].detach(),
+            _at_once(self.order),
+            self._of,
+            None if out is None else out[0, 0],
+            columns=is_by_columns(self.order.tree),
+        )
+        return {(0, 0): made.view(shape)}
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return a plan to multiply them."""
+        return plan.shortened(
+            "chain",
+            "the Jacobian of each operation is known",
+            f"products in the order {self.order.text()}",
+            self.order.multiply_adds,
+            self.bytes,
+        )
+
+    def _of(self, start: int, stop: int, into: Tensor) -> Tensor:
+        bends = [
+            [it._replace(value=it.value[start:stop]) for it in place]
+            for place in self.factors.bends
+        ]
+        with torch.no_grad():
+            factors = Factors(self.factors.matrices, bends)
+            return whole_product(factors, self.order.tree, into)
+
+
+def find_straight(graph: Graph, plan: Plan) -> Straight | None:
+    """Return the chain that a graph is, or ``None``.
+
+    Args:
+        graph: What the Jacobian is of.
+        plan: How it would be computed otherwise.
+    """
+    if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
+        return None
+    root, point = graph.roots[0], graph.points[0]
+    if root.dim() != 2 or not root.numel() or not point.numel():
+        return None
+    if plan.rows_worth < ROWS or root.dtype not in (torch.float32, torch.float64):
+        return None
+    try:
+        factors = _read(root, point)
+    except RuntimeError:  # what a node has saved was overwritten, or is gone
+        return None
+    if factors is None:
+        return None
+    widths = [it.shape[1] for it in factors.matrices] + [root.shape[1]]
+    bent = tuple(map(bool, factors.bends[1:]))
+    order = orders.best(tuple(widths), bent, graph.batch)
+    samples = min(graph.batch, _at_once(order))
+    size = order.each * samples * root.element_size()
+    if size > plan.max_bytes - plan.result_bytes:
+        return None
+    return Straight(factors, order, size)
+
+
+def _at_once(order: orders.Order) -> int:
+    return max(1, IN_CACHE // max(1, order.each))
+
+
+def _read(root: Tensor, point: Tensor) -> Factors | None:
+    """Go from the output to the input, if there is one known way only."""
+    end = place_of(point)[0]
+    node: Any = place_of(root)[0]
+    matrices: list[Tensor] = []
+    bends: list[list[Bend]] = [[]]
+    shape = root.shape
+    while node is not end:
+        name, before = node.name(), cast(Any, node.next_functions)
+        if name in ("AddmmBackward0", "MmBackward0"):
+            at = 1 if name == "AddmmBackward0" else 0
+            matrix = node._saved_mat2
+            if at and node._saved_alpha != 1:
+                return None
+            if not _is_plain(matrix, root) or matrix.shape[1] != shape[1]:
+                return None
+            sides = [
+                it for i, (it, _) in enumerate(before) if i != at and it is not None
+            ]
+            if end in in_order(sides):
+                return None  # a weight that was computed from the input
+            matrices.insert(0, matrix.t())
+            bends.insert(0, [])
+            shape = torch.Size([shape[0], matrix.shape[0]])
+            node = before[at][0]
+        elif name in SLOPES:
+            slope = node(torch.ones(shape, dtype=root.dtype, device=root.device))
+            if not _is_plain(slope, root) or slope.shape != shape:
+                return None
+            bends[0].insert(0, Bend(KNOWN_SLOPE, slope))
+            node = before[0][0]
+        elif name in ("CloneBackward0", "AliasBackward0"):
+            node = before[0][0]
+        elif name == "ViewBackward0" and _is_first(node, end, point, shape):
+            node = end
+        else:
+            return None
+        if node is None or len(matrices) > orders.MOST:
+            return None
+    if not matrices or point.shape[0] != shape[0]:
+        return None
+    return Factors(matrices, bends) if point[0].numel() == shape[1] else None
+
+
+def _is_plain(tensor: object, like: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and isinstance(tensor, Tensor)
+        and tensor.dtype == like.dtype
+        and tensor.device == like.device
+        and tensor.layout == torch.strided
+    )
+
+
+def _is_first(node: Node, end: Node, point: Tensor, shape: torch.Size) -> bool:
+    """Tell whether a view only flattens each sample of the input."""
+    made_of: Any = cast(Any, node)._saved_self_sym_sizes
+    before = node.next_functions[0][0]
+    while (
+        before is not None and before is not end and before.name() == "CloneBackward0"
+    ):
+        before = before.next_functions[0][0]
+    return (
+        before is end and tuple(made_of) == point.shape and shape[0] == point.shape[0]
+    )
