@@ -43,8 +43,13 @@ update-docs: $(ready) ## rewrite the printed outputs and committed figures of th
 	$(python) -m pytest tests/docs/test_snippets.py \
 		tests/docs/test_readme_figure.py --update-examples
 
-bench: $(ready) ## what recording costs, against hooks by hand and other projects
-	$(python) -m benchmarks.recorder --device $(DEVICE)
+bench: $(ready) ## what recordings and Jacobians cost, against every other way
+ifeq ($(DEVICE),cpu)
+	$(python) -m benchmarks.recorder
+	$(python) -m benchmarks.jacobian
+else
+	$(python) -m benchmarks.gpu --device $(DEVICE)
+endif
 
 versions: $(ready) ## record again in other builds of torch, and compare with docs/data
 	$(python) tools/check_versions.py $(ONLY)

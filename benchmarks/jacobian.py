@@ -29,6 +29,8 @@ from gradlib.render import Table
 RESULTS = Path(__file__).parent / "results"
 PATIENCE = 5e3
 """How many milliseconds a use may take before a way is left out."""
+TRACED = 400
+"""How many milliseconds a use may take for its memory to be traced, event by event."""
 REPEATS = 3
 """How many timed uses make a turn, where one takes little."""
 CLOSE = 1e-4
@@ -165,10 +167,12 @@ def _tried(
         row["skipped"] = f"one use takes {first / 1e3:.0f} s"
     elif row["difference"] > CLOSE:
         row["skipped"] = "its result is another"
-    elif known is None:
+    elif known is not None:
+        row["peak_bytes"] = known["peak_bytes"]
+    elif first < TRACED:
         row["peak_bytes"] = measure_memory(call, device).peak
     else:
-        row["peak_bytes"] = known["peak_bytes"]
+        row["peak_bytes"] = None
     return row
 
 
@@ -211,7 +215,7 @@ def _cells(row: Result) -> tuple[str, ...]:
         row["contender"],
         f"{row['ms']['median']:.3g}",
         f"{row['to_gradlib']['median']:.2f}",
-        f"{row['peak_bytes'] / 2**20:.1f}",
+        f"{row['peak_bytes'] / 2**20:.1f}" if row["peak_bytes"] else "",
         f"{row['difference']:.0e}",
     )
 

@@ -152,6 +152,11 @@ def values_are_stand_ins() -> bool:
     )
 
 
+def graph_is_captured() -> bool:
+    """Tell whether what this thread calls on a GPU is only noted, for a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def gradients_are_batched() -> bool:
     """Tell whether several backward passes run at once: then values stand in."""
     level = _C._vmapmode_increment_nesting()  # as torch.autograd.grad does for that

@@ -37,6 +37,11 @@ def keep(tensor: Tensor) -> Tensor:
 
 def clone(tensor: Tensor) -> Tensor:
     """Return a copy, through which gradients flow, that shares memory where it can."""
+    if tensor.is_cuda:
+        # The copy that a write would make later runs in the default stream, whichever
+        # stream writes, and a CUDA graph that is replayed writes without one. See
+        # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
+        return tensor.clone()
     try:
         return lazy_clone(tensor)
     except (RuntimeError, NotImplementedError):
@@ -53,27 +58,57 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     )
 
 
+class Copies:
+    """Copies that GPUs are making on the CPU: nobody waits until somebody reads."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._makers: set[torch.device] = set()
+
+    def moved(self, tensor: Tensor, device: torch.device | str | int) -> Tensor:
+        """Return a tensor on a device; itself if it is there already.
+
+        From a GPU to the CPU it goes into pinned memory, in the current stream.
+        """
+        result = tensor.to(device, non_blocking=tensor.is_cuda)
+        if result is not tensor and tensor.is_cuda and result.device.type == "cpu":
+            self._makers.add(tensor.device)
+        return result
+
+    def wait(self) -> None:
+        """Wait until all are made."""
+        while self._makers:
+            torch.cuda.synchronize(self._makers.pop())
+
+
 def keeper(
-    reduce: Callable[[Tensor], Any] | None, device: torch.device | str | int | None
+    reduce: Callable[[Tensor], Any] | None,
+    device: torch.device | str | int | None,
+    copies: Copies,
 ) -> Keep:
     """Return the function that gives what to keep of a tensor.
 
     Args:
         reduce: Whose result is kept instead of the tensor.
         device: Where the tensors go that are kept.
+        copies: To be waited for before these are read.
     """
-    if reduce is None and device is None:
-        return keep
+
+    def reduced(tensor: Tensor) -> Any:
+        return tensor.detach() if reduce is None else reduce(keep(tensor))
+
+    if device is None:
+        return keep if reduce is None else reduced
 
     def kept(tensor: Tensor) -> Any:
-        result: Any = keep(tensor)
-        if reduce is not None:
-            result = reduce(result)
-        if device is not None and isinstance(result, Tensor):
-            moved = result.to(device)
-            cast(Any, moved).came_from = result.device
-            return moved
-        return result
+        result = reduced(tensor)
+        if not isinstance(result, Tensor):
+            return result
+        moved = copies.moved(result, device)
+        if moved is result:
+            return keep(tensor) if reduce is None else result
+        cast(Any, moved).came_from = result.device
+        return moved
 
     return kept
 

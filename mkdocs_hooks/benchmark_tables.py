@@ -130,7 +130,7 @@ def all_ways(rows: Rows) -> str:
                 f"{row['ms']['median']:.3g}",
                 times(row),
                 spread(row),
-                f"{row['peak_bytes'] / 2**20:.1f}",
+                f"{row['peak_bytes'] / 2**20:.1f}" if row["peak_bytes"] else "",
                 f"{row['difference']:.0e}",
             )
             for row in rows

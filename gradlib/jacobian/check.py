@@ -25,7 +25,6 @@ from gradlib.jacobian.coupling import (
 )
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, closeness, require_rows
-from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.slopes import (
@@ -139,7 +138,7 @@ def _require_slopes(
 def _closeness(caller: Caller, graph: Graph) -> float:
     if not caller.how.double:
         return caller.how.sure
-    return closeness(narrowest_dtype(graph))
+    return closeness(graph)
 
 
 def _known_slope(

@@ -1,6 +1,6 @@
 """One VJP with random numbers: what a Jacobian must agree with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import narrowest_dtype
+from gradlib.jacobian.nodes import in_order, narrowest_dtype, starts_of
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -20,9 +20,34 @@ COARSE = 0.05
 """The same for narrower dtypes."""
 
 
-def closeness(dtype: torch.dtype) -> float:
-    """Return by which part two slopes may be apart in a dtype."""
+def closeness(graph: Graph) -> float:
+    """Return by which part two slopes may be apart, by the digits that gradients have.
+
+    They lose some on their way where a dtype is narrow, or a GPU uses TF32.
+    """
+    dtype, device = narrowest_dtype(graph), graph.points[0].device
+    names = {node.name() for node in in_order(starts_of(graph))}
+    if dtype == torch.float32 and may_use_tf32(device, names):
+        return COARSE
     return CLOSE.get(dtype, COARSE)
+
+
+def may_use_tf32(device: torch.device, nodes: Collection[str]) -> bool:
+    """Tell whether a device may multiply float32 numbers with fewer digits.
+
+    Args:
+        device: The device.
+        nodes: The names of the nodes whose backward passes run there.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        in_matmul = bool(torch.backends.cuda.matmul.allow_tf32)
+        in_cudnn = bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # set by their newer names, which can say what these cannot
+        return True
+    cudnns = any("Convolution" in name or "Cudnn" in name for name in nodes)
+    return in_matmul or (in_cudnn and cudnns)
 
 
 @dataclass(frozen=True)
@@ -75,7 +100,7 @@ def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> No
     Raises:
         NoSuchWayError: They do.
     """
-    close = closeness(narrowest_dtype(graph))
+    close = closeness(graph)
     wrong: dict[int, Tensor] = {}
     for point, grad in enumerate(look.grads):
         if grad is None:

@@ -64,11 +64,12 @@ class Value:
         """Tell whether a tensor that no longer shares its memory is what was kept.
 
         Who writes moves it, but so does who only asks for a pointer, as some
-        convolutions do. On other devices than the CPU a look would have to wait for the
-        device: there nobody is taken to have written past torch.
+        convolutions do. On a GPU nothing is shared, and nothing moves.
         """
         kept = self.kept
-        if not isinstance(kept, Tensor) or kept.device != tensor.device:
+        if tensor.is_cuda or not isinstance(kept, Tensor):
+            return False
+        if kept.device != tensor.device:
             return False
         if tensor.device.type == "cpu" and not same_values(tensor, kept):
             return False
@@ -109,7 +110,7 @@ class Values:
                 return known
             if known.version == version and known.tap is not None:
                 known.tap.remove()  # detach_() makes another of it, and leaves hooks
-        copy_now = foreign and tensor.grad_fn is None
+        copy_now = foreign and tensor.grad_fn is None and not tensor.is_cuda
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, version, kept)
         return value

@@ -24,6 +24,7 @@ from gradlib.opaque import keep_opaque
 from gradlib.private import (
     backward_pass_id,
     grad_is_enabled,
+    graph_is_captured,
     is_of_torch,
     never_compiled,
     own_parameters,
@@ -93,6 +94,9 @@ class ModuleCalls:
                 break
         if values_are_stand_ins():
             self._begin(now, hooked, -1).no_pass_because = notes.STAND_INS
+            return
+        if not stack and graph_is_captured():
+            self._begin(now, hooked, -1).no_pass_because = notes.CAPTURED
             return
         leaves, spec = flatten_call(args, kwargs)
         running = backward_pass_id()

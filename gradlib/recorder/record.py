@@ -24,7 +24,7 @@ from gradlib.recording.recording import Recording
 from gradlib.recording.state import History
 from gradlib.recording.trace import FIELDS, Block
 from gradlib.selection import modules_of, recorded_names, selector
-from gradlib.values import Keep, keeper
+from gradlib.values import Copies, Keep, keeper
 
 
 def record(
@@ -55,7 +55,8 @@ def record(
             arguments travel with ``"args"``, the totals with their shares.
         reduce: A function of a tensor, as `tensor_stats`. What it returns is kept
             instead of the tensor. It gets each tensor detached, on its own device.
-        device: Where the kept tensors go: ``"cpu"`` to spare the memory of a GPU.
+        device: Where the kept tensors go: ``"cpu"`` to spare the memory of a GPU. The
+            copies are waited for when the block ends, or somebody reads.
 
     Returns:
         A context manager that gives the recording, which fills while the block runs.
@@ -101,12 +102,15 @@ def record(
             "record(model): model must be a torch.nn.Module, but it is of type "
             f"{type(model).__name__}. Put a function into the forward() of a module."
         )
+    copies = Copies()
     recorder = _Recorder(
         model,
         selector(model, modules),
         _fields(keep),
-        keeper(reduce, device),
+        keeper(reduce, device, copies),
+        copies,
         reduces=reduce is not None,
+        moves=device is not None,
     )
     return _recording(recorder)
 
@@ -140,13 +144,17 @@ class _Recorder:
         chosen: Callable[[str, nn.Module], bool],
         fields: frozenset[str],
         keep: Keep,
+        copies: Copies,
         *,
         reduces: bool,
+        moves: bool,
     ) -> None:
         self._chosen = chosen
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
-        self._passes = Passes(keep, keep if tensors else _nothing, reduces=reduces)
+        keep_total = keep if tensors else _nothing
+        # To add to what is on its way to another device one would have to wait for it.
+        self._passes = Passes(keep, keep_total, reduces=reduces or moves)
         self._modules = modules_of(model)  # by name; more may be added in the block
         self._names = recorded_names(model, self._modules)
         # Whoever computes a call again needs its arguments, and the state they met.
@@ -157,6 +165,7 @@ class _Recorder:
             self._passes.with_graph,
             self._passes.batched,
             history,
+            copies=copies,
         )
         keep_value = keep if values else _nothing
         self._calls = ModuleCalls(self._block, self._passes, keep_value)
@@ -176,6 +185,7 @@ class _Recorder:
             handle.remove()
         self._handles.clear()
         self._passes.remove_hooks()
+        self._block.copies.wait()
         forget_compiled()
 
     def _attach(self, name: str, module: nn.Module) -> None:

@@ -230,6 +230,7 @@ class Call(Printable):
     def output(self) -> Any:
         """What the call returned, as it was then; ``None`` where it raised."""
         _must_be_kept(self._trace, "output")
+        self._trace.block.copies.wait()
         return None if self._trace.output is None else self._trace.output.build()
 
     @property
@@ -308,6 +309,7 @@ class Call(Printable):
 
     def _arguments(self) -> Any:
         _must_be_kept(self._trace, "args")
+        self._trace.block.copies.wait()
         return self._trace.inputs.build()
 
     def _table(self) -> Table:

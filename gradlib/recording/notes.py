@@ -7,6 +7,10 @@ from gradlib.recording.trace import CallTrace, Key
 # Why no backward pass gave the call anything.
 NOT_ASKED = "no field with gradients was kept"
 STAND_INS = "torch.func or torch.jit.trace called it, and its tensors were stand-ins"
+CAPTURED = (
+    "a CUDA graph was captured, in which nothing has a value yet: record the model "
+    "without the graph"
+)
 DISABLED = "gradients were disabled when it was called"
 NO_GRAD_OUT = "it returned no tensor that requires grad"
 RAISED = "its forward raised {}"

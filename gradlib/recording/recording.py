@@ -56,7 +56,13 @@ class Recording(Printable):
         """
         self._block = block
         self._names = names
-        self._traces = traces
+        self._recorded = traces
+
+    @property
+    def _traces(self) -> Sequence[CallTrace]:
+        """What was recorded so far, there to be read."""
+        self._block.copies.wait()
+        return self._recorded
 
     @property
     def forwards(self) -> "tuple[Recording, ...]":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradlib.recording.state import History, World
 from gradlib.tree import Tree
+from gradlib.values import Copies
 
 Grads: TypeAlias = dict[int, Any]
 """What was kept of a tensor's gradients, by torch's number of the backward pass."""
@@ -69,6 +70,7 @@ class Block:
     history: History | None = None  # without it no call can be computed again
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])
+    copies: Copies = field(default_factory=Copies)  # of what is kept, under way
 
 
 NO_INPUTS = Tree.of_call((), {})
@@ -160,7 +162,9 @@ class CallTrace:
                 for torch_number, part in grads.items():
                     if numbers.get(torch_number) == number:
                         found.setdefault(key, []).append(part)
-        return {key: whole(parts) for key, parts in found.items()}
+        wholes = {key: whole(parts) for key, parts in found.items()}
+        self.block.copies.wait()
+        return wholes
 
     def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
         """Return what the computations have gathered: a parameter's total is shared."""

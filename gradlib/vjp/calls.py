@@ -6,6 +6,7 @@ from types import FrameType, TracebackType
 from typing import Any, cast
 
 from torch.autograd.graph import GradientEdge
+from torch.overrides import handle_torch_function
 
 from gradlib.vjp.arguments import (
     Argument,
@@ -51,9 +52,26 @@ def innermost_call(error: BaseException) -> Arguments | None:
 
 def _site(frame: FrameType, callers: list[TracebackType]) -> Site | None:
     """Return where a function was called; ``None`` where torch itself called it."""
+    frame, callers = _before_modes(frame, callers)
     if not callers or _is_of(callers[0], "torch"):
         return None
     return Site(callers[0].tb_frame, callers[0].tb_lasti, frame.f_code)
+
+
+def _before_modes(
+    frame: FrameType, callers: list[TracebackType]
+) -> tuple[FrameType, list[TracebackType]]:
+    """Return the call that was made, where function modes got hold of it first.
+
+    A default device is one: then torch hands the call to the mode, which makes it anew.
+    """
+    for i, step in enumerate(callers[:-1]):
+        code, caller = step.tb_frame.f_code, callers[i + 1].tb_frame
+        if code is frame.f_code:
+            break  # a call inside which this one was made
+        if code is handle_torch_function.__code__ and caller.f_code is frame.f_code:
+            return _before_modes(caller, callers[i + 2 :])
+    return frame, callers
 
 
 def _steps(error: BaseException) -> list[TracebackType]:

@@ -51,7 +51,9 @@ def test_a_wrong_result_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(jacobian, "contenders", lambda: [one, wrong])
     net = nets(torch.device("cpu"))[0]
-    results = jacobian.measure([net], jacobian.contenders(), (1,), 2, torch.device("cpu"))
+    results = jacobian.measure(
+        [net], jacobian.contenders(), (1,), 2, torch.device("cpu")
+    )
     assert results["rows"][1]["skipped"] == "its result is another"
     assert "its result is another" in jacobian.as_text(results)
 

@@ -1,4 +1,4 @@
-"""What a Jacobian does on a device whose memory it asks for, and when that runs out.
+"""What a Jacobian asks of a device, and does where its memory runs out.
 
 No device is needed: torch's own functions are stood in for.
 """
@@ -15,6 +15,7 @@ import gradlib
 from gradlib import NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import passes
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import may_use_tf32
 from gradlib.jacobian.memory import free_bytes, room_on
 from gradlib.jacobian.plan import Plan, make
 from gradlib.tree import Tree
@@ -122,3 +123,20 @@ def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     assert plan_on("cpu", "auto").mode == "loop"
     assert plan_on("meta", "auto").mode != "loop"
     assert plan_on("meta", "reverse").chunk > plan_on("cpu", "reverse").chunk > 1
+
+
+@pytest.mark.parametrize("matmul", [False, True])
+@pytest.mark.parametrize("cudnn", [False, True])
+def test_where_tf32_may_take_digits(matmul: bool, cudnn: bool) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    linear, conv = {"AddmmBackward0"}, {"ConvolutionBackward0"}
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=cudnn):
+            assert may_use_tf32(gpu, linear) == matmul
+            assert may_use_tf32(gpu, conv) == (matmul or cudnn)
+            assert may_use_tf32(gpu, {"CudnnRnnBackward0"}) == (matmul or cudnn)
+            assert not may_use_tf32(cpu, conv)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

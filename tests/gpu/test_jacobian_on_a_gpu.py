@@ -1,0 +1,149 @@
+"""Jacobians of CUDA tensors, in its types, and in the memory it has."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import OutOfBytesError
+
+pytestmark = pytest.mark.gpu
+
+GPU = "cuda"
+MODES = ["auto", "reverse", "forward", "loop"]
+
+
+@pytest.fixture(params=[False, True], ids=["no TF32", "TF32"])
+def tf32(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=request.param):
+            yield request.param
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 16))
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.LazyLinear(6),
+    )
+
+
+NETS = {"MLP": (mlp, (32, 64)), "CNN": (cnn, (16, 1, 12, 12))}
+
+
+def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape, device="cpu")
+    model.cpu()(x)
+    return model.to(GPU, dtype), x.to(GPU, dtype)
+
+
+def truth(name: str) -> Tensor:
+    model, x = made(name, torch.float64)
+    model, x = model.cpu(), x.cpu()
+    return gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    return ((found.cpu().double() - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NETS)
+def test_float32_with_and_without_tf32(name: str, mode: str, tf32: bool) -> None:
+    model, x = made(name, torch.float32)
+    found = gradlib.per_sample_jacobian(model, x, mode=mode)
+    assert found.is_cuda
+    assert apart(found, truth(name)) < (2e-2 if tf32 else 1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NETS)
+def test_bfloat16(name: str, mode: str) -> None:
+    model, x = made(name, torch.bfloat16)
+    found = gradlib.per_sample_jacobian(model, x, mode=mode)
+    assert found.dtype == torch.bfloat16
+    assert apart(found, truth(name)) < 0.1
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("name", NETS)
+def test_every_way_agrees(name: str, argnums: int | str) -> None:
+    model, x = made(name, torch.float64)
+    reference = gradlib.per_sample_jacobian(model, x, argnums=argnums, mode="loop")
+    found = gradlib.per_sample_jacobian(model, x, argnums=argnums)
+    torch.testing.assert_close(found, reference)
+
+
+def test_nothing_waits_without_a_check() -> None:
+    model, x = made("MLP", torch.float32)
+    for mode in ("auto", "reverse", "loop"):
+        gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_chunks_come_from_what_is_free() -> None:
+    model, x = made("MLP", torch.float32)
+    free, _ = torch.cuda.mem_get_info()
+    plan = gradlib.plan_jacobian(model, x, mode="reverse")
+    # Other processes use the device too.
+    assert 0.25 * free < plan.max_bytes < 0.75 * torch.cuda.mem_get_info()[1]
+    assert plan.chunk == 16
+
+
+@pytest.fixture
+def little_memory() -> Iterator[int]:
+    """Leave 64 MiB of the device to this process."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    size = torch.cuda.memory_reserved() + 2**26
+    torch.cuda.set_per_process_memory_fraction(size / total)
+    try:
+        yield size
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_where_memory_runs_out_chunks_get_smaller() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 64)).to(GPU)
+    x = torch.randn(64, 256, device=GPU)
+    # All rows at once need several times 64 * 64 * 256 * 4 bytes, 4 MiB, and a part of
+    # what the process has left is in pieces too small.
+    taken = torch.empty(40 * 2**20, dtype=torch.uint8, device=GPU)
+    found = gradlib.per_sample_jacobian(
+        model, x, mode="reverse", chunk_size=64, max_bytes=2**40, check=False
+    )
+    del taken
+    expected = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_what_does_not_fit_at_all_says_so() -> None:
+    model = nn.Linear(2048, 2048).to(GPU)
+    x = torch.randn(16, 2048, device=GPU)
+    with pytest.raises(OutOfBytesError, match="Memory ran out on cuda"):
+        gradlib.per_sample_jacobian(
+            model, x, mode="reverse", max_bytes=2**40, check=False
+        )

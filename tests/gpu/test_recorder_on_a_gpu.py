@@ -1,0 +1,260 @@
+"""The recorder with CUDA tensors: right, and without waiting for the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.recording import notes
+from gradlib.tree import Tree
+
+pytestmark = pytest.mark.gpu
+
+GPU = "cuda"
+LONG = 10**8  # cycles
+
+KEPT: dict[str, dict[str, Any]] = {
+    "on the GPU": {},
+    "on the CPU": {"device": "cpu"},
+    "statistics": {"reduce": gradlib.tensor_stats},
+}
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raise where something waits for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Residual(nn.Module):
+    """Two calls of one module, an in-place operation, and a way around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(self.inner(x)).relu_() + 1
+        y[:, :2].mul_(2)
+        return x + self.norm(y)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), Residual(), nn.ReLU(inplace=True))
+    return model.append(nn.Linear(8, 2)).to(GPU)
+
+
+def batch() -> Tensor:
+    return torch.randn(16, 4, generator=torch.Generator("cpu").manual_seed(0)).to(GPU)
+
+
+def step(model: Any, x: Tensor) -> None:
+    model.zero_grad()
+    model(x).square().sum().backward()
+
+
+def of(recording: gradlib.Recording) -> list[Any]:
+    """Return all values of a recording, on the CPU."""
+    found: list[Any] = []
+    for call in recording:
+        found += [call.args, call.output, call.grad_input_total, call.grad_output]
+        found += [call.grad_input, list(call.param_grads_total.values())]
+    leaves = Tree.of(found).leaves
+    return [it.cpu() for it in leaves if isinstance(it, Tensor)]
+
+
+def recorded(model: nn.Module, x: Tensor, **options: Any) -> gradlib.Recording:
+    with gradlib.record(model, **options) as recording:
+        step(model, x)
+    return recording
+
+
+def require_same(a: gradlib.Recording, b: gradlib.Recording) -> None:
+    ours, theirs = of(a), of(b)
+    assert len(ours) == len(theirs) > 10
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_it_records_what_it_records_on_the_cpu() -> None:
+    model, x = net(), batch()
+    on_gpu = recorded(model, x)
+    assert all(call.output.is_cuda for call in on_gpu)
+    require_same(on_gpu, recorded(net().cpu(), x.cpu()))
+    for name, parameter in model.named_parameters():
+        owner, _, key = name.rpartition(".")
+        total = on_gpu.calls(owner)[0].param_grads_total[key]
+        assert parameter.grad is not None
+        torch.testing.assert_close(total, parameter.grad)
+    assert on_gpu.verify().ok
+
+
+def test_what_is_kept_on_the_cpu_is_pinned_and_right() -> None:
+    model, x = net(), batch()
+    require_same(recorded(model, x, device="cpu"), recorded(net(), x))
+    kept = recorded(model, x, device="cpu")["0"].output
+    assert kept.device.type == "cpu"
+    assert kept.is_pinned()
+
+
+def test_what_is_kept_on_the_cpu_is_what_was_there_then() -> None:
+    model, x = nn.Sequential(nn.Tanh(), nn.Tanh()), batch()
+    expected = x.clone().cpu()
+    with gradlib.record(model, device="cpu") as recording:
+        torch.cuda._sleep(LONG)
+        model(x)
+        x.zero_()
+        assert torch.equal(recording["0"].args[0], expected)  # inside the block too
+        torch.cuda._sleep(LONG)
+        model(x + 1)
+    assert torch.equal(recording["0", 1].args[0], torch.ones_like(expected))
+    assert torch.equal(recording["0", 0].output, recording["1", 0].args[0])
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)
+def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
+    model, x = net(), batch()
+    recorded(model, x, **options)  # what torch makes at the first use
+    with gradlib.record(model, **options) as recording, no_waiting():
+        step(model, x)
+    assert len(of(recording)) > 10 or "reduce" in options
+    with no_waiting(), pytest.raises(RuntimeError):
+        x.sum().item()
+
+
+def test_several_streams() -> None:
+    model, x = net(), batch()
+    expected = recorded(net(), x)
+    side = torch.cuda.Stream()
+    with gradlib.record(model) as recording:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(LONG)
+            late = x * 1
+            model.zero_grad()
+            output = model(late)
+            output.square().sum().backward()
+            late.zero_()
+            output.detach().zero_()
+        torch.cuda.current_stream().wait_stream(side)
+    require_same(recording, expected)
+
+
+def test_another_stream_writes_to_what_was_kept() -> None:
+    model, x = nn.Sequential(nn.Tanh(), nn.Tanh()), batch()
+    expected = x.tanh()
+    side = torch.cuda.Stream()
+    with gradlib.record(model) as recording, torch.no_grad():
+        torch.cuda._sleep(LONG)
+        output = model[0](x)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            output.zero_()
+        torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(output, torch.zeros_like(output))
+    assert torch.equal(recording["0"].output, expected)
+
+
+def test_a_graph_that_is_captured_is_not_recorded_and_is_right() -> None:
+    model, x = net().eval(), batch()
+    expected = model(x)
+    static = torch.zeros_like(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with gradlib.record(model) as recording:
+        with torch.cuda.graph(graph), torch.no_grad():
+            output = model(static)
+        static.copy_(x)
+        graph.replay()
+    torch.testing.assert_close(output, expected)
+    assert {call.note for call in recording} == {notes.CAPTURED}
+
+
+def test_a_replay_does_not_write_to_what_was_kept() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).to(GPU), batch()
+    expected = [model(x).detach(), model(2 * x).detach()]
+    graphed: Any = torch.cuda.make_graphed_callables(model, (x.clone(),))
+    with gradlib.record(graphed) as recording:
+        graphed(x).sum().backward()
+        graphed(2 * x).sum().backward()
+    for index in range(2):
+        torch.testing.assert_close(recording["", index].output, expected[index])
+
+
+def test_autocast_with_a_scaler() -> None:
+    model, x = net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler(GPU, init_scale=2.0**4)
+    with gradlib.record(model) as recording:
+        with torch.autocast(GPU, torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+    assert recording["0"].output.dtype == torch.float16
+    total = recording["0"].param_grads_total["weight"]
+    assert total.dtype == torch.float32
+    grad = next(model.parameters()).grad
+    assert grad is not None
+    assert torch.equal(total, grad)
+    scaler.unscale_(optimizer)
+    torch.testing.assert_close(total / 2**4, grad)
+    assert recording["0"].replay().param_grads["weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_of_cudnn(layers: int) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 6, layers, batch_first=True).to(GPU)
+    x = torch.randn(3, 5, 4, device=GPU, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output, _ = model(x)
+        output.square().sum().backward()
+    call = recording[""]
+    torch.testing.assert_close(call.output[0], output)
+    torch.testing.assert_close(call.grad_input[0], x.grad)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(call.param_grads[name], parameter.grad)
+
+
+def test_channels_last() -> None:
+    last = torch.channels_last
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    model.to(memory_format=last).to(GPU)  # type: ignore[call-overload]
+    x = torch.randn(4, 3, 9, 9, device=GPU).to(memory_format=last)
+    for device in (None, "cpu"):
+        with gradlib.record(model, device=device) as recording:
+            output = model(x)
+            output.square().sum().backward()
+        assert recording["0"].output.is_contiguous(memory_format=last)
+        assert recording["0"].args[0].is_contiguous(memory_format=last)
+        torch.testing.assert_close(recording["2"].output.to(GPU), output.detach())
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)
+def test_nan_is_found(options: dict[str, Any]) -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(GPU),
+        batch(),
+    )
+    with torch.no_grad():
+        next(model[2].parameters())[0, 0] = torch.inf
+    x[0, 0] = torch.nan
+    with gradlib.record(model, **options) as recording:
+        model(x).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.direction, found.field) == ("", "forward", "args[0]")
