@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -174,8 +175,8 @@ def drawn(results: dict[str, Any]) -> str:
         for row in results["rows"]
         if row["threads"] == 1 and "ms" in row
     }
-    style = {"svg.hashsalt": "gradlib"}
-    with mpl.rc_context(style, fname=figures.STYLE["MATPLOTLIBRC"]):
+    style = mpl.rc_params_from_file(Path(__file__).with_name("matplotlibrc"))
+    with mpl.rc_context(dict(style)):  # as the figures of pages are drawn
         figure = Figure(figsize=(7, 4.5))
         ax = figure.subplots()
         modes = dict.fromkeys(plan["mode"] for plan in results["plans"]) | WAYS

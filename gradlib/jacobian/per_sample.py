@@ -75,8 +75,8 @@ def per_sample_jacobian(
             time, the reference. ``"auto"``: the one with the cheapest passes, or, for
             layers and operations whose Jacobians are known, products of those.
         chunk_size: How many rows (reverse) or columns (forward) one pass asks for;
-            ``"auto"``: as many as `max_bytes` has room for and as are fast; fewer, where
-            memory runs out all the same.
+            ``"auto"``: as many as `max_bytes` has room for and as are fast; fewer where
+            memory runs out.
         max_bytes: What may be held at once on top of the forward pass, the result
             included, in bytes; ``None``: half of what is free on the device. It is
             about tensors: a process may keep what they leave free.
@@ -87,7 +87,8 @@ def per_sample_jacobian(
             what `fn` changes outside of modules changes three times. It sees a cut path
             that changes the slope of a sample along a random direction by a thousandth
             of it (by a twentieth, below float32 or in TF32), where rounding does not
-            hide it. It costs nothing for a chain of known layers, which has nothing to find.
+            hide it. It costs nothing for a chain of known layers, which has nothing to
+            find.
         create_graph: Whether gradients flow through the result, for a loss made of it.
             What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
