@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
+from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.layers import CODE, IDLE, POINTWISE, Layer
@@ -94,9 +96,9 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     if not isinstance(fn, nn.Module) or len(inputs) != 1 or not nobody_looks_on():
         return None
     x = inputs[0]
-    if type(x) not in (Tensor, nn.Parameter) or x.dtype not in DTYPES:
+    if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES:
         return None
-    if x.dim() < 2 or not x.numel() or x.layout != torch.strided:
+    if x.dim() < 2 or not x.numel() or x.layout is not strided:
         return None
     layers = _layers(fn)
     return None if layers is None else _assembled(x, layers)
@@ -201,15 +203,9 @@ def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:
     """Return a layer's parameters, if they are ordinary and go with x."""
     own = own_parameters(layer)
     weight, bias = own.get("weight"), own.get("bias")
-    if weight is None or not _goes_with(weight, x):
+    if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
         return None
-    return Linear(weight, bias) if bias is None or _goes_with(bias, x) else None
-
-
-def _goes_with(parameter: Tensor, x: Tensor) -> bool:
-    return (
-        type(parameter) is nn.Parameter
-        and parameter.dtype is x.dtype
-        and parameter.device == x.device
-        and parameter.layout is torch.strided
-    )
+    # A bias that does not go with the weight makes torch raise.
+    if weight.dtype is not x.dtype or weight.device != x.device:
+        return None
+    return Linear(weight, bias) if weight.layout is strided else None

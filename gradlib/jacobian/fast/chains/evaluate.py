@@ -25,13 +25,12 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     enable_grad(create_graph)
     try:
         seen, h = maps.forward(chain.maps.layers, chain.x)
-        samples = h.shape[0]
-        at_once = samples if create_graph else samples_at_once(chain)
-        if at_once >= samples and out is None:
+        at_once = samples_at_once(chain)
+        if create_graph or (out is None and at_once >= h.shape[0]):
             made = _of(chain, seen, h, None)
         else:
             made = in_parts(
-                (samples, chain.outs, chain.x[0].numel()),
+                (h.shape[0], chain.outs, chain.x[0].numel()),
                 h,
                 at_once,
                 lambda start, stop, into: _of(

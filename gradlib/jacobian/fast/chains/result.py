@@ -27,6 +27,8 @@ HUGE = 2**22
 
 def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
+    if chain.order.entries <= IN_CACHE and not chain.maps.layers:
+        return chain.x.shape[0]
     most = MAPS_IN_CACHE if chain.maps.layers else IN_CACHE
     return max(1, most // max(1, _entries(chain)))
 
