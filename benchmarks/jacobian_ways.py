@@ -55,7 +55,12 @@ def contenders() -> list[Contender]:
         _plain("loop over outputs", loop),
         _plain("is_grads_batched", grads_batched),
         _plain("vmap(jacrev)", lambda model, x: vmap(jacrev(_single(model)))(x)),
-        _plain("vmap(jacfwd)", lambda model, x: vmap(jacfwd(_single(model)))(x)),
+        Contender(
+            "vmap(jacfwd)",
+            lambda model, x, _: lambda: vmap(jacfwd(_single(model)))(x),
+            # Some tangents as large as the input, one for each of its entries.
+            lambda x, _: 32 * x.numel() * x[0].numel(),
+        ),
         _plain("jacrev of the sum", jacrev_of_sum),
         Contender(
             "replicate",
