@@ -22,7 +22,7 @@ def results(name: str = "jacobian-cpu") -> dict[str, Any]:
 
 
 def test_there_are_results() -> None:
-    assert {"jacobian-cpu", "jacobian-random-cpu", "recorder-cpu"} <= {*NAMES}
+    assert {"jacobian-cpu", "recorder-cpu"} <= {*NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
