@@ -59,7 +59,8 @@ def product(
     """
     if isinstance(tree, int):
         matrix = factors.matrices[tree]
-        made = matrix.t() if columns else matrix
+        # What is elementwise keeps the layout, and the next product wants this one.
+        made = matrix.t().contiguous() if columns else matrix
         alone = len(factors.matrices) == 1
         return _ended(factors, 0, 0, made, columns) if alone else made
     if columns != tree.columns:
