@@ -570,6 +570,6 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     left_out = {"block", "module", "world", "checkpoints"}
     assert set(CallTrace.__slots__) == {*saving.AS_IT_IS, *own_form, *left_out}
     assert {field.name for field in fields(Block)} == {
-        *("fields", "left_out", "numbers", "with_graph", "batched"),
+        *("fields", "left_out", "numbers", "copies", "with_graph", "batched"),
         "history",  # left out: it holds the weights
     }

