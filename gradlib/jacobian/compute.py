@@ -48,16 +48,20 @@ def compute(
         found = _shortened(graph, plan, out)
         if found is not None:
             return found
+
+    def carry(attempt: Plan) -> dict[Block, Tensor]:
+        return _carried_out(graph, attempt, prove, out, create_graph, progress)
+
     *others, last = list(_attempts(plan, may_change))
     for attempt in others:
         try:
-            return _in_memory(graph, attempt, prove, out, create_graph, progress)
+            return _in_memory(graph, attempt, carry)
         except (RuntimeError, NotImplementedError):
             # Not every node can work on batched values, or be gone through twice.
             # The graph is still there, so nothing is lost but the time.
             continue
     try:
-        return _in_memory(graph, last, prove, out, create_graph, progress)
+        return _in_memory(graph, last, carry)
     except RuntimeError as error:
         if isinstance(error, GradlibError):
             raise
@@ -92,12 +96,7 @@ def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
 
 
 def _in_memory(
-    graph: Graph,
-    plan: Plan,
-    prove: bool,
-    out: dict[Block, Tensor] | None,
-    create_graph: bool,
-    progress: bool,
+    graph: Graph, plan: Plan, carry: Callable[[Plan], dict[Block, Tensor]]
 ) -> dict[Block, Tensor]:
     """Carry a plan out, with ever smaller chunks where memory runs out.
 
@@ -105,7 +104,7 @@ def _in_memory(
     """
     while True:
         try:
-            return _carried_out(graph, plan, prove, out, create_graph, progress)
+            return carry(plan)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -257,7 +257,7 @@ def _doubled(model: nn.Sequential) -> None:
     vars(model[1])["forward"] = lambda x: 2 * x.tanh()
 
 
-CHANGED: dict[str, Callable[[], nn.Module]] = {
+CHANGED: dict[str, Callable[[], Any]] = {
     "forward hook": _with(lambda m: m[1].register_forward_hook(lambda *_: None)),
     "forward pre-hook": _with(lambda m: m.register_forward_pre_hook(lambda *_: None)),
     "backward hook": _with(lambda m: m[0].register_full_backward_hook(lambda *_: None)),
@@ -277,7 +277,7 @@ CHANGED: dict[str, Callable[[], nn.Module]] = {
     "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
     "another module": _with(lambda m: m.append(nn.Softmax(1))),
     "compiled": _with(lambda m: m.compile(backend="eager")),
-    "an own function": lambda: plain_net().forward,  # type: ignore[return-value]
+    "an own function": lambda: plain_net().forward,
 }
 
 
