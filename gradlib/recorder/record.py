@@ -12,11 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError, UnknownFieldError
 from gradlib.module_hook import ModuleHook
-from gradlib.private import forget_compiled, own_parameters
+from gradlib.private import forget_compiled, hook_module, own_parameters
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
@@ -169,21 +168,22 @@ class _Recorder:
         )
         keep_value = keep if values else _nothing
         self._calls = ModuleCalls(self._block, self._passes, keep_value)
-        self._handles: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
     def attach_hooks(self) -> None:
         """Hook every module, and those that are added later."""
         for name, module in self._modules.items():
             self._attach(name, module)
-        self._handles.append(register_module_module_registration_hook(self._added))
+        added = register_module_module_registration_hook(self._added)
+        self._undo.append(added.remove)
         forget_compiled()
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
         self._passes.remove_hooks()
         self._block.copies.wait()
         forget_compiled()
@@ -201,10 +201,7 @@ class _Recorder:
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
-        self._handles += [
-            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
+        self._undo.append(hook_module(module, before, after))
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
         """Hook what is added to a module while the block runs."""

@@ -29,6 +29,15 @@ def test_it_writes_what_it_promises(results: Path) -> None:
     found: dict[str, Any] = json.loads((results / "some-gpu.json").read_text())
     assert found["recorder"]["times"]
     assert found["jacobian"]["rows"]
+    replayed = [
+        row for row in found["jacobian"]["rows"] if "replayed" in row["contender"]
+    ]
+    assert [row["contender"] for row in replayed] == [
+        "gradlib, replayed",
+        "is_grads_batched, replayed",
+    ]
+    if not torch.cuda.is_available():
+        assert all("it raises" in row["skipped"] for row in replayed)
     assert [row["kept"] for row in found["kept"]] == [*gpu.OPTIONS]
     assert all(row["ms"]["median"] > 0 for row in found["kept"])
     assert [row["launches"] for row in found["launches"]] == [None]
