@@ -283,6 +283,7 @@ class Passes:
             handle.remove()
         self._taps.clear()
         self.handles.clear()
+        self.when_reached = _nothing  # a circle would keep all until it is collected
         self.finish()
 
     def finish(self) -> None:

@@ -520,6 +520,22 @@ def test_no_tensor_is_kept_alive_by_the_model() -> None:
     assert kept() is None
 
 
+def test_a_dropped_recording_is_gone_at_once() -> None:
+    net = Net()
+    gc.collect()
+    gc.disable()  # large tensors must not wait for the collector
+    try:
+        with gradlib.record(net) as recording:
+            for _ in range(2):
+                net(torch.randn(4, 3)).sum().backward()
+        kept = weakref.ref(recording["fc2", 1].grad_output[0])
+        del recording
+        assert kept() is None
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 def test_nested_recordings_agree() -> None:
     model = Residual()
     x = torch.randn(2, 4, requires_grad=True)
