@@ -77,12 +77,9 @@ class Tap:
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
-        if (
-            meant is not None
-            and self.take(meant)
-            and len(self.hooks) > 1
-            and next(reversed(self.hooks)) is not self  # somebody has hooked it since
-        ):
+        # Somebody has hooked it since, or a hook before ours did, in this pass.
+        others_follow = len(self.hooks) > 1 and next(reversed(self.hooks)) is not self
+        if meant is not None and self.take(meant) and others_follow:
             self._take_again()
 
     def take(self, grad: Tensor) -> bool:
@@ -94,6 +91,11 @@ class Tap:
             return False
         self.grads[running] = self.keep(grad)
         return True
+
+    def be_last(self) -> None:
+        """Have the other hooks of the tensor run first."""
+        if self in self.hooks:
+            self.hooks[self] = self.hooks.pop(self)
 
     def remove(self) -> None:
         """Take the hook from its tensor."""
@@ -334,11 +336,14 @@ class Passes:
             self.numbers[running] = self.numbers[within]
 
     def _be_last(self) -> None:
-        """Put our hooks of nodes after those set since: these may change gradients."""
+        """Put our hooks after those set since: these may change gradients."""
         for handle in self.handles:
             hooks = handle.hooks_dict_ref()
             if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
                 hooks[handle.id] = hooks.pop(handle.id)
+        for tap in self._taps:
+            if len(tap.hooks) > 1:
+                tap.be_last()
 
     def add(self, grads: Grads, running: int, grad: Tensor) -> None:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
