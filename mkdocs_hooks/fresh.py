@@ -23,7 +23,10 @@ Result = TypeVar("Result")
 
 if sys.platform == "linux":
     PROCESSES = multiprocessing.get_context("forkserver")
-    PROCESSES.set_forkserver_preload(["torch", "matplotlib.pyplot"])
+    # torch would import the last one later: for any optimizer, and most of it for vmap.
+    PROCESSES.set_forkserver_preload(
+        ["matplotlib.pyplot", "matplotlib.backends.backend_svg", "torch._dynamo"]
+    )
 else:  # Windows cannot fork, and libraries of macOS do not survive it
     PROCESSES = multiprocessing.get_context("spawn")
 

@@ -62,6 +62,7 @@ _CODE_LINK_OR_FORMULA = re.compile(
     re.VERBOSE,
 )
 _QUOTE = re.compile(r"(^[ \t]*>.*\n)+(?P<below>\s*(\S.*\n?)*)", re.MULTILINE)
+_PRINTED = re.compile(r"[^#]*#>|\s*# >")  # some formatters write # > for #>
 _ADDRESS = re.compile(r"\s*#>.*\b0x[0-9a-f]{6,}")
 
 
@@ -240,11 +241,10 @@ def typed_output(name: str, text: str) -> list[str]:
 
 def output_in_comments(name: str, code: Iterable[tuple[int, str]]) -> list[str]:
     """Output in the comments of some numbered lines of code."""
-    comments = ((number, line.partition("#")[2]) for number, line in code)
     return [
         _typed(name, number)
-        for number, comment in comments
-        if comment.startswith(">") or _shows_output(comment)
+        for number, line in code
+        if _PRINTED.match(line) or _shows_output(line.partition("#")[2])
     ]
 
 

@@ -1,6 +1,7 @@
 """The Python blocks each page of the built site shows, and those run for it."""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import griffe
@@ -14,14 +15,14 @@ from .snippets import ROOT
 BLOCK = "div[class*='language-py']:not(.doc-signature, .mkdocstrings-source *)"
 
 
-def pages(site: Path) -> dict[str, BeautifulSoup]:
-    """Every page of a built site, by its path inside the site."""
-    return {
-        page.relative_to(site).as_posix(): BeautifulSoup(
-            page.read_text(encoding="utf-8"), "html.parser"
-        )
-        for page in sorted(site.rglob("*.html"))
-    }
+def page_paths(site: Path) -> list[str]:
+    """Every page of a built site, as a path inside the site."""
+    return [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
+
+
+def parsed(site: Path, path: str) -> BeautifulSoup:
+    """A page of a built site. All of them take seconds."""
+    return BeautifulSoup((site / path).read_text(encoding="utf-8"), "html.parser")
 
 
 def shown(page: BeautifulSoup) -> list[str]:
@@ -56,10 +57,13 @@ def run_for(path: str, page: BeautifulSoup, run: Iterable[CodeExample]) -> list[
 
 def _docstring_lines(page: BeautifulSoup) -> Iterator[tuple[Path, range]]:
     """Where the docstrings stand that a page of the API reference shows."""
-    names = [str(heading["id"]) for heading in page.select(".doc-heading[id]")]
-    package = griffe.load("gradlib", search_paths=[ROOT]) if names else {}
-    for name in names:
-        documented = package[name.removeprefix("gradlib.")]
+    for heading in page.select(".doc-heading[id]"):
+        documented = _package()[str(heading["id"]).removeprefix("gradlib.")]
         doc = documented.docstring
         if doc and doc.lineno and doc.endlineno:
             yield Path(str(documented.filepath)), range(doc.lineno, doc.endlineno + 1)
+
+
+@cache
+def _package() -> griffe.Object | griffe.Alias:
+    return griffe.load("gradlib", search_paths=[ROOT])

@@ -2,14 +2,13 @@
 
 import textwrap
 from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
 
 from . import guards
-from .site_blocks import BLOCK, cells, pages, run_for, shown
+from .site_blocks import BLOCK, cells, page_paths, parsed, run_for, shown
 from .snippets import ROOT, blocks_in, file_name, markdown_files, package_files
 
 TEXTS = {file_name(path): path.read_text(encoding="utf-8") for path in markdown_files()}
@@ -81,13 +80,8 @@ def differences(site: dict[str, BeautifulSoup]) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def site(built_site: Path) -> dict[str, BeautifulSoup]:
-    """The pages of the site."""
-    return pages(built_site)
-
-
-def test_the_site_shows_the_blocks_that_are_run(site: dict[str, BeautifulSoup]):
+def test_the_site_shows_the_blocks_that_are_run(built_site: Path):
+    site = {path: parsed(built_site, path) for path in page_paths(built_site)}
     on_site = {block for page in site.values() for block in shown(page)}
     assert on_site, "the site shows no Python block"
     found = differences(site)
@@ -100,11 +94,10 @@ def test_the_site_shows_the_blocks_that_are_run(site: dict[str, BeautifulSoup]):
 
 
 @pytest.mark.parametrize("kind", ["index", "questions/", "examples/", "reference/"])
-def test_a_block_missing_from_a_page_is_found(
-    kind: str, site: dict[str, BeautifulSoup]
-):
-    path = next(p for p in site if p.startswith(kind) and shown(site[p]))
-    page = copy(site[path])
+def test_a_block_missing_from_a_page_is_found(kind: str, built_site: Path):
+    of_kind = [path for path in page_paths(built_site) if path.startswith(kind)]
+    site = ((path, parsed(built_site, path)) for path in of_kind)
+    path, page = next((path, page) for path, page in site if shown(page))
     block = page.select_one(BLOCK)
     assert block
     block.decompose()
@@ -275,6 +268,13 @@ def test_typed_output_in_a_comment_is_found(line: str):
     assert output_in_code("a.py", f"# %%\nx = 1\n# {line}\n")[0].startswith("a.py:3: ")
 
 
+@pytest.mark.parametrize("indent", ["", "    "])
+def test_an_output_that_a_formatter_made_a_comment_is_found(indent: str):
+    block = f"```python\nif x:\n    print(1)\n{indent}# > 1\n{indent}#> 1\n```\n"
+    found = guards.typed_output("a.md", block)
+    assert [it.split(": ")[0] for it in found] == ["a.md:4"]
+
+
 def test_a_printed_line_in_an_example_is_found():
     assert output_in_code("a.py", "# %%\nprint(1)\n#> 1\n")
 
@@ -358,4 +358,5 @@ def test_the_blocks_of_a_page_are_seen(tmp_path: Path):
         '<pre><code>f(x)</code></pre></div><div class="language-text highlight">'
         "<pre><code>text</code></pre></div>"
     )
-    assert shown(pages(tmp_path)["index.html"]) == ["x = 1"]
+    assert page_paths(tmp_path) == ["index.html"]
+    assert shown(parsed(tmp_path, "index.html")) == ["x = 1"]

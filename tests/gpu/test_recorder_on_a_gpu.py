@@ -233,7 +233,7 @@ def test_an_lstm_of_cudnn(layers: int) -> None:
 def test_channels_last() -> None:
     last = torch.channels_last
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-    model.to(memory_format=last).to(GPU)  # type: ignore[call-overload]
+    model.to(memory_format=last).to(GPU)  # type: ignore[call-overload] (torch lacks it)
     x = torch.randn(4, 3, 9, 9, device=GPU).to(memory_format=last)
     for device in (None, "cpu"):
         with gradlib.record(model, device=device) as recording:

@@ -1,15 +1,15 @@
 """The pages of examples, built as a reader builds them, and what is refused."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mkdocs_jupyter.convert
 import pytest
-from mkdocs.exceptions import PluginError
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort, PluginError
 from mkdocs.structure.files import File, Files
 
 from mkdocs_hooks import cache, example_pages
@@ -53,8 +53,8 @@ _ = plt.plot([0, 1])
 '''
 
 
-def build(root: Path, example: str) -> subprocess.CompletedProcess[str]:
-    """Build a site of one page and one example, with a copy of the hooks."""
+def build_site(root: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build a site of one page and one example, as `mkdocs build --strict` does."""
     shutil.copytree(cache.ROOT / "mkdocs_hooks", root / "mkdocs_hooks")
     for path, text in {
         "mkdocs.yml": CONFIG,
@@ -63,19 +63,16 @@ def build(root: Path, example: str) -> subprocess.CompletedProcess[str]:
     }.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict"],
-        cwd=root,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "MPLBACKEND": "Agg"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    monkeypatch.setattr(cache, "ROOT", root)
+    # A hook puts its own in this place, for good.
+    monkeypatch.setattr(mkdocs_jupyter.convert, "nb2html", None)
+    build(load_config(str(root / "mkdocs.yml"), strict=True))
 
 
-def test_an_example_becomes_a_page(tmp_path: Path) -> None:
-    done = build(tmp_path, EXAMPLE)
-    assert done.returncode == 0, done.stdout
+def test_an_example_becomes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_site(tmp_path, EXAMPLE, monkeypatch)
     folder = tmp_path / "site/examples/some"
     page = (folder / "index.html").read_text()
     assert "<title>An example - test</title>" in page
@@ -109,11 +106,15 @@ def test_an_example_becomes_a_page(tmp_path: Path) -> None:
     ids=["raises", "link"],
 )
 def test_a_bad_example_fails_the_build(
-    tmp_path: Path, example: str, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    example: str,
+    message: str,
 ) -> None:
-    done = build(tmp_path, example)
-    assert done.returncode != 0
-    assert message in done.stdout
+    with pytest.raises(Abort):
+        build_site(tmp_path, example, monkeypatch)
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the tests of the built site share: the site on a server, and a browser."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,25 @@ def tab(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def site(built_site: Path) -> Iterator[Server]:
+def site(
+    built_site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The site with nothing to search: each page would take all of it in, in a second.
+
+    In `searchable_site` it is there.
+    """
+    folder = tmp_path_factory.mktemp("served") / "site"
+    shutil.copytree(built_site, folder)
+    index = folder / "search/search_index.json"
+    emptied = json.loads(index.read_text(encoding="utf-8")) | {"docs": []}
+    index.write_text(json.dumps(emptied), encoding="utf-8")
+    server = Server(folder)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def searchable_site(built_site: Path) -> Iterator[Server]:
     server = Server(built_site)
     yield server
     server.close()

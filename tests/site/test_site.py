@@ -166,9 +166,9 @@ def test_every_page_is_looked_at(built_site: Path) -> None:
     assert sorted(built) == sorted(page_urls())
 
 
-def test_search_finds_grad_input(page: Page, site: Server) -> None:
-    heard = listen(page, site)
-    page.goto(site.url)
+def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
+    heard = listen(page, searchable_site)
+    page.goto(searchable_site.url)
     page.keyboard.press("/")
     page.keyboard.type("grad_input")
     result = page.locator(".md-search-result__item", has_text="grad_input").first
