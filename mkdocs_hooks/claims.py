@@ -13,8 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import cache, hook_recordings, recorded_programs
-from mkdocs_hooks.hook_recordings import HOOKS
-from mkdocs_hooks.hook_tables import Builds
+from mkdocs_hooks.hook_recordings import HOOKS, Builds
 
 Claim = dict[str, Any]
 FILE = cache.ROOT / "docs" / "data" / "claims.toml"
@@ -23,13 +22,7 @@ MARKER = re.compile(
 )
 RAN = '<div class="ran" data-name="%s"></div>'
 COUNTS = '<div class="verdicts"></div>'
-VERDICTS = (
-    "right",
-    "half right",
-    "right for legacy hooks only",
-    "depends on version",
-    "wrong",
-)
+VERDICTS = ("right", "right for legacy hooks only", "depends on version", "wrong")
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
@@ -103,8 +96,7 @@ def ran_as_said(program: dict[str, Any], programs: Builds) -> dict[str, bool]:
 def computed(claim: Claim, builds: Builds, programs: Builds) -> str | None:
     """Return the verdict that the recordings give, or None where they give none.
 
-    What was read, not run, may say more than they do; what is half right needs one
-    recording that agrees and one that does not.
+    What was read, not run, may say more than they do.
     """
     if "read" in claim:
         return None
@@ -119,8 +111,7 @@ def computed(claim: Claim, builds: Builds, programs: Builds) -> str | None:
         return "wrong"
     if all(legacy):
         return "right" if all(full) else "right for legacy hooks only"
-    each = {tuple(set(it["legacy"].values())) for it in found}
-    return "half right" if each == {(True,), (False,)} else "depends on version"
+    return "depends on version"
 
 
 def problems(

@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mkdocs_hooks import cache
 
+Builds = dict[str, dict[str, Any]]  # by build, its cases by name
 FOLDER = cache.ROOT / "docs" / "data" / "hooks"
 HOOKS = {
     "legacy": "register_backward_hook",
@@ -55,23 +57,26 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def versions() -> list[str]:
-    """Return the builds, oldest first."""
-    return sorted((path.stem for path in FOLDER.glob("*.json")), key=release)
+def every_build() -> Builds:
+    """Return the cases of every build, as run on the CPU, oldest first."""
+    return builds_in(FOLDER)
 
 
-def recorded(version: str) -> dict[str, Any]:
-    """Return the cases of one build."""
-    path = FOLDER / f"{version}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["cases"]
+def on_gpu() -> Builds:
+    """Return the cases of the builds that were run on a GPU, oldest first."""
+    return builds_in(FOLDER / "cuda")
 
 
-def every_build() -> dict[str, dict[str, Any]]:
-    """Return the cases of every build, oldest first."""
-    return {version: recorded(version) for version in versions()}
+def builds_in(folder: Path) -> Builds:
+    """Return the cases of the builds with a recording in a folder."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: release(path.stem))
+    return {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))["cases"]
+        for path in paths
+    }
 
 
-def runs(builds: dict[str, dict[str, Any]], case: str, hook: str) -> list[Run]:
+def runs(builds: Builds, case: str, hook: str) -> list[Run]:
     """Return what a hook got, once for all successive builds that agree.
 
     They agree when the calls are the same, and the kind of error. Only the wording of
@@ -109,7 +114,7 @@ def is_absent(got: dict[str, Any]) -> bool:
 class Words:
     """What the labels of one case stand for, as HTML."""
 
-    def __init__(self, builds: dict[str, dict[str, Any]], case: str) -> None:
+    def __init__(self, builds: Builds, case: str) -> None:
         """Look at how many inputs and outputs there are: one alone has no number."""
         calls = [
             call

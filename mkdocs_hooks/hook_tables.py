@@ -4,6 +4,7 @@ A page holds markers:
 
     <div class="recorded" data-case="linear-3d" data-hook="legacy"></div>
     <div class="lengths" data-from="1.2.0" data-to="1.7.1"></div>
+    <div class="devices"></div>
 """
 
 import re
@@ -16,11 +17,13 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 from mkdocs_hooks import hook_cases, hook_recordings
-from mkdocs_hooks.hook_recordings import HOOKS, Run, Words
+from mkdocs_hooks.hook_recordings import HOOKS, Builds, Run, Words
 
-Builds = dict[str, dict[str, Any]]
 PAGE = "versions/hooks-by-version/"  # where every link to a case leads
-MARKER = re.compile(r'<div class="(recorded|lengths)"((?: data-\w+="[^"]*")*)></div>')
+READ = "versions/what-changed/#what-was-read-through-cudnn-a-convolution-lost-its-bias"
+MARKER = re.compile(
+    r'<div class="(recorded|lengths|devices)"((?: data-\w+="[^"]*")*)></div>'
+)
 FIELDS = ("grad_input", "grad_output")
 
 
@@ -29,10 +32,9 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
     def made(marker: re.Match[str]) -> str:
         given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
-        builds = hook_recordings.every_build()
-        make = {"recorded": recorded, "lengths": lengths}[marker[1]]
+        make = {"recorded": recorded, "lengths": lengths, "devices": devices}[marker[1]]
         try:
-            return make(builds, page.url, **given)
+            return make(page.url, **given)
         except (KeyError, TypeError) as error:
             raise PluginError(
                 f"{page.file.src_uri}: {marker[0]} names no case, hook or build of "
@@ -51,21 +53,25 @@ def link(page_url: str, case: str, hook: str, version: str, text: str) -> str:
 # One hook of one case
 
 
-def recorded(builds: Builds, page_url: str, case: str, hook: str) -> str:
+def recorded(page_url: str, case: str, hook: str) -> str:
     """Return the table of one hook of one case, with a link to all others."""
+    builds, gpu = hook_recordings.every_build(), hook_recordings.on_gpu()
     newest = list(builds)[-1]
     module = escape(hook_cases.cases()[case].module)
     caption = (
         f"<figcaption><code>{module}</code>, <code>{HOOKS[hook]}</code>: "
         f"{link(page_url, case, hook, newest, f'{case}, build by build')}</figcaption>"
     )
-    return f'<figure class="recorded">{caption}{table(builds, case, hook)}</figure>'
+    return (
+        f'<figure class="recorded">{caption}{table(builds, gpu, case, hook)}</figure>'
+    )
 
 
-def table(builds: Builds, case: str, hook: str, anchor: str = "") -> str:
-    """Return what a hook got, a row for successive builds that agree.
+def table(builds: Builds, gpu: Builds, case: str, hook: str, anchor: str = "") -> str:
+    """Return what a hook got, a row for successive builds that agree on the CPU.
 
-    With an `anchor`, each build of a row has one that begins so.
+    Below stands a row for each build that was run on a GPU. With an `anchor`, each
+    build of a row has one that begins so.
     """
     words = Words(builds, case)
     runs = hook_recordings.runs(builds, case, hook)
@@ -73,6 +79,12 @@ def table(builds: Builds, case: str, hook: str, anchor: str = "") -> str:
     rows = [
         row(run, last, words, anchor) for run, last in zip(runs, before, strict=False)
     ]
+    for version, cases in gpu.items():
+        cpu, run = (
+            hook_recordings.runs({version: it}, case, hook)[0]
+            for it in (builds[version], cases)
+        )
+        rows.append(gpu_row(run, cpu, words, anchor))
     heads = "".join(
         f'<th scope="col">{head}</th>' for head in ("torch", *FIELDS, "messages")
     )
@@ -84,17 +96,33 @@ def table(builds: Builds, case: str, hook: str, anchor: str = "") -> str:
 
 def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
     """Return what some builds agree on, and what was different in the one before."""
-    anchors = "".join(
-        f'<span id="{anchor}/{version}" data-torch="{version}" data-node="{node}">'
-        "</span>"
-        for version, node in run.nodes.items()
-        if anchor
-    )
     is_change = before is not None and not hook_recordings.is_absent(before.got)
     return (
         f"<tr{' class=change' if is_change else ''}>"
-        f'<th scope="row">{anchors}{run.builds()}</th>{cells(run, before, words)}'
-        f"<td>{messages(run)}</td></tr>"
+        f'<th scope="row">{anchors(run, anchor)}{run.builds()}</th>'
+        f"{cells(run, before, words)}<td>{messages(run)}</td></tr>"
+    )
+
+
+def gpu_row(run: Run, cpu: Run, words: Words, anchor: str) -> str:
+    """Return what one build gave on a GPU, and what was different on its CPU."""
+    if run.got == cpu.got:
+        shown = '<td colspan="2" class="none">The same as on the CPU.</td><td></td>'
+    else:
+        shown = f"{cells(run, cpu, words)}<td>{messages(run)}</td>"
+    return (
+        f'<tr class="gpu"><th scope="row">{anchors(run, anchor, "/cuda")}'
+        f"{run.builds()} on a GPU</th>{shown}</tr>"
+    )
+
+
+def anchors(run: Run, begin: str, end: str = "") -> str:
+    """Return what links to the builds of a row lead to."""
+    return "".join(
+        f'<span id="{begin}/{version}{end}" data-torch="{version}" data-node="{node}">'
+        "</span>"
+        for version, node in run.nodes.items()
+        if begin
     )
 
 
@@ -144,11 +172,12 @@ def messages(run: Run) -> str:
 # Two builds, all cases
 
 
-def lengths(builds: Builds, page_url: str, **ends: str) -> str:
+def lengths(page_url: str, **ends: str) -> str:
     """Return how many entries `register_backward_hook` got in two builds.
 
     Cases in which the hook was not called in both builds are left out.
     """
+    builds = hook_recordings.every_build()
     first, second = ends["from"], ends["to"]
     pairs: dict[tuple[int, int], list[str]] = {}
     for case in builds[first]:
@@ -187,3 +216,16 @@ def fewer(pairs: dict[tuple[int, int], list[str]]) -> str:
     if not found:
         return f"In none of these {total} cases does the tuple get shorter."
     return f"Of {total} cases the tuple gets shorter in {', '.join(found)}."
+
+
+# What the recordings were made on
+
+
+def devices(page_url: str) -> str:
+    """Say which builds were run on a GPU, and that the rest was read, with a link."""
+    gpu = ", ".join(hook_recordings.on_gpu())
+    there = f"torch {gpu} on a GPU, too" if gpu else "none on a GPU"
+    others = "other builds do on a GPU" if gpu else "is said here of a GPU"
+    read = f'<a href="{get_relative_url(READ, page_url)}">read in sources</a>'
+    run = f"Every build was run on the CPU, {there}."
+    return f"<p>{run} What {others} was {read}, not run.</p>"

@@ -11,15 +11,15 @@ from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import hook_cases, hook_recordings, hook_tables
 from mkdocs_hooks.hook_cases import Case
-from mkdocs_hooks.hook_recordings import HOOKS
-from mkdocs_hooks.hook_tables import Builds
+from mkdocs_hooks.hook_recordings import HOOKS, Builds
 
 PICKER = '<div class="hook-picker"></div>'
 TABLES = '<div class="hook-cases"></div>'
 SHOWN_FIRST = "linear-3d"
 GROUPS = {
     "Linear": "linear-2d linear-2d-no-bias linear-2d-data-input linear-2d-frozen "
-    "linear-1d linear-3d linear-3d-no-bias linear-3d-non-contiguous linear-4d "
+    "linear-1d linear-1d-no-bias linear-3d linear-3d-no-bias "
+    "linear-3d-non-contiguous linear-4d linear-4d-no-bias "
     "linear-relu-inplace linear-relu-scaled bilinear",
     "Of the thread": "thread-fc1 thread-fc2 thread-fc3 thread-linear thread-conv "
     "thread-conv-no-bias",
@@ -44,11 +44,20 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers."""
     if TABLES not in content:
         return content
-    builds = hook_recordings.every_build()
+    builds, gpu = hook_recordings.every_build(), hook_recordings.on_gpu()
+    if alone := gpu.keys() - builds:
+        raise PluginError(
+            f"docs/data/hooks/cuda: torch {', '.join(alone)} has no recording on the "
+            "CPU that this one could stand beside"
+        )
     groups = grouped(builds)
-    tables = "".join(group(builds, name, cases) for name, cases in groups.items())
+    tables = "".join(group(builds, gpu, name, cases) for name, cases in groups.items())
+    ends = [*builds, *(f"{version}/cuda" for version in gpu)]
     anchors = {
-        f"{case}/{hook}/{v}" for v in builds for case in builds[v] for hook in HOOKS
+        f"{case}/{hook}/{end}"
+        for case in hook_cases.cases()
+        for hook in HOOKS
+        for end in ends
     }
     anchors |= {case for cases in groups.values() for case in cases}
     page.present_anchor_ids = (page.present_anchor_ids or set()) | anchors
@@ -73,17 +82,17 @@ def grouped(builds: Builds) -> dict[str, list[str]]:
 # The tables
 
 
-def group(builds: Builds, name: str, cases: list[str]) -> str:
+def group(builds: Builds, gpu: Builds, name: str, cases: list[str]) -> str:
     """Return the tables of one group."""
-    return f"<h3>{name}</h3>{''.join(folded(builds, case) for case in cases)}"
+    return f"<h3>{name}</h3>{''.join(folded(builds, gpu, case) for case in cases)}"
 
 
-def folded(builds: Builds, case: str) -> str:
+def folded(builds: Builds, gpu: Builds, case: str) -> str:
     """Return the tables of one case, to be unfolded."""
     about = hook_cases.cases()[case]
     tables = "".join(
         f"<p><code>{method}</code></p>"
-        f"{hook_tables.table(builds, case, hook, f'{case}/{hook}')}"
+        f"{hook_tables.table(builds, gpu, case, hook, f'{case}/{hook}')}"
         for hook, method in HOOKS.items()
     )
     return (

@@ -7,6 +7,9 @@ named or meant has to be checked: where it cannot be, that is a failure too.
 The installed torch is run as it is. For another one, the version of Python it was
 recorded with is looked for, and gets a throw-away environment with that torch.
 Wheels are kept in .cache/wheels, so that the next time nothing is downloaded.
+
+A recording on a GPU is compared where the torch in question finds one. Elsewhere it is
+said that it was not, which is no failure.
 """
 
 import argparse
@@ -26,8 +29,10 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data"
 WHEELS = ROOT / ".cache" / "wheels"
 EVERY_TIME = ["1.2.0", "1.7.1"]
-RECORDED = ["errors", "hooks", "programs"]  # in docs/data, by tools/record_*.py
+RECORDED = ["errors", "hooks", "hooks/cuda", "programs"]  # in docs/data
+NEEDS_NUMPY = ["1.0.1", "1.4.0"]  # and does not ask pip for it
 
+Environment = dict[str, str] | None  # the variables of a process, None: those here
 NO_PYTHONPATH = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
 
@@ -81,12 +86,10 @@ def runs(path: Path, python: str) -> bool:
     return output(str(path), "-c", asked) == python
 
 
-def output(*command: str) -> str | None:
+def output(*command: str, env: Environment = NO_PYTHONPATH) -> str | None:
     """Return what a command prints, ``None`` where it does not run or fails."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=NO_PYTHONPATH
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -100,10 +103,11 @@ def install(build: str, python: Path, folder: Path) -> Path:
     if output(str(python), "-m", "venv", str(folder)) is None:
         raise NotCheckedError(f"{python} makes no environment")
     inside = folder / "bin" / "python"
-    from_wheels = ["--no-index", "--find-links", str(WHEELS), f"torch=={build}"]
-    if not pip(inside, "install", "--no-compile", *from_wheels):
+    from_wheels = ["--no-compile", "--no-index", "--find-links", str(WHEELS)]
+    wanted = [*["numpy"] * (build in NEEDS_NUMPY), f"torch=={build}"]
+    if not pip(inside, "install", *from_wheels, *wanted):
         download(build, inside)
-        if not pip(inside, "install", "--no-compile", *from_wheels):
+        if not pip(inside, "install", *from_wheels, *wanted):
             raise NotCheckedError(f"pip could not install torch {build}")
     return inside
 
@@ -115,8 +119,10 @@ def download(build: str, python: Path) -> None:
     brings gigabytes of libraries along.
     """
     WHEELS.mkdir(parents=True, exist_ok=True)
+    numpy = ["numpy"] * (build in NEEDS_NUMPY)
+    into = ["--no-cache-dir", "--dest", str(WHEELS)]
     for name in (f"torch=={build}+cpu", f"torch=={build}"):
-        if pip(python, "download", "--no-cache-dir", "--dest", str(WHEELS), name):
+        if pip(python, "download", *into, *numpy, name):
             return
     raise NotCheckedError(f"pip downloads no torch {build} for this Python")
 
@@ -130,21 +136,35 @@ def pip(python: Path, *arguments: str) -> bool:
 # ---- Recording again.
 
 
-def differences(
-    build: str, python: Path, env: dict[str, str] | None = None
-) -> list[str]:
+def differences(build: str, python: Path, env: Environment = None) -> list[str]:
     """Record again, and return the lines in which that differs from what is there."""
     found: list[str] = []
     for path in recordings(build):
-        program = ROOT / "tools" / f"record_{path.parent.name}.py"
-        done = subprocess.run(
-            [python, program], capture_output=True, text=True, env=env
-        )
+        name = path.relative_to(DATA).as_posix()
+        program, *arguments = recorder(path)
+        if arguments and not finds_gpu(python, env):
+            print(f"torch {build}: {name} not compared: it finds no GPU", flush=True)
+            continue
+        command = [python, program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
         if done.returncode != 0:
             found += [f"{program.name} failed:", *done.stderr.splitlines()]
         else:
             found += compared(path, done.stdout)
     return found
+
+
+def recorder(path: Path) -> tuple[Path, *tuple[str, ...]]:
+    """Return the program that made a recording, and its arguments."""
+    kind, *device, _ = path.relative_to(DATA).parts
+    program = ROOT / "tools" / f"record_{kind}.py"
+    return program, *(["--device", *device] if device else [])
+
+
+def finds_gpu(python: Path, env: Environment) -> bool:
+    """Tell whether the torch of an interpreter finds a GPU."""
+    asked = "import torch; print(torch.cuda.is_available())"
+    return output(str(python), "-c", asked, env=env) == "True"
 
 
 def compared(path: Path, again: str) -> list[str]:

@@ -1,16 +1,24 @@
 """Record what the torch that runs this file says of each mistake, as JSON.
 
-``python tools/record_errors.py [OUT.json]`` prints without OUT. It needs
-``record_hooks.py`` beside it, and runs wherever that one does.
+``python tools/record_errors.py [OUT.json]`` prints without OUT.
+
+One file, standard library and torch only: it runs unchanged on Python 3.6 and later and
+on torch 1.0 and later, as ``record_hooks.py`` does.
 ``docs/data/errors/README.md`` says what the recordings hold.
 """
 
 import argparse
+import json
+import re
+import sys
 import warnings
 from pathlib import Path
 from textwrap import dedent
 
-from record_hooks import build, said, write
+import torch
+
+# Where in torch's own code it was raised: other machines have other paths.
+PLACE = re.compile(r"\s*\([^()]* at \S+:\d+\)|\nException raised from|\nframe #")
 
 START = """\
 import torch
@@ -122,7 +130,7 @@ def error_of(program):
         try:
             exec(program, {})
         except Exception as error:
-            return said(type(error), error)
+            return f"{type(error).__name__}: {PLACE.split(str(error))[0].strip()}"
     return None
 
 
@@ -132,13 +140,28 @@ def recorded(mistake):
     return {"program": program, "error": error_of(START + program)}
 
 
+def recording():
+    """Return the recording of all mistakes."""
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "start": START,
+        "mistakes": {
+            code: [recorded(it) for it in MISTAKES[code]] for code in MISTAKES
+        },
+    }
+
+
 def main():
     """Read the command line, and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", nargs="?", metavar="OUT.json", type=Path)
     out = parser.parse_args().out
-    mistakes = {code: [recorded(it) for it in MISTAKES[code]] for code in MISTAKES}
-    write(dict(build(), start=START, mistakes=mistakes), out)
+    text = json.dumps(recording(), indent=1, sort_keys=True) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -191,10 +191,12 @@ CASES = {
     "linear-2d-data-input": case(linear, data(4, 20)),
     "linear-2d-frozen": case(linear, grad(4, 20), frozen=True),
     "linear-1d": case(linear, grad(20)),
+    "linear-1d-no-bias": case(lambda: linear(bias=False), grad(20)),
     "linear-3d": case(linear, grad(4, 6, 20)),
     "linear-3d-no-bias": case(lambda: linear(bias=False), grad(4, 6, 20)),
     "linear-3d-non-contiguous": case(linear, turned(4, 6, 20)),
     "linear-4d": case(linear, grad(4, 6, 5, 20)),
+    "linear-4d-no-bias": case(lambda: linear(bias=False), grad(4, 6, 5, 20)),
     "linear-expanded-bias": case(LinearExpandedBias, grad(4, 20)),
     "linear-relu-inplace": case(
         lambda: nn.Sequential(linear(), nn.ReLU(inplace=True)), grad(4, 20), hooked="0"

@@ -1,8 +1,10 @@
 """Record what the programs in tools/programs print in the torch that runs this file.
 
-``python tools/record_programs.py [OUT.json]`` prints without OUT. It needs
-``record_hooks.py`` and ``programs/`` beside it, and runs wherever ``record_hooks.py``
-does. ``docs/data/programs/README.md`` says what the recordings hold.
+``python tools/record_programs.py [OUT.json]`` prints without OUT.
+
+It runs wherever ``record_hooks.py`` does, but is not one file: it needs ``programs/``
+beside it, and ``record_hooks.py``, whose words for warnings and errors it uses.
+``docs/data/programs/README.md`` says what the recordings hold.
 """
 
 import argparse

@@ -34,7 +34,13 @@ function start(picker) {
     form.querySelector("output").textContent = builds[at]
     const compared = comparison(rows, at, builds)
     torch.setAttribute("aria-valuetext", inWords(builds[at], rows[at], compared))
-    shown.replaceChildren(...parts(place, series[at], compared, isFirst))
+    const about = document.getElementById(module.value).querySelector(".about")
+    shown.replaceChildren(
+      about.cloneNode(true),
+      ...parts(place, isFirst),
+      ...onGpu(places, series[at]),
+      foot(series[at], compared),
+    )
   }
   const go = () => {
     const name = decodeURIComponent(location.hash.slice(1))
@@ -84,11 +90,9 @@ function inWords(build, row, compared) {
   return `${build}: ${count ? `${count} in grad_input` : cell.textContent}, ${compared}`
 }
 
-/** Return what one build shows: both tuples, the node, messages, and a link. */
-function parts(place, name, compared, isFirst) {
+/** Return what one build gave: both tuples, messages, and the last node. */
+function parts(place, isMarked) {
   const row = place.closest("tr")
-  const { torch, node } = place.dataset
-  const about = document.getElementById(name.split("/")[0]).querySelector(".about")
   const heads = [...row.closest("table").tHead.rows[0].cells]
   const cells = [...row.cells]
   const tuples = element("div", "tuples")
@@ -100,17 +104,33 @@ function parts(place, name, compared, isFirst) {
     tuples.append(tuple)
     column += cell.colSpan
   }
-  if (!isFirst) tuples.querySelectorAll(".changed").forEach((mark) => mark.remove())
+  if (!isMarked) tuples.querySelectorAll(".changed").forEach((mark) => mark.remove())
   const said = element("div", "messages")
-  const isSaid = (message) => message.dataset.torch.split(" ").includes(torch)
+  const isSaid = ({ dataset }) => dataset.torch.split(" ").includes(place.dataset.torch)
   said.append(...copies(cells.at(-1)).filter(isSaid))
   said.querySelectorAll("summary span").forEach((span) => span.remove())
+  const { node } = place.dataset
+  const last = element("p", "node", "Last autograd node: ")
+  last.append(element("code", "", node))
+  return node ? [tuples, said, last] : [tuples, said]
+}
+
+/** Return what a build gave on a GPU, if any build was run on one. */
+function onGpu(places, name) {
+  if (!document.querySelector(".hook-cases tr.gpu")) return []
+  const place = places.get(`${name}/cuda`)
+  const head = element("p", "device", "On a GPU")
+  if (!place) return [head, element("p", "none", "This build was not run on one.")]
+  return [head, ...parts(place, true)]
+}
+
+/** Return what stands below: the build, and a link. */
+function foot(name, compared) {
   const link = element("a", "", `#${name}`)
   link.href = `#${name}`
-  const foot = element("p", "foot", `torch ${torch}, ${compared}. `)
-  if (node) foot.append("Last autograd node: ", element("code", "", node), ". ")
-  foot.append("Link: ", link)
-  return [about.cloneNode(true), tuples, said, foot]
+  const shown = element("p", "foot", `torch ${name.split("/")[2]}, ${compared}. Link: `)
+  shown.append(link)
+  return shown
 }
 
 function copies(cell) {

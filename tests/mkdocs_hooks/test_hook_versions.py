@@ -20,6 +20,7 @@ from mkdocs_hooks import hook_cases, hook_recordings, hook_tables, hook_versions
 from mkdocs_hooks.hook_recordings import HOOKS, Words
 
 BUILDS = hook_recordings.every_build()
+GPU = hook_recordings.on_gpu()
 CASES = list(hook_cases.cases())
 NEWEST = list(BUILDS)[-1]
 Edit = Callable[[str, Callable[[dict[str, Any]], None]], None]
@@ -87,7 +88,7 @@ def shown_shapes(cell: Tag) -> list[list[int] | None] | None:
 def test_builds_are_sorted_by_release() -> None:
     releases = [tuple(map(int, version.split("."))) for version in BUILDS]
     assert releases == sorted(releases)
-    assert len(BUILDS) == len(list(hook_recordings.FOLDER.glob("*.json"))) >= 13
+    assert len(BUILDS) == len(list(hook_recordings.FOLDER.glob("*.json"))) >= 15
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -268,7 +269,8 @@ def test_a_table_of_one_hook_on_any_page() -> None:
     assert not made.select("[id]")
     (link,) = made.select("figcaption a")
     assert link["href"] == f"../hooks-by-version/#linear-3d/legacy/{NEWEST}"
-    assert "nn.Linear(20, 30)" in made.figcaption.text  # type: ignore[union-attr]
+    (caption,) = made.select("figcaption")
+    assert "nn.Linear(20, 30)" in caption.text
 
 
 @pytest.mark.parametrize(
@@ -354,11 +356,112 @@ def test_one_changed_entry_shows_on_the_page(edit: Edit) -> None:
     edit("1.7.0", change)
     after = page_with(marker)
     assert before != after
-    rows = soup(after).select("tbody th")
-    assert [row.text for row in rows] == ["1.0.1 to 1.5.1", "1.7.0", "1.7.1 to 2.13.0"]
+    rows = soup(after).select("tbody tr:not(.gpu) th")
+    versions = list(BUILDS)
+    at = versions.index("1.7.0")
+    ranges = [versions[:at], versions[at : at + 1], versions[at + 1 :]]
+    assert [row.text for row in rows] == [hook_recordings.span(it) for it in ranges]
     assert "[1, 32]" in after
     assert "[1, 32]" not in before
     assert after.count("changed</em>") == 2  # at 1.7.0, and back again at 1.7.1
+
+
+# ---- On a GPU
+
+
+@pytest.fixture
+def gpu(edit: Edit) -> Callable[[Callable[[dict[str, Any]], None]], None]:
+    """Put a recording on a GPU beside the newest, the same but for a change."""
+
+    def recorded(change: Callable[[dict[str, Any]], None]) -> None:
+        folder = hook_recordings.FOLDER
+        shutil.rmtree(folder / "cuda", ignore_errors=True)
+        (folder / "cuda").mkdir()
+        whole = json.loads((folder / f"{NEWEST}.json").read_text())
+        change(whole["cases"])
+        text = json.dumps(whole | {"device": "cuda"})
+        (folder / "cuda" / f"{NEWEST}.json").write_text(text)
+
+    edit(NEWEST, lambda _: None)
+    return recorded
+
+
+CONV = '<div class="recorded" data-case="thread-conv" data-hook="legacy"></div>'
+
+
+def without_bias(cases: dict[str, Any]) -> None:
+    cases["thread-conv"]["legacy"]["calls"][0]["grad_input"][1:] = [
+        {"shape": [1, 32, 1, 1], "is": ["reshape(bias)"]}
+    ]
+
+
+def test_what_a_gpu_gave_stands_beside_the_cpu_and_is_marked(gpu: Any) -> None:
+    on_cpu = soup(page_with(CONV)).select("tbody tr:not(.gpu)")
+    gpu(without_bias)
+    made = soup(page_with(CONV))
+    assert made.select("tbody tr:not(.gpu)") == on_cpu
+    (row,) = made.select("tbody tr.gpu")
+    head, first, second, messages = row.find_all(["th", "td"], recursive=False)
+    assert head.text == f"{NEWEST} on a GPU"
+    assert shown_shapes(first) == [[64, 16, 16, 16], [1, 32, 1, 1]]
+    assert [bool(it.select(".changed")) for it in first.select("li")] == [False, True]
+    assert first.select_one(".count .changed") is not None
+    assert not second.select(".changed")
+    got = BUILDS[NEWEST]["thread-conv"]["legacy"]
+    assert [message(it) for it in messages.find_all("details")] == got["warnings"]
+
+
+def test_what_is_the_same_is_said_to_be_so(gpu: Any) -> None:
+    gpu(lambda _: None)
+    (row,) = soup(page_with(CONV)).select("tbody tr.gpu")
+    assert "The same as on the CPU." in row.text
+    assert not row.select("ol")
+
+    def warns(cases: dict[str, Any]) -> None:
+        cases["thread-conv"]["legacy"]["warnings"].append("UserWarning: cuda only")
+
+    gpu(warns)
+    (row,) = soup(page_with(CONV)).select("tbody tr.gpu")
+    assert "The same" not in row.text
+    assert "cuda only" in row.text
+
+
+def test_the_page_says_in_a_line_what_was_run_on_a_gpu(gpu: Any) -> None:
+    marker = '<div class="devices"></div>'
+    shutil.rmtree(hook_recordings.FOLDER / "cuda", ignore_errors=True)
+    without = soup(page_with(marker)).select("p")[1]
+    assert "on the CPU, none on a GPU." in without.text
+    assert str(without.a and without.a["href"]).startswith("../what-changed/#what-was-")
+    gpu(lambda _: None)
+    (line,) = [it for it in soup(page_with(marker)).select("p") if it.a]
+    assert (
+        f"on the CPU, torch {NEWEST} on a GPU, too. What other builds do" in line.text
+    )
+
+
+def test_a_link_leads_to_what_a_gpu_gave(gpu: Any) -> None:
+    gpu(without_bias)
+    page = a_page()
+    whole = soup(hook_versions.on_page_content(hook_versions.TABLES, page=page))
+    assert page.present_anchor_ids is not None
+    for case in CASES:
+        for hook in HOOKS:
+            name = f"{case}/{hook}/{NEWEST}/cuda"
+            (anchor,) = whole.find_all(id=name)
+            assert anchor.find_parent("tr", class_="gpu")
+            assert name in page.present_anchor_ids
+
+
+def test_a_gpu_without_its_cpu_is_refused(gpu: Any) -> None:
+    gpu(without_bias)
+    (hook_recordings.FOLDER / f"{NEWEST}.json").unlink()
+    with pytest.raises(PluginError, match=f"cuda: torch {re.escape(NEWEST)} has no"):
+        hook_versions.on_page_content(hook_versions.TABLES, page=a_page())
+
+
+def test_what_is_said_to_be_read_was_not_run() -> None:
+    first_on_a_gpu = min(map(hook_recordings.release, GPU), default=(1, 11))
+    assert first_on_a_gpu >= (1, 11)
 
 
 # ---- All of them
@@ -371,7 +474,8 @@ def test_every_case_has_its_place(whole: BeautifulSoup) -> None:
     ids = [str(it["id"]) for it in whole.find_all(id=True)]
     assert len(ids) == len(set(ids))
     anchors = len(CASES) * (1 + len(HOOKS) * len(BUILDS))
-    assert len(whole.select(".hook-cases [id]")) == anchors
+    shown = whole.select(".hook-cases tr:not(.gpu) [id], .hook-cases details[id]")
+    assert len(shown) == anchors
 
 
 def test_a_case_without_a_group_is_named(edit: Edit) -> None:

@@ -1,14 +1,17 @@
 """Hooks by version in a real browser: what it shows is what was recorded."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from mkdocs_hooks import hook_recordings
+from mkdocs_hooks import hook_recordings, hook_versions
 from mkdocs_hooks.hook_recordings import HOOKS
 
 from .browsing import (
@@ -23,6 +26,7 @@ from .browsing import (
 )
 
 URL = "versions/hooks-by-version/"
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 BUILDS = hook_recordings.every_build()
 VERSIONS = list(BUILDS)
 CASES = list(BUILDS[VERSIONS[-1]])
@@ -40,13 +44,14 @@ CHOOSE_AND_READ = """asked => asked.map(([module, hook, at]) => {
   const all = (selector, within = picker) => [...within.querySelectorAll(selector)]
   const texts = (selector, within) => all(selector, within).map(it => it.textContent)
   return {
-    tuples: all(".tuples > div").map(it => [
+    tuples: all(".about + .tuples > div").map(it => [
       texts("h4", it)[0] ?? it.textContent,
       texts("li > code:first-child", it),
       all("li", it).map(item => item.querySelector(".changed") !== null),
     ]),
-    said: texts(".messages summary"),
+    said: texts(".about + .tuples + .messages summary"),
     foot: texts(".foot")[0],
+    node: texts(".about + .tuples + .messages + .node")[0] ?? null,
     torch: texts("output")[0],
     spoken: elements.torch.getAttribute("aria-valuetext"),
     changes: texts(".ticks .change"),
@@ -99,7 +104,7 @@ def test_shows_what_was_recorded(opened: Page) -> None:
         assert now["hash"] == f"#{name}"
         assert now["foot"].endswith(f"#{name}")
         node = BUILDS[version][case]["last_node"]["name"]
-        assert f"node: {node}. " in now["foot"] or node is None, name
+        assert now["node"] == (f"Last autograd node: {node}" if node else None), name
         assert now["changes"] == expected_changes(case, hook), name
         messages = [*got.get("warnings", []), *filter(None, [got.get("error")])]
         assert now["said"] == [text.split(":")[0] for text in messages], name
@@ -118,20 +123,21 @@ def test_shows_what_was_recorded(opened: Page) -> None:
 
 
 def test_marks_what_the_build_before_had_not(opened: Page) -> None:
-    asked = [
-        ("linear-3d", "legacy", VERSIONS.index(v))
-        for v in ("1.11.0", "1.12.1", "2.0.1")
-    ]
+    at = VERSIONS.index("1.12.1")
+    around = range(at - 1, at + 2)
+    asked = [("linear-3d", "legacy", i) for i in around]
     before, change, after = opened.evaluate(CHOOSE_AND_READ, asked)
     assert [it["tuples"][0][2] for it in (before, change, after)] == [
         [False, False],
         [True],
         [False],
     ]
-    assert "torch 1.11.0, as in torch 1.9.1." in before["foot"]
-    assert "torch 1.12.1, not as in torch 1.11.0." in change["foot"]
-    assert "torch 2.0.1, as in torch 1.12.1." in after["foot"]
-    assert change["spoken"] == "1.12.1: 1 entry in grad_input, not as in torch 1.11.0"
+    first, second, third, fourth = VERSIONS[at - 2 : at + 2]
+    assert f"torch {second}, as in torch {first}." in before["foot"]
+    assert f"torch {third}, not as in torch {second}." in change["foot"]
+    assert f"torch {fourth}, as in torch {third}." in after["foot"]
+    said = f"{third}: 1 entry in grad_input, not as in torch {second}"
+    assert change["spoken"] == said
 
 
 def test_the_first_build_with_a_hook_is_no_change(opened: Page) -> None:
@@ -140,6 +146,55 @@ def test_the_first_build_with_a_hook_is_no_change(opened: Page) -> None:
     assert without["tuples"][0][0] == "This build has no such hook."
     assert "the first build here with this hook" in first["foot"]
     assert first["changes"] == []
+
+
+# ---- On a GPU
+
+
+def test_what_a_gpu_gave_stands_below(
+    page: Page, small_site: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = VERSIONS[-1]
+    shutil.copytree(hook_recordings.FOLDER, tmp_path / "hooks")
+    (tmp_path / "hooks" / "cuda").mkdir(exist_ok=True)
+    whole = json.loads((tmp_path / "hooks" / f"{newest}.json").read_text())
+    (call,) = whole["cases"]["conv2d"]["legacy"]["calls"]
+    call["grad_input"][1:] = [{"shape": [1, 5, 1, 1], "is": ["reshape(bias)"]}]
+    whole["cases"]["conv2d"]["last_node"]["name"] = "AddBackward0"
+    on_gpu = tmp_path / "hooks" / "cuda" / f"{newest}.json"
+    on_gpu.write_text(json.dumps(whole | {"device": "cuda"}))
+    monkeypatch.setattr(hook_recordings, "FOLDER", tmp_path / "hooks")
+    given: Any = SimpleNamespace(present_anchor_ids=None)
+    content = hook_versions.on_page_content(
+        hook_versions.PICKER + hook_versions.TABLES, page=given
+    )
+    shutil.copy(ASSETS / "hook_versions.js", tmp_path)
+    script = '<script src="hook_versions.js"></script>'
+    (tmp_path / "index.html").write_text(f"<body>{content}{script}", encoding="utf-8")
+
+    page.goto(f"{small_site.url}#conv2d/legacy/{newest}")
+    cpu, gpu = page.locator("hook-picker .tuples").all()
+    expect(cpu.locator(".count").first).to_have_text("3 entries")
+    expect(gpu.locator(".count").first).to_have_text("2 entries were 3")
+    expect(gpu.locator("li .changed")).to_have_count(1)
+    expect(page.locator("hook-picker .device ~ .node")).to_have_text(
+        "Last autograd node: AddBackward0"
+    )
+    page.evaluate(f"location.hash = '#conv3d/legacy/{newest}/cuda'")
+    expect(page.locator("hook-picker select")).to_have_value("conv3d")
+    expect(page.locator("hook-picker .tuples").last).to_have_text(
+        "The same as on the CPU."
+    )
+    page.evaluate("location.hash = '#conv3d/legacy/1.7.1'")
+    expect(page.locator("hook-picker .tuples")).to_have_count(1)
+    expect(page.locator("hook-picker .device + p")).to_have_text(
+        "This build was not run on one."
+    )
+
+
+def test_without_a_recording_on_a_gpu_nothing_is_said_of_one(opened: Page) -> None:
+    shown = opened.locator("hook-picker .device").count()
+    assert bool(shown) == bool(hook_recordings.on_gpu())
 
 
 # ---- Links

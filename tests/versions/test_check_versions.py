@@ -101,10 +101,11 @@ def test_an_interpreter_has_to_be_able_to_make_environments(machine: Path) -> No
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """Replace pip, and return what it is asked, and what it has."""
-    state: dict[str, Any] = {"calls": [], "offers": set(), "kept": False}
+    state: dict[str, Any] = {"calls": [], "names": [], "offers": set(), "kept": False}
 
     def answer(_: Path, *arguments: str) -> bool:
         state["calls"].append(f"{arguments[0]} {arguments[-1]}")
+        state["names"].append([*arguments])
         if arguments[0] == "install":
             assert "--no-index" in arguments
             return state["kept"]
@@ -121,6 +122,19 @@ def test_wheels_that_are_kept_are_not_downloaded(pip: Any, tmp_path: Path) -> No
     pip["kept"] = True
     tool.install("1.2.0", Path("python3.7"), tmp_path)
     assert pip["calls"] == ["install torch==1.2.0"]
+
+
+def test_what_a_build_needs_and_does_not_say_comes_with_it(
+    pip: Any, tmp_path: Path
+) -> None:
+    pip["offers"] = {"torch==1.0.1"}
+    tool.install("1.0.1", Path("python3.7"), tmp_path)
+    assert [names[-2:] for names in pip["names"]] == [
+        ["numpy", "torch==1.0.1"],
+        ["numpy", "torch==1.0.1+cpu"],
+        ["numpy", "torch==1.0.1"],
+        ["numpy", "torch==1.0.1"],
+    ]
 
 
 def test_the_build_for_the_cpu_is_asked_for_first(pip: Any, tmp_path: Path) -> None:
@@ -204,6 +218,49 @@ def test_a_program_that_fails_is_a_difference(project: Path, capsys: Any) -> Non
     (project / "tools/record_errors.py").write_text("import no_such_module\n")
     assert tool.main([]) == 1
     assert "No module named 'no_such_module'" in capsys.readouterr().out
+
+
+@pytest.fixture
+def on_gpu(project: Path) -> Path:
+    """Return a recording on a GPU, whose program prints what it is asked for."""
+    recording = project / "docs/data/hooks/cuda/9.0.json"
+    recording.parent.mkdir(parents=True)
+    recording.write_text("--device cuda\n")
+    program = project / "tools/record_hooks.py"
+    program.write_text("import sys; print(*sys.argv[1:])\n")
+    return recording
+
+
+def with_torch(project: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    """Let the interpreter find a torch that finds a GPU, or none."""
+    cuda = f"class cuda:\n    is_available = staticmethod(lambda: {gpu})\n"
+    (project / "torch.py").write_text(cuda)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+
+
+def test_a_recording_on_a_gpu_is_compared_where_one_is(
+    on_gpu: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with_torch(project, monkeypatch, gpu=True)
+    assert tool.main([]) == 0
+    assert capsys.readouterr().out == "torch 9.0: checked, the same\n"
+    on_gpu.write_text("another\n")
+    assert tool.main([]) == 1
+    assert "--- hooks/cuda/9.0.json" in capsys.readouterr().out
+
+
+def test_and_else_left_alone_which_is_said_and_no_failure(
+    on_gpu: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    on_gpu.write_text("another\n")
+    with_torch(project, monkeypatch, gpu=False)
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(tool, "EVERY_TIME", [])
+    assert tool.main([]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "torch 9.0: hooks/cuda/9.0.json not compared: it finds no GPU",
+        "torch 9.0: checked, the same",
+    ]
 
 
 @pytest.mark.usefixtures("project")

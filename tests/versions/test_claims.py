@@ -19,7 +19,8 @@ MARKDOWN = PAGE.read_text(encoding="utf-8")
 CLAIMS = claims.read()
 BUILDS = hook_recordings.every_build()
 PROGRAMS = recorded_programs.builds()
-AT_LEAST = {1: 24, 2: 12, 3: 12, 4: 8}  # the first: what the facts list of the thread
+NEWEST = list(PROGRAMS)[-1]
+AT_LEAST = {1: 24, 2: 12, 3: 12, 4: 8}
 FIELDS = {"thread", "section", "place", "says", "verdict", "because", "see"}
 EVIDENCE = {"prints", "recorded", "program", "read"}
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda it: it["says"][:40])
@@ -82,7 +83,7 @@ def test_the_recordings_judge_most_of_what_they_are_named_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "raises"), [("1.2.0", False), ("1.7.0", True), ("2.13.0", True)]
+    ("version", "raises"), [("1.2.0", False), ("1.7.0", True), (NEWEST, True)]
 )
 def test_a_vector_of_one_entry(version: str, raises: bool) -> None:
     recorded = PROGRAMS[version]["vector_of_one_entry"]
@@ -246,7 +247,10 @@ def test_the_table_counts_them() -> None:
 def test_a_claim_says_in_which_builds_it_holds() -> None:
     equals = the("`out.backward()` equals")
     shown = claims.shown(equals, BUILDS, PROGRAMS)
-    assert f"holds in torch 1.0.1, 1.2.0, of {len(PROGRAMS)} builds" in shown
+    accepted = [
+        v for v, ran in PROGRAMS.items() if not ran[equals["program"]["name"]]["error"]
+    ]
+    assert f"holds in torch {', '.join(accepted)}, of {len(PROGRAMS)} builds" in shown
     three = claims.shown(the("the `grad_input` of fc2"), BUILDS, PROGRAMS)
     assert f"in all {len(BUILDS)} builds with `register_backward_hook`" in three
     assert "in none of " in three

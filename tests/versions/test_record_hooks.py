@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
 import sys
 import warnings
 from functools import cache
@@ -17,9 +16,8 @@ from torch import Tensor
 import gradlib
 from gradlib.tree import Tree
 
-from .tools import DATA, TOOLS, load
+from .tools import DATA, load, printed_alone
 
-TOOL = TOOLS / "record_hooks.py"
 FOLDER = DATA / "hooks"
 FILES = sorted(FOLDER.rglob("*.json"))
 TODAY = torch.__version__.split("+")[0]
@@ -36,10 +34,9 @@ def recording(version: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def today() -> str:
-    """What the tool prints."""
-    command = [sys.executable, str(TOOL)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def today(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the tool prints: one file, with nothing beside it."""
+    return printed_alone("record_hooks", tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module")

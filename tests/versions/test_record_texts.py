@@ -14,7 +14,7 @@ import torch
 
 from gradlib.vjp.cases import CASES
 
-from .tools import DATA, TOOLS, load
+from .tools import DATA, TOOLS, load, printed_alone
 
 errors: Any = load("record_errors")
 programs: Any = load("record_programs")
@@ -34,14 +34,21 @@ def recording(kind: str, build: str) -> dict[str, Any]:
 # ---- The tools.
 
 
-@each_kind
-def test_today_is_as_committed(kind: str) -> None:
+def check_against_committed(kind: str, again: str) -> None:
     committed = DATA / kind / f"{TODAY}.json"
     if not committed.exists():
         pytest.skip(f"no recording of torch {TODAY} is committed")
-    command = [sys.executable, str(TOOLS / f"record_{kind}.py")]
-    again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert without_python(again) == without_python(committed.read_text())
+
+
+def test_todays_errors_are_as_committed_from_one_file_alone(tmp_path: Path) -> None:
+    check_against_committed("errors", printed_alone("record_errors", tmp_path))
+
+
+def test_todays_programs_are_as_committed() -> None:
+    command = [sys.executable, str(TOOLS / "record_programs.py")]
+    again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    check_against_committed("programs", again)
 
 
 @pytest.mark.parametrize("tool", [errors, programs])
@@ -62,6 +69,20 @@ def test_a_mistake_that_torch_accepts_has_no_error() -> None:
     assert errors.recorded("y.sum().backward()")["error"] is None
     said = errors.recorded("torch.autograd.grad(y, 1 / 0)")["error"]
     assert said == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bad (f at /pytorch/a.cpp:31)\nframe #0: x",
+        "bad\nException raised from f at ../a.cpp:31 (most recent call first):",
+        "bad\nframe #0: x",
+    ],
+)
+def test_an_error_loses_what_differs_between_machines(text: str) -> None:
+    assert errors.error_of(f"raise ValueError({text!r})") == "ValueError: bad"
+    kept = "bad (got 1, but expected 3)\nand more"
+    assert errors.error_of(f"raise ValueError({kept!r})") == f"ValueError: {kept}"
 
 
 def test_what_a_program_prints_warns_of_and_raises() -> None:
@@ -126,6 +147,14 @@ def test_the_programs_are_those_of_the_folder(build: str) -> None:
     assert all(it.keys() == keys for it in recorded.values())
 
 
+def test_every_program_is_shown_on_a_page_with_what_it_gave() -> None:
+    pages = "".join(
+        path.read_text() for path in (DATA.parent / "versions").glob("*.md")
+    )
+    for name in recording("programs", BUILDS[0])["programs"]:
+        assert re.search(rf'data-(name|before|after)="{name}"', pages), name
+
+
 def test_every_code_with_a_page_has_its_mistakes() -> None:
     assert sorted(errors.MISTAKES) == sorted(CASES)
 
@@ -153,6 +182,14 @@ def test_a_vector_of_one_entry_for_a_number_was_accepted_once() -> None:
         else:
             assert lines == ["()", "[3.0, 3.0]"]
             assert ran["error"].startswith("RuntimeError: Mismatch in shape: ")
+
+
+def test_the_cudnn_convolution_takes_a_bias_before_1_5_and_not_since() -> None:
+    for build in BUILDS:
+        ran = recording("programs", build)["programs"]["cudnn_schemas"]
+        lines = ran["stdout"].splitlines()
+        with_bias = {"weight, bias" in it for it in lines if "convolution(" in it}
+        assert with_bias == {tuple(map(int, build.split("."))) < (1, 5)}
 
 
 def test_the_old_hook_warns_from_1_8_on() -> None:

@@ -1,6 +1,9 @@
 """The programs of tools/, as modules."""
 
 import importlib
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,3 +19,10 @@ def load(name: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(TOOLS)
         return importlib.import_module(name)
+
+
+def printed_alone(name: str, folder: Path) -> str:
+    """Return what a program prints that stands in an empty folder."""
+    alone = shutil.copy(TOOLS / f"{name}.py", folder)
+    command = [sys.executable, str(alone)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
