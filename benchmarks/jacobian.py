@@ -32,7 +32,11 @@ PATIENCE = 5e3
 TRACED = 400
 """How many milliseconds a use may take for its memory to be traced, event by event."""
 REPEATS = 3
-"""How many timed uses make a turn, where one takes little."""
+"""How many timed uses make a turn, at least, where one does not take long."""
+MOST_REPEATS = 100
+"""How many at most, where a use takes next to nothing."""
+FILLED = 10
+"""How many milliseconds a turn shall take: what is used first has to be fetched."""
 CLOSE = 1e-4
 """How far a float32 result may be from the one in float64, of its largest entry."""
 
@@ -98,7 +102,7 @@ def measure(
         "settings": {
             "device": device.type,
             "rounds": rounds,
-            "timed_uses_in_a_turn": REPEATS,
+            "timed_uses_in_a_turn": [REPEATS, MOST_REPEATS],
             "garbage": timing.GC,
             "statistics": timing.STATISTICS,
         },
@@ -131,9 +135,9 @@ def _of_net(
             continue
         if row.get("skipped"):
             continue
-        uses = REPEATS if row["first_ms"] < 300 else 1
         call = one.prepare(net.model, net.x, shape)
-        turns[one.name] = timing.Turn(_turn(call, uses, device), _every(row, rounds))
+        turn = _turn(call, _uses(call, row, device), device)
+        turns[one.name] = timing.Turn(turn, _every(row, rounds))
     samples = timing.interleave(turns, rounds, f"{net.name}, {label}")
     for name, taken in samples.items():
         rows[name] |= {"turns": len(taken), "ms": timing.spread(taken)}
@@ -183,6 +187,14 @@ def _turn(call: Any, uses: int, device: torch.device) -> Any:
         return taken[len(taken) // 2]
 
     return turn
+
+
+def _uses(call: Any, row: Result, device: torch.device) -> int:
+    """Return how many timed uses make a turn: few of what takes long."""
+    if row["first_ms"] > PATIENCE / 10:
+        return 1
+    use = timing.milliseconds(call, device)
+    return max(REPEATS, min(MOST_REPEATS, int(FILLED / use)))
 
 
 def _every(row: Result, rounds: int) -> int:

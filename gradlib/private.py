@@ -257,6 +257,13 @@ def is_plain_module(module: nn.Module) -> bool:
     )
 
 
+# The hooks that hold for every module, as torch keeps them for good.
+_GLOBAL_HOOKS: list[dict[int, Any]] = [
+    getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
+
+
 def nobody_looks_on() -> bool:
     """Tell whether no mode, transform or hook that holds everywhere is in force."""
     return not (
@@ -268,7 +275,7 @@ def nobody_looks_on() -> bool:
         or cast(Any, forward_ad)._current_level >= 0
         or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
-        or nn.modules.module._has_any_global_hook()
+        or any(_GLOBAL_HOOKS)
     )
 
 

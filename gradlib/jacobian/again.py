@@ -6,7 +6,7 @@ it runs, and torch's generators begin where they did for the first call.
 
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.double import Double, in_double, wider
 from gradlib.jacobian.arguments import Arguments
+from gradlib.jacobian.generators import Met, RandomState
 from gradlib.module_hook import without_ours
 from gradlib.private import (
     BUFFERS,
@@ -33,26 +34,6 @@ from gradlib.private import (
 from gradlib.recording.attributes import Copies, attributes
 from gradlib.tree import Tree, tensors_in
 from gradlib.values import keep, same_values
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """Where torch's generators stood."""
-
-    cpu: Tensor
-    cuda: list[Tensor]
-
-    @classmethod
-    def now(cls) -> "RandomState":
-        """Return where they stand."""
-        cuda = [torch.cuda.get_rng_state(device) for device in cuda_devices()]
-        return cls(torch.get_rng_state(), cuda)
-
-    def set(self) -> None:
-        """Have them stand there again."""
-        torch.set_rng_state(self.cpu)
-        for device, state in enumerate(self.cuda):
-            torch.cuda.set_rng_state(state, device)
 
 
 @dataclass
@@ -74,7 +55,7 @@ class Called:
 def call_again(
     arguments: Arguments,
     random: RandomState,
-    moves: Mapping[int | str, Tensor],
+    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
     *,
     order: Tensor | None = None,
     double: bool = True,
@@ -85,7 +66,7 @@ def call_again(
     Args:
         arguments: The call.
         random: Where torch's generators stand when it begins.
-        moves: What is added to inputs, by place, and parameters, by name.
+        moves: How far inputs, by place, and parameters, by name, go along what.
         order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
             are.
         double: Whether everything is computed in float64.
@@ -94,7 +75,7 @@ def call_again(
     change = _doubled if double else _copied
     leaves: dict[int | str, Tensor] = {}
     given: list[Any] = list(arguments.inputs.leaves)
-    lifted = Lifted()
+    lifted = Lifted(random.own)
     names: dict[int, str] = {}
     if isinstance(arguments.fn, nn.Module):
         names = {id(it): name for name, it in arguments.fn.named_parameters()}
@@ -103,10 +84,10 @@ def call_again(
     def parameter_of(original: nn.Parameter) -> nn.Parameter:
         if id(original) not in made_of:
             value, name = change(original), names.get(id(original))
-            if name is not None and name in moves:
-                value = value + moves[name].to(value)
-            made_of[id(original)] = nn.Parameter(value, original.requires_grad)
             if name is not None:
+                _move(value, moves, name)
+            made_of[id(original)] = nn.Parameter(value, original.requires_grad)
+            if name is not None and graph:
                 leaves[name] = made_of[id(original)]
         return made_of[id(original)]
 
@@ -121,9 +102,8 @@ def call_again(
                 made = change(leaf)
                 if order is not None and not arguments.shared[place]:
                     made = made[order.to(made.device)]
-                if place in moves:
-                    made = made + moves[place].to(made)
-                if made.is_floating_point():
+                _move(made, moves, place)
+                if graph and made.is_floating_point():
                     leaves[place] = made.requires_grad_()
                     made = made.clone()
                 given[place] = made
@@ -135,8 +115,19 @@ def call_again(
             with in_double(lifted):
                 outputs = Tree.of(arguments.fn(*args))
         else:
-            outputs = Tree.of(arguments.fn(*args))
+            with random.own:
+                outputs = Tree.of(arguments.fn(*args))
     return Called(outputs, leaves, lifted)
+
+
+def _move(
+    value: Tensor,
+    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
+    key: int | str,
+) -> None:
+    for length, along in moves:
+        if key in along:
+            value.add_(along[key], alpha=length)
 
 
 def modules_known_to(fn: object) -> list[nn.Module]:
@@ -186,11 +177,6 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def cuda_devices() -> range:
-    """Return the CUDA devices in use."""
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
 
 
 @contextmanager
@@ -311,9 +297,10 @@ class _Cast:
 class Lifted(Double):
     """Widens the tensors too that a function brings along, and sees what it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Met) -> None:
         """Begin with nothing seen."""
         super().__init__()
+        self._generators = generators
         self.left: dict[str, None] = {}  # where values left autograd
         self.casts: list[_Cast] = []
 
@@ -326,6 +313,7 @@ class Lifted(Double):
     ) -> Any:
         """Call the function with everything in float64."""
         kwargs = kwargs or {}
+        self._generators.meet(kwargs)
         if func in _LEAVES_AUTOGRAD:
             self.left[f"{_LEAVES_AUTOGRAD[func]} in {_place()}"] = None
         writes = _writes(func)

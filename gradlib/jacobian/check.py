@@ -7,7 +7,9 @@ second look, which tells a kink from a path that autograd does not see.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +19,18 @@ from gradlib.errors import (
     GradlibError,
     NoSuchWayError,
 )
-from gradlib.jacobian.again import Called, RandomState, cuda_devices
+from gradlib.jacobian.again import Called, modules_known_to
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import (
     require_no_pair,
     require_own_samples,
 )
+from gradlib.jacobian.directions import Moves, key, meant
+from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, closeness, require_rows
+from gradlib.jacobian.memory import bytes_of_pass
+from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.slopes import (
@@ -32,76 +38,154 @@ from gradlib.jacobian.slopes import (
     IN_DOUBLE,
     ROUNDING,
     Caller,
-    Moves,
     by_sample,
-    key,
     slopes,
     tensors_of,
 )
-from gradlib.recording.state import random_state_kept
 from gradlib.selection import modules_of
 
+Result = TypeVar("Result")
 
-def check(
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a function, to hold its Jacobian against.
+
+    Attributes:
+        caller: Calls it again.
+        look: One backward pass, where columns are to be held against it.
+        slopes: How steep it is along a direction; ``None`` where nobody can tell.
+    """
+
+    caller: Caller
+    look: Look | None
+    slopes: "_Slopes | None"
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """How steep each output is along a direction, and what of it may be rounding."""
+
+    caller: Caller
+    along: Moves
+    found: list[tuple[Tensor, Tensor]]
+
+
+def see(
     arguments: Arguments,
     graph: Graph,
     points: Sequence[Tensor | None],
     random: RandomState,
-    blocks: Mapping[Block, Tensor],
     *,
     columns: bool,
-) -> None:
-    """Raise where a Jacobian is not how the output changes.
+) -> Seen | None:
+    """Go back once, and call the function again. The Jacobian need not be there yet.
 
     Args:
         arguments: The call.
         graph: What it left.
         points: For each leaf of the inputs what stands for it in the graph.
         random: Where torch's generators stood before.
-        blocks: The Jacobian.
-        columns: Whether it came from columns.
+        columns: Whether the Jacobian will come from columns, and nobody proves them.
+
+    Returns:
+        ``None`` where there is nothing to look at.
 
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
-        DetachedPathError: An output depends on an input in a way that autograd does
-            not see.
-        NotRepeatableError: Two calls with the same numbers differ.
+        DetachedPathError: Numbers that depend on an input become integers.
     """
     if not any(it.numel() for it in graph.roots):
-        return
+        return None
     if arguments.of_parameters and _has_script(arguments.fn):
         warnings.warn(
             "check=True did not look for anything: fn holds a ScriptModule, whose "
             "parameters cannot be moved. Pass the module that it was made of.",
             stacklevel=3,
         )
-        return
-    caller = Caller(arguments, random, IN_DOUBLE)
-    with random_state_kept(cuda_devices()):
+        return None
+    caller = Caller(arguments, random, meant(arguments, graph), IN_DOUBLE)
+    with random.kept():
         look = require_own_samples(caller, graph, points)
-        if columns:
-            _require_rows(caller, graph, points, blocks, look)
-        try:
-            _require_slopes(caller, graph, blocks)
-        except GradlibError:
-            raise
-        except Exception as error:
-            if any(it.dtype.itemsize < 4 for it in graph.points):
-                warnings.warn(
-                    "check=True did not look for cut paths and randomness: in float64, "
-                    f"which that takes, fn raised {type(error).__name__}: {error}",
-                    stacklevel=3,
-                )
-                return
-            _require_slopes(caller.in_float(), graph, blocks)
+        kept = look if columns else None
+        del look
+        return Seen(caller, kept, _in_float64_or_less(caller, graph, _slopes))
+
+
+def require_truth(
+    seen: Seen,
+    graph: Graph,
+    points: Sequence[Tensor | None],
+    blocks: Mapping[Block, Tensor],
+) -> None:
+    """Raise where a Jacobian is not how the output changes.
+
+    Args:
+        seen: What was seen of the function.
+        graph: What its call left.
+        points: For each leaf of the inputs what stands for it in the graph.
+        blocks: The Jacobian.
+
+    Raises:
+        CoupledSamplesError: A sample's output depends on another sample.
+        DetachedPathError: An output depends on an input in a way that autograd does
+            not see.
+        NotRepeatableError: Two calls with the same numbers differ.
+        NoSuchWayError: Columns are not what a backward pass gives.
+    """
+    slopes = seen.slopes
+
+    def require(caller: Caller) -> None:
+        assert slopes is not None, "it was there"
+        again = slopes if caller is slopes.caller else _slopes(caller)
+        _require_slopes(again, graph, blocks)
+
+    with seen.caller.random.kept():
+        if seen.look is not None:
+            _require_rows(seen.caller, seen.look, graph, points, blocks)
+        if slopes is not None:
+            _in_float64_or_less(slopes.caller, graph, require)
+
+
+def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
+    """Return how many bytes a call in float64 takes, by our count."""
+    given = [it for it in arguments.inputs.leaves if isinstance(it, Tensor)]
+    for module in modules_known_to(arguments.fn):
+        given += [*module.parameters(), *module.buffers()]
+    wide = torch.float64.itemsize
+    copies = sum(wide * it.numel() for it in {id(it): it for it in given}.values())
+    # A direction, what it is drawn from, and a gradient.
+    moves = 3 * sum(it.numel() * it.element_size() for it in graph.points)
+    outputs = 2 * wide * sum(it.numel() for it in graph.roots)
+    inside = bytes_of_pass(graph) * wide // narrowest_dtype(graph).itemsize
+    return copies + moves + outputs + inside
+
+
+def _in_float64_or_less(
+    caller: Caller, graph: Graph, ask: Callable[[Caller], Result]
+) -> Result | None:
+    """Ask something of a function that may not be able to run in float64."""
+    try:
+        return ask(caller)
+    except GradlibError:
+        raise
+    except Exception as error:
+        if any(it.dtype.itemsize < 4 for it in graph.points):
+            warnings.warn(
+                "check=True did not look for cut paths and randomness: in float64, "
+                f"which that takes, fn raised {type(error).__name__}: {error}",
+                stacklevel=4,
+            )
+            return None
+        return ask(caller.in_float())
 
 
 def _require_rows(
     caller: Caller,
+    look: Look,
     graph: Graph,
     points: Sequence[Tensor | None],
     blocks: Mapping[Block, Tensor],
-    look: Look,
 ) -> None:
     """Raise where columns are no Jacobian; where samples are coupled, that is why."""
     try:
@@ -120,15 +204,21 @@ def _has_script(fn: object) -> bool:
     )
 
 
-def _require_slopes(
-    caller: Caller, graph: Graph, blocks: Mapping[Block, Tensor]
-) -> None:
+def _slopes(caller: Caller) -> _Slopes:
     along, step = caller.direction(), caller.how.step
     ahead, behind = caller.at((step, along)), caller.at((-step, along))
     _require_no_cast(ahead, behind)
-    for root, slope in enumerate(slopes(ahead, behind, step)):
-        known = _known_slope(caller.arguments, graph, blocks, root, along)
-        noise = _noise(by_sample(tensors_of(ahead)[root]), step)
+    noises = [_noise(by_sample(it), step) for it in tensors_of(ahead)]
+    found = list(zip(slopes(ahead, behind, step), noises, strict=True))
+    return _Slopes(caller, along, found)
+
+
+def _require_slopes(
+    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
+) -> None:
+    caller = found.caller
+    for root, (slope, noise) in enumerate(found.found):
+        known = _known_slope(caller.arguments, graph, blocks, root, found.along)
         close = _closeness(caller, graph)
         unclear = _unclear(known, slope.to(known), noise.to(known), close)
         if unclear.any():

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
-from gradlib.jacobian.nodes import in_order, on_the_way
+from gradlib.jacobian.nodes import between
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
@@ -66,18 +65,15 @@ def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | Non
 def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
     """Return every place that all ways pass, between the ends."""
     ends = {place_of(it)[0] for it in inputs}
-    start = place_of(output)
-    on_way = on_the_way([start[0]], ends)
     # Going down in topological order: the places that lead from nodes behind us to
     # nodes before us. Where there is just one, everything passes it.
     ahead: set[Place] = set()
-    for node in in_order([start[0]], on_way):
+    coming: dict[Node, set[Place]] = {}
+    for node, places in between([place_of(output)[0]], ends).items():
         if node not in ends:  # what leads to an end leads on past everything else
-            ahead = {place for place in ahead if place[0] is not node}
-            ahead |= {
-                cast(Place, place)
-                for place in node.next_functions
-                if place[0] in on_way
-            }
+            ahead -= coming.pop(node, set())
+            ahead.update(places)
+            for place in places:
+                coming.setdefault(place[0], set()).add(place)
         if len(ahead) == 1 and next(iter(ahead))[0] not in ends:
             yield next(iter(ahead))

@@ -13,6 +13,7 @@ from gradlib.errors import (
     NotPerSampleError,
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
+from gradlib.jacobian.retained import retaining_noted
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
 
@@ -28,6 +29,7 @@ class Graph:
         shared: For each of them whether all samples share it.
         names: What messages call them.
         batch: The number of samples.
+        others: Tensors of the caller's whose ``.grad`` a pass may fill.
     """
 
     outputs: Tree
@@ -36,6 +38,7 @@ class Graph:
     shared: tuple[bool, ...]
     names: tuple[str, ...]
     batch: int
+    others: tuple[Tensor, ...] = ()
 
     @property
     def roots(self) -> list[Tensor]:
@@ -109,7 +112,8 @@ def run(
         given[place] = point.clone()
     if create_graph and arguments.of_parameters:
         _require_apart(arguments)
-    outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
+    with retaining_noted() as others:
+        outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
     places = require_outputs(outputs, arguments.batch)
     chosen = tuple(
         it.value if it.place is None else _made(points[it.place])
@@ -122,6 +126,7 @@ def run(
         tuple(it.shared for it in arguments.asked),
         tuple(it.name for it in arguments.asked),
         arguments.batch,
+        tuple(others),
     )
     _require_connection(graph, parameters=arguments.of_parameters)
     return graph, points
@@ -179,7 +184,8 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     batch = len(points[0])
     roots = require_outputs(made, batch)
     shared = (False,) * len(points)
-    graph = Graph(made, roots, points, shared, names, batch)
+    others = (*points, *(made.leaves[place] for place in roots))
+    graph = Graph(made, roots, points, shared, names, batch, others)
     _require_connection(graph, parameters=False)
     return graph, given.__class__(
         [places.index(i) if i in places else None for i in range(len(given.leaves))],

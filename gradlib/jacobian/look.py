@@ -50,6 +50,10 @@ def may_use_tf32(device: torch.device, nodes: Collection[str]) -> bool:
     return in_matmul or (in_cudnn and cudnns)
 
 
+ROUNDING = 10
+"""How many times eps, of all that is added up, a gradient may be off."""
+
+
 @dataclass(frozen=True)
 class Look:
     """A VJP whose vector is zero for all samples but some.
@@ -74,11 +78,7 @@ class Look:
     ) -> "Look":
         """Go back once, from random numbers at the samples of a half."""
         vectors = [_only(chance.vector(root), half) for root in roots]
-        grads = torch.autograd.grad(
-            roots, points, vectors, retain_graph=True, allow_unused=True
-        )
-        dense = [it if it is None else it.to_dense() for it in cast(Any, grads)]
-        return cls(half, vectors, dense)
+        return cls(half, vectors, _dense(roots, points, vectors))
 
     def coupled(self, count: int) -> int | None:
         """Return which of the first inputs the other samples have a gradient of."""
@@ -100,6 +100,30 @@ def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> No
     Raises:
         NoSuchWayError: They do.
     """
+    wrong = [
+        point for point, is_wrong in _wrong(graph, blocks, look).items() if is_wrong
+    ]
+    if not wrong:
+        return
+    rounding = _rounding(graph, look)
+    for point, is_wrong in _wrong(graph, blocks, look, rounding).items():
+        if is_wrong:
+            raise NoSuchWayError(
+                f"The Jacobian with respect to {graph.names[point]} is not what a "
+                "backward pass gives. Most likely the backward of an operation here "
+                "has no graph of its own, which columns need, or a hook changes "
+                "gradients; it may also be that zero meets infinity. Use "
+                'mode="reverse".'
+            )
+
+
+def _wrong(
+    graph: Graph,
+    blocks: Mapping[Block, Tensor],
+    look: Look,
+    rounding: Mapping[int, Tensor] | None = None,
+) -> dict[int, Tensor]:
+    """Return whether the Jacobian by each point is another than a pass gives."""
     close = closeness(graph)
     wrong: dict[int, Tensor] = {}
     for point, grad in enumerate(look.grads):
@@ -117,16 +141,48 @@ def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> No
             total += parts.reshape(grad.shape)
         apart = _square(total - grad)
         same = (total.isfinite() == grad.isfinite()).all()
-        wrong[point] = (apart > close**2 * size) | ~same
-    for point, is_wrong in wrong.items():
-        if is_wrong:
-            raise NoSuchWayError(
-                f"The Jacobian with respect to {graph.names[point]} is not what a "
-                "backward pass gives. Most likely the backward of an operation here "
-                "has no graph of its own, which columns need, or a hook changes "
-                "gradients; it may also be that zero meets infinity, or that all "
-                'derivatives cancel and rounding is left. Use mode="reverse".'
-            )
+        allowed = close**2 * size + (0 if rounding is None else rounding[point])
+        wrong[point] = (apart > allowed) | ~same
+    return wrong
+
+
+def _rounding(graph: Graph, look: Look) -> dict[int, Tensor]:
+    """Return the square of what rounding may make of each point's gradient.
+
+    Where derivatives cancel there is nothing else. What a pass gives besides when
+    gradients are changed a little all the way shows how much there is to be rounded.
+    """
+    chance, eps = Chance(), torch.finfo(narrowest_dtype(graph)).eps
+    little = eps**0.5
+
+    def changed(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(
+            it if it is None else it * (1 + little * chance.vector(it)) for it in grads
+        )
+
+    hooks = [
+        cast(Any, node).register_prehook(changed) for node in in_order(starts_of(graph))
+    ]
+    try:
+        grads = _dense(graph.roots, graph.points, look.vectors)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        point: (ROUNDING * eps / little) ** 2 * _square(grad - before)
+        for point, (grad, before) in enumerate(zip(grads, look.grads, strict=True))
+        if grad is not None and before is not None
+    }
+
+
+def _dense(
+    roots: Sequence[Tensor], points: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Go back once."""
+    grads = torch.autograd.grad(
+        roots, points, vectors, retain_graph=True, allow_unused=True
+    )
+    return [it if it is None else it.to_dense() for it in cast(Any, grads)]
 
 
 def _square(values: Tensor) -> Tensor:

@@ -2,14 +2,15 @@
 
 import math
 import os
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import on_the_way, starts_of
+from gradlib.jacobian.nodes import between, starts_of
 from gradlib.private import forms_at, sequence_number
 from gradlib.vjp.connection import Place, place_of
 
@@ -29,12 +30,11 @@ def free_bytes(device: torch.device) -> int:
         reserved = torch.cuda.memory_reserved(device)
         return free + reserved - torch.cuda.memory_allocated(device)
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        text = Path("/proc/meminfo").read_text()
     except OSError:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # What the files that were read last take can be had, too.
-    (available,) = [it for it in lines if it.startswith("MemAvailable:")]
-    return 1024 * int(available.split()[1])
+    return 1024 * int(text.partition("MemAvailable:")[2].split(maxsplit=1)[0])
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -51,33 +51,25 @@ def bytes_of_pass(graph: Graph) -> int:
     has not come to.
     """
     ends = {place_of(point)[0] for point in graph.points}
-    on_way = on_the_way(starts_of(graph), ends)
-    waiting: dict[Place, int] = {}
-    for root in graph.roots:
-        place = place_of(root)
-        waiting[place] = _size_at(place)
-    height = held = sum(waiting.values())
-    while waiting:
-        node = max(waiting, key=_order)[0]
-        taken = [place for place in waiting if place[0] is node]
-        given = {
-            cast(Place, place): _size_at(cast(Place, place))
-            for place in node.next_functions
-            if place[0] in on_way
-        }
+    way = between(starts_of(graph), ends)
+    seen = {place_of(root) for root in graph.roots}
+    held: dict[Node, int] = defaultdict(int)
+    for place in seen:
+        held[place[0]] += _size_at(place)
+    height = total = sum(held.values())
+    inner = [node for node, places in way.items() if places]
+    for node in sorted(inner, key=sequence_number, reverse=True):
+        given = {place: _size_at(place) for place in way[node]}
         # An operation has what came in and what goes out at the same time.
-        height = max(height, held + sum(given.values()))
-        held -= sum(waiting.pop(place) for place in taken)
+        height = max(height, total + sum(given.values()))
+        total -= held[node]
         for place, size in given.items():
-            if place not in waiting:
-                waiting[place] = size
-                held += size
+            # What has come to an end waits for nothing.
+            if place not in seen and way[place[0]]:
+                seen.add(place)
+                held[place[0]] += size
+                total += size
     return height
-
-
-def _order(place: Place) -> int:
-    node: Node = place[0]
-    return sequence_number(node)
 
 
 def _size_at(place: Place) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -9,7 +10,7 @@ from torch.autograd.graph import Node
 
 from gradlib.jacobian.graph import Graph
 from gradlib.private import forms_at
-from gradlib.vjp.connection import place_of
+from gradlib.vjp.connection import Place, place_of
 
 
 @dataclass(frozen=True)
@@ -50,37 +51,40 @@ def starts_of(graph: Graph) -> list[Node]:
     return [place_of(root)[0] for root in graph.roots]
 
 
-def on_the_way(starts: Sequence[Node], ends: set[Node]) -> set[Node]:
-    """Return the nodes below some from which an end can be reached."""
-    on_way = set(ends)
-    for node in reversed(in_order(starts)):
-        if any(before in on_way for before, _ in node.next_functions):
-            on_way.add(node)
-    return on_way
+def between(starts: Sequence[Node], ends: set[Node]) -> dict[Node, list[Place]]:
+    """Return the nodes below some from which an end can be reached.
+
+    Returns:
+        Each before those that it leads to, and the places among them that it leads to.
+    """
+    found: dict[Node, list[Place]] = {}
+    for node, places in reversed(_below(starts).items()):
+        led = [place for place in places if place[0] in found]
+        if led or node in ends:
+            found[node] = led
+    return dict(reversed(found.items()))
 
 
-def in_order(starts: Sequence[Node], among: set[Node] | None = None) -> list[Node]:
-    """Return the nodes below some, each before those that it leads to.
+def in_order(starts: Sequence[Node]) -> list[Node]:
+    """Return the nodes below some, each before those that it leads to."""
+    return list(_below(starts))
 
-    Args:
-        starts: Where to begin.
-        among: The only ones to look at; ``None`` for all.
+
+def _below(starts: Sequence[Node]) -> dict[Node, list[Place]]:
+    """Return the nodes below some in order, and the places that each leads to.
+
+    What a node leads to is made anew whenever it is asked, so it is asked once.
     """
     done: list[Node] = []
-    seen: set[Node] = set()
+    seen: dict[Node, list[Place]] = {}
     stack = [(start, False) for start in starts]
     while stack:
         node, left = stack.pop()
         if left:
             done.append(node)
         elif node not in seen:
-            seen.add(node)
+            places: Any = [it for it in node.next_functions if it[0] is not None]
+            seen[node] = places
             stack.append((node, True))
-            stack += [
-                (before, False)
-                for before, _ in node.next_functions
-                if before is not None
-                and before not in seen
-                and (among is None or before in among)
-            ]
-    return done[::-1]
+            stack += [(before, False) for before, _ in places if before not in seen]
+    return {node: seen[node] for node in reversed(done)}

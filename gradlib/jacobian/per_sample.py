@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
-from gradlib.jacobian.again import RandomState, cuda_devices, state_kept
+from gradlib.jacobian.again import state_kept
 from gradlib.jacobian.arguments import Argnums, read
-from gradlib.jacobian.check import check as require_truth
+from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
+from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import of_tensors, run
 from gradlib.jacobian.out import (
     blocks_of,
@@ -22,6 +24,7 @@ from gradlib.jacobian.out import (
     require_own_memory,
 )
 from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.retained import grads_kept
 from gradlib.private import without_hooks
 from gradlib.recording.state import random_state_kept
 
@@ -79,16 +82,19 @@ def per_sample_jacobian(
             memory runs out.
         max_bytes: What may be held at once on top of the forward pass, the result
             included, in bytes; ``None``: half of what is free on the device. It is
-            about tensors: a process may keep what they leave free.
+            about tensors: a process may keep what they leave free. The check's calls
+            are counted too, and come first where there is no room beside the result.
         out: Tensors to write the result into, nested as it is.
         check: Whether to look if the result says how the output changes. It takes a
-            pair of calls in float64, whose memory comes on top of `max_bytes`, and a
-            backward pass, and leaves parameters, buffers and random state as they are;
-            what `fn` changes outside of modules changes three times. It sees a cut path
-            that changes the slope of a sample along a random direction by a thousandth
-            of it (by a twentieth, below float32 or in TF32), where rounding does not
-            hide it. It costs nothing for a chain of known layers, which has nothing to
-            find.
+            pair of calls in float64 and a backward pass, and more where these are
+            unclear. It leaves parameters, buffers and random state as they are; what
+            `fn` changes outside of modules changes three times. It sees a cut path that
+            changes the slope of a sample along a random direction by a thousandth of it
+            (by a twentieth, below float32 or in TF32); it warns where rounding hides
+            that. A row of padding in an embedding counts as constant, and a symmetric
+            matrix that goes to ``torch.linalg.cholesky`` or ``eigh`` stays symmetric,
+            as torch's derivatives mean it. It costs nothing for a chain of known
+            layers, which has nothing to find.
         create_graph: Whether gradients flow through the result, for a loss made of it.
             What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
@@ -111,7 +117,7 @@ def per_sample_jacobian(
         NotRepeatableError: With `check`: two calls with the same inputs differ, not by
             torch's random numbers.
         NoSuchWayError: It cannot be computed in this mode.
-        OutOfBytesError: It does not fit into `max_bytes`.
+        OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     if (chain := find_chain(fn, inputs, *asked)) is not None:
@@ -139,12 +145,23 @@ def _from_one_graph(
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now()
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
+    plan = plans.make(
+        graph,
+        mode,
+        chunk_size,
+        max_bytes,
+        has_room=out is not None,
+        check_bytes=bytes_of_check(arguments, graph) if check else 0,
+    )
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
         require_own_memory(given, arguments.used())
-    with without_hooks(graph.points):
+    with without_hooks(graph.points), grads_kept(graph.others):
+        # With "auto" they are proven, or rows by now.
+        columns = mode in ("forward", "split")
+        look = partial(see, arguments, graph, points, random, columns=columns)
+        seen = look() if check and plan.check_first else None
         blocks = compute(
             graph,
             plan,
@@ -155,10 +172,10 @@ def _from_one_graph(
             create_graph=create_graph,
             progress=progress,
         )
-        if check:
-            # With "auto" they are proven, or rows by now.
-            columns = mode in ("forward", "split")
-            require_truth(arguments, graph, points, random, blocks, columns=columns)
+        if check and not plan.check_first:
+            seen = look()
+        if seen is not None:
+            require_truth(seen, graph, points, blocks)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
@@ -191,7 +208,8 @@ def per_sample_jacobian_from_graph(
     ```
 
     It goes in reverse, and leaves the graph alive. There is no function to call again,
-    so a cut path and randomness are not seen; `per_sample_jacobian` sees them.
+    so a cut path and randomness are not seen; `per_sample_jacobian` sees them. The
+    ``.grad`` of a tensor between the two that retains it means nothing afterwards.
 
     Args:
         outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.
@@ -221,7 +239,7 @@ def per_sample_jacobian_from_graph(
     if out is not None:
         given = blocks_of(out, graph, inner)
         require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
-    with without_hooks(graph.points):
+    with without_hooks(graph.points), grads_kept(graph.others):
         blocks = compute(
             graph, plan, may_change=False, out=given, create_graph=create_graph
         )
@@ -278,7 +296,7 @@ def plan_jacobian(
         chunk_size: See there.
         max_bytes: See there.
         out: See there.
-        check: Not looked at: a plan checks nothing.
+        check: Whether to say what the check takes. A plan itself checks nothing.
         create_graph: See there.
         progress: Not looked at.
 
@@ -294,15 +312,24 @@ def plan_jacobian(
         IndependentOutputError: An output does not depend on what is asked for.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
-    del check, progress
+    del progress
     arguments = read(fn, inputs, argnums, in_dims)
-    with random_state_kept(cuda_devices()), state_kept(fn):
+    with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
-        plan = plans.make(graph, mode, chunk_size, max_bytes, has_room=out is not None)
-        plan = replace(plan, work=work.count(graph, plan.counts))
+        plan = plans.make(
+            graph,
+            mode,
+            chunk_size,
+            max_bytes,
+            has_room=out is not None,
+            check_bytes=bytes_of_check(arguments, graph) if check else 0,
+        )
+        with grads_kept(graph.others):
+            plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph:
             found = find_in_graph(graph, plan)
             plan = plan if found is None else found.planned(plan)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     chain = find_chain(fn, inputs, *asked)
-    return plan if chain is None else planned(plan, chain)
+    # It has nothing to check.
+    return plan if chain is None else planned(replace(plan, check_bytes=0), chain)

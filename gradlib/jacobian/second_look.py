@@ -2,23 +2,29 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gradlib.errors import DetachedPathError, NotRepeatableError
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
+from gradlib.jacobian.directions import Moves, key
 from gradlib.jacobian.graph import Graph, output_path
-from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, Moves, key, tensors_of
-from gradlib.selection import modules_of
+from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
 
-SETTLED = 0.3
-"""By which part the slopes of a step and of twice the step may differ."""
+LONGER = (1.37, 2.23, 3.71)
+"""How many times longer the steps are whose slopes must be the same. By whole numbers
+they would all be rounded alike."""
+
+SETTLED = 0.2
+"""How far they may be apart, as a part of them and of what a cut path would explain."""
 
 SUMS = 4
 """How many sums of the outputs a look takes: two that agree may do so by chance."""
@@ -57,6 +63,46 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
     )
 
 
+class _Largest(TorchFunctionMode):
+    """Keeps how large the largest number is that functions of torch return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0.0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            sizes = result.detach()[result.isfinite()].abs()
+            if sizes.numel():
+                self.found = max(self.found, sizes.max().item())
+        return result
+
+
+def _is_swallowed(caller: Caller, along: Moves, step: float, rise: float) -> bool:
+    """Tell whether numbers inside are so large that a step is lost in their digits.
+
+    Then the output stays as it is by rounding, whatever the path.
+
+    Args:
+        caller: Calls the function.
+        along: Where the step leads.
+        step: How far it goes.
+        rise: By how much it should change the output.
+    """
+    with _Largest() as seen:
+        outputs = tensors_of(caller.at())
+    eps = max(torch.finfo(it.dtype).eps for it in outputs)
+    moved = max(it.abs().max().item() for it in along.values() if it.numel())
+    return ROUNDING * eps * seen.found > min(step * moved, abs(rise))
+
+
 class _Verdict(Enum):
     """What a look says of the slope by autograd and the one by differences."""
 
@@ -73,22 +119,27 @@ def _look(
     aside, along = (away, caller.direction()), caller.direction()
     base = caller.at(aside, graph=True)
     y = tensors_of(base)[root]
-    rise, rise_of_twice = (
-        _rise(caller, aside, along, it, root) for it in (step, 2 * step)
-    )
+    rise = partial(_rise, caller, aside, along, root)
+    rises = [rise(step)]
     verdict = _Verdict.AGREE
     for _ in range(SUMS):
         v = caller.chance.vector(y)
         v[~rows.to(v.device)] = 0
         known, size = _slope_by_vjp(caller.arguments, base, y, v, along, rows)
-        slope, twice = (_at(v, v * it).sum().item() for it in (rise, rise_of_twice))
+        slope = _slope(v, rises[0])
         noise = ROUNDING * torch.finfo(y.dtype).eps * _size(_at(v, v * y)) / step
         apart, size = abs(slope - known), max(size, abs(slope))
         if not math.isfinite(apart):
             return _Verdict.UNSETTLED, base
         if apart > caller.how.sure * size + noise:
+            if len(rises) == 1:
+                rises += [rise(times * step) for times in LONGER]
             # Where the differences themselves do not settle they say nothing.
-            if abs(slope - twice) > SETTLED * max(abs(slope), abs(twice)):
+            others = [_slope(v, it) for it in rises[1:]]
+            known_to = max(map(abs, (slope, *others))) + noise / SETTLED
+            if max(abs(slope - it) for it in others) > SETTLED * min(apart, known_to):
+                return _Verdict.UNSETTLED, base
+            if slope == 0 and _is_swallowed(caller, along, step, known * step):
                 return _Verdict.UNSETTLED, base
             flat = slope == 0 and verdict is not _Verdict.APART
             verdict = _Verdict.FLAT if flat else _Verdict.APART
@@ -98,13 +149,17 @@ def _look(
 
 
 def _rise(
-    caller: Caller, aside: tuple[float, Moves], along: Moves, step: float, root: int
+    caller: Caller, aside: tuple[float, Moves], along: Moves, root: int, step: float
 ) -> Tensor:
     """Return how steep an output is along a direction."""
     ahead, behind = (
         tensors_of(caller.at(aside, (it, along)))[root].detach() for it in (step, -step)
     )
     return (ahead - behind) / (2 * step)
+
+
+def _slope(v: Tensor, rise: Tensor) -> float:
+    return _at(v, v * rise).sum().item()
 
 
 def _size(values: Tensor) -> float:
@@ -172,23 +227,17 @@ def _cut_path(
     name = output_path(graph.outputs, graph.places[root])
     seen = list(caller.at().lifted.left)
     hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
-    if caller.arguments.of_parameters and _pads(caller.arguments.fn):
-        hint = "and fn has an Embedding whose padding_idx row gets no gradient"
-    elif seen:
+    if seen:
         hint = f"and fn uses {', '.join(seen[:3])}"
+    symmetric = "an operation may take"
+    if caller.meant.symmetric is not None:
+        symmetric = f"{caller.meant.symmetric} takes"
     return DetachedPathError(
         f"{name} changes with the input in a way that autograd does not see "
         f"({_samples(rows)}): its slope by finite differences is another than by the "
         f"Jacobian. Something cuts a path, {hint}; a backward of your own may be "
-        "wrong, or an operation may take its input for symmetric. If it is meant, as "
-        "with a straight-through estimator, pass check=False."
-    )
-
-
-def _pads(fn: object) -> bool:
-    return isinstance(fn, nn.Module) and any(
-        isinstance(it, nn.Embedding) and it.padding_idx is not None
-        for it in modules_of(fn).values()
+        f"wrong; or {symmetric} a matrix A for symmetric, and wants (A + A.mT) / 2. If "
+        "it is meant, as with a straight-through estimator, pass check=False."
     )
 
 

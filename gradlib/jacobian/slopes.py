@@ -3,17 +3,14 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
-from gradlib.jacobian.again import Called, RandomState, call_again
-from gradlib.jacobian.arguments import Arguments, Asked
+from gradlib.jacobian.again import Called, call_again
+from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.chance import Chance
-
-Moves: TypeAlias = dict[int | str, Tensor]
-"""What is added to inputs, by place, and to parameters, by name; in float64."""
+from gradlib.jacobian.directions import Meant, Moves, drawn
+from gradlib.jacobian.generators import RandomState
 
 
 @dataclass(frozen=True)
@@ -64,22 +61,26 @@ class Caller:
     """Calls a function again, around the point it was called at."""
 
     def __init__(
-        self, arguments: Arguments, random: RandomState, how: Closeness
+        self,
+        arguments: Arguments,
+        random: RandomState,
+        meant: Meant,
+        how: Closeness,
     ) -> None:
         """Take the call, and where torch's generators stood when it began."""
-        self.arguments, self.how = arguments, how
-        self._random = random
+        self.arguments, self.meant, self.how = arguments, meant, how
+        self.random = random
         self.chance = Chance()
         # Without a graph a call takes half the memory, and fn may need one inside.
         self._needs_graph = False
 
     def in_float(self) -> "Caller":
         """Return one that calls in the dtypes the function was written for."""
-        return Caller(self.arguments, self._random, IN_FLOAT)
+        return Caller(self.arguments, self.random, self.meant, IN_FLOAT)
 
     def direction(self) -> Moves:
         """Return a random direction, in which each entry goes by its own size."""
-        return {key(it): self._drawn(it.value) for it in self.arguments.asked}
+        return drawn(self.chance, self.arguments, self.meant)
 
     def at(
         self,
@@ -94,16 +95,11 @@ class Caller:
             order: The samples it is called with, by their numbers.
             graph: Whether the outputs shall have one.
         """
-        total: Moves = {}
-        for length, along in moves:
-            for name, values in along.items():
-                moved = length * values
-                total[name] = total[name] + moved if name in total else moved
         call = partial(
             call_again,
             self.arguments,
-            self._random,
-            total,
+            self.random,
+            moves,
             order=order,
             double=self.how.double,
         )
@@ -113,21 +109,6 @@ class Caller:
             except Exception:  # if that was not the reason, it will raise again
                 self._needs_graph = True
         return call(graph=True)
-
-    def _drawn(self, value: Tensor) -> Tensor:
-        wide = value.detach().to(torch.float64)
-        others = wide[wide.isfinite() & (wide != 0)].abs()
-        usual = others.median().item() if others.numel() else 1.0
-        # Each entry by its own size: a time of day beside an angle.
-        sizes = torch.where(wide == 0, usual, wide.abs())
-        drawn = self.chance.vector(wide) * torch.where(wide.isfinite(), sizes, 0)
-        # Rounded, so that it is the same to the Jacobian.
-        return drawn.to(value.dtype).to(torch.float64)
-
-
-def key(it: Asked) -> int | str:
-    """Return the key of a tensor among `Moves`."""
-    return it.name if it.place is None else it.place
 
 
 def slopes(ahead: Called, behind: Called, step: float) -> list[Tensor]:

@@ -15,6 +15,8 @@ from gradlib.jacobian.forward import Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.passes import chunks, one_hot, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
+from gradlib.private import forms_at
+from gradlib.vjp.connection import place_of
 
 PRODUCT = 2**23
 """How many bytes of the product are computed on a CPU before they are handed over."""
@@ -44,8 +46,7 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
     cut = find(graph)
     if cut is None:
         raise NoSuchWayError(
-            "There is nothing to split at: no tensor inside fn is passed by all that "
-            'leads from the input to its one output. Use mode="auto".'
+            f'There is nothing to split at: {_why(graph)} Use mode="auto".'
         )
     _require_samples(graph, cut)
     before = _rows_before(graph, cut, chunk, create_graph)
@@ -60,6 +61,19 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
             ours = slice(start, start + length)
             product = after[ours].to(part) @ part[ours]
             yield Piece((0, i), SAMPLES, start, length, product)
+
+
+def _why(graph: Graph) -> str:
+    """Return why there is no tensor to split at."""
+    if len(graph.roots) > 1:
+        return f"fn has {len(graph.roots)} outputs, and a split takes one."
+    if any(graph.shared):
+        return "all samples share what is differentiated for."
+    if not graph.batch:
+        return "there are no samples."
+    if forms_at(place_of(graph.roots[0])[0]) is None:
+        return "this release of torch does not tell the shapes inside a graph."
+    return "no tensor inside fn is passed by all that leads from input to output."
 
 
 def _rows_before(

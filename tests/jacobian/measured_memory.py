@@ -34,7 +34,7 @@ def resident() -> int:
 
 
 def measure(
-    net: str, max_bytes: int | None, chunk_size: int | str, known: bool
+    net: str, max_bytes: int | None, chunk_size: int | str, known: bool, check: bool
 ) -> tuple[int, int]:
     """By how many bytes the process grows, beyond a forward if any, and the result's.
 
@@ -61,6 +61,6 @@ def measure(
         x,
         max_bytes=max_bytes,
         chunk_size=chunk_size,
-        check=False,
+        check=check,
     )
     return resident() - before, result.numel() * result.element_size()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import OutOfBytesError
+from gradlib import DetachedPathError, OutOfBytesError
 from mkdocs_hooks import fresh
 
 from .measured_memory import measure
@@ -26,9 +26,11 @@ def measured(
     max_bytes: int | None = None,
     chunk_size: int | str = "auto",
     known: bool = False,
+    check: bool = False,
 ) -> tuple[int, int]:
     """Return by how many bytes a process grew beyond its forward, and the result's."""
-    return fresh.call(measure, net, max_bytes, chunk_size, known, folder=Path.cwd())
+    asked = net, max_bytes, chunk_size, known, check
+    return fresh.call(measure, *asked, folder=Path.cwd())
 
 
 @pytest.fixture
@@ -48,6 +50,14 @@ def test_a_jacobian_keeps_within_its_budget(net: str, budget: int, known: bool) 
     grown, result = measured(net, max_bytes=budget * MIB, known=known)
     assert result == 32 * MIB
     assert result / 2 <= grown <= budget * MIB + SLACK
+
+
+@linux
+@pytest.mark.parametrize("net", ["wide", "bottleneck"])
+def test_the_check_keeps_within_it_too(net: str) -> None:
+    grown, result = measured(net, max_bytes=48 * MIB, check=True)
+    assert result == 32 * MIB
+    assert result / 2 <= grown <= 48 * MIB + SLACK
 
 
 @linux
@@ -77,9 +87,37 @@ def test_a_result_that_does_not_fit_is_refused() -> None:
         gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1)
     with pytest.raises(OutOfBytesError):
         gradlib.plan_jacobian(model, x, mode="loop", max_bytes=size)
-    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=2 * size)
+    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=2 * size, check=False)
     out = torch.empty(4, 32, 8)
-    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size, out=out)
+    how: dict[str, Any] = {"mode": "loop", "max_bytes": size, "check": False}
+    gradlib.per_sample_jacobian(model, x, **how, out=out)
+
+
+def test_a_check_that_does_not_fit_is_refused() -> None:
+    model, x = chain(8, 1024, 2), torch.randn(64, 8)
+    plan = gradlib.plan_jacobian(model.forward, x, mode="loop")
+    size = plan.check_bytes
+    assert size > plan.bytes
+    with pytest.raises(OutOfBytesError, match="check=False"):
+        gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1)
+    assert gradlib.plan_jacobian(model, x, mode="loop", max_bytes=size).check_first
+    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size)
+    gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1, check=False)
+    assert gradlib.plan_jacobian(model, x, check=False).check_bytes == 0
+
+
+def test_a_cut_path_is_seen_where_the_check_comes_first() -> None:
+    x = torch.randn(4, 30)
+
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() + x.detach().cos()
+
+    plan = gradlib.plan_jacobian(fn, x, mode="loop")
+    budget = plan.bytes
+    assert plan.check_bytes <= budget
+    assert gradlib.plan_jacobian(fn, x, mode="loop", max_bytes=budget).check_first
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(fn, x, mode="loop", max_bytes=budget)
 
 
 def test_a_chunk_that_does_not_fit_is_refused() -> None:
@@ -165,12 +203,14 @@ def test_auto_takes_the_cheapest(widths: tuple[int, ...], mode: str) -> None:
             assert float(rows[way][3]) == pytest.approx(plan.work[way], rel=0.01)
 
 
-def test_convolutions_go_row_by_row() -> None:
+def test_large_convolutions_go_row_by_row() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 2))
-    plan = gradlib.plan_jacobian(model, torch.randn(4, 2, 8))
+    plan = gradlib.plan_jacobian(model, torch.randn(4096, 2, 8))
     assert plan.mode == "loop"
     assert "convolutions" in plan.why
     assert plan.passes == 2
+    small = gradlib.plan_jacobian(model, torch.randn(4, 2, 8))
+    assert (small.mode, small.passes) == ("reverse", 1)
 
 
 def test_passes_are_rows_by_chunks() -> None:

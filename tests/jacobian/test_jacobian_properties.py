@@ -513,6 +513,46 @@ def test_an_input_that_all_samples_share(
         require_close(part, blocks[number])
 
 
+@pytest.mark.parametrize("argnums", [0, (0, 1), (1, 0)])
+def test_a_split_of_several_inputs(argnums: int | tuple[int, ...]) -> None:
+    x, y, _ = three()
+    last = torch.randn(2, 6, dtype=torch.float64)
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return (torch.tanh(x[:, :2] * y).sin() @ last).exp()
+
+    ours = gradlib.per_sample_jacobian(fn, x, y, argnums=argnums, mode="split")
+    [blocks] = alone(fn, x, y)
+    numbers = argnums if isinstance(argnums, tuple) else (argnums,)
+    for i, number in enumerate(numbers):
+        require_close(ours[i] if isinstance(argnums, tuple) else ours, blocks[number])
+
+
+def test_a_split_that_cannot_be_says_why() -> None:
+    x, y, _ = three()
+    weight = torch.ones(3, 2, dtype=torch.float64)
+
+    def split(fn: Callable[..., Any], *inputs: Tensor, **how: Any) -> None:
+        gradlib.per_sample_jacobian(fn, *inputs, mode="split", **how)
+
+    with pytest.raises(NoSuchWayError, match="fn has 2 outputs"):
+        split(lambda x: (x.sin(), x.cos()), x)
+    with pytest.raises(NoSuchWayError, match="all samples share"):
+        split(torch.matmul, x, weight, argnums=1, in_dims=(0, None))
+    with pytest.raises(NoSuchWayError, match="no tensor inside fn is passed by all"):
+        split(lambda x, y: x[:, :2] * y, x, y, argnums=(0, 1))
+
+
+def test_a_split_in_a_release_that_tells_no_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place in ("cut", "split"):
+        monkeypatch.setattr(f"gradlib.jacobian.{place}.forms_at", lambda _: None)
+    model, x = smooth_net(3, 2, 4), torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(NoSuchWayError, match="this release of torch"):
+        gradlib.per_sample_jacobian(model, x, mode="split")
+
+
 def test_in_dims_may_be_nested_as_the_inputs_are() -> None:
     x, y, _ = three()
     shared = torch.full((3,), 0.5, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """What once gave another Jacobian, refused a good call, or left something behind."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -177,18 +178,125 @@ def test_a_constant_hides_no_cut_path(x: Tensor, constant: float) -> None:
         gradlib.per_sample_jacobian(lambda x: constant + x.sin() + x.detach().cos(), x)
 
 
-def test_a_padding_row_is_named() -> None:
-    class Tag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.out = nn.Embedding(6, 4, padding_idx=0), nn.Linear(4, 2)
+class Tagged(nn.Module):
+    """Words, of which the first is none; what some of them say may be cut off."""
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.out(self.table(tokens).mean(1))
+    def __init__(self, *, cut: bool, by_hand: bool) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(6, 4, padding_idx=0), nn.Linear(4, 2)
+        self.cut, self.by_hand = cut, by_hand
+        nn.init.normal_(self.table.weight)  # the row of padding is not zero
 
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.table(tokens)
+        if self.by_hand:
+            words = F.embedding(tokens, self.table.weight, padding_idx=0)
+        if self.cut:
+            words = words * words.detach()
+        return self.out(words.mean(1))
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_row_of_padding_is_constant(by_hand: bool) -> None:
+    torch.manual_seed(0)
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0]])
-    with pytest.raises(DetachedPathError, match="padding_idx"):
-        gradlib.per_sample_jacobian(Tag(), tokens, argnums="parameters")
+    model = Tagged(cut=False, by_hand=by_hand).double()
+    found = gradlib.per_sample_jacobian(model, tokens, argnums="parameters")
+    table = found["table.weight"]
+    assert not table[:, :, 0].any()
+    assert torch.allclose(table[0, :, 1], model.out.weight / 3)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(
+            Tagged(cut=True, by_hand=by_hand), tokens, argnums="parameters"
+        )
+
+
+def test_a_row_of_padding_of_an_input_is_constant() -> None:
+    table = torch.randn(6, 4, dtype=torch.float64)
+    tokens = torch.tensor([[1, 2, 0], [3, 0, 0]])
+    found = gradlib.per_sample_jacobian(
+        lambda tokens, table: F.embedding(tokens, table, padding_idx=0).sum((1, 2)),
+        tokens,
+        table,
+        argnums=1,
+        in_dims=(0, None),
+    )
+    assert not found[:, 0].any()
+    assert (found[0, 1] == 1).all()
+
+
+def log_likelihood(a: Tensor) -> Tensor:
+    normal = torch.distributions.MultivariateNormal(a.new_zeros(3), a)
+    return normal.log_prob(a.new_ones(3))
+
+
+FOR_SYMMETRIC: dict[str, Function] = {
+    "cholesky": torch.linalg.cholesky,
+    "eigvalsh": torch.linalg.eigvalsh,
+    "eigenvectors": lambda a: torch.linalg.eigh(a)[1].abs(),
+    "log-determinant": lambda a: torch.linalg.cholesky(a).diagonal(0, 1, 2).log(),
+    "a likelihood": log_likelihood,
+}
+
+
+def matrices(*, symmetric: bool) -> Tensor:
+    torch.manual_seed(0)
+    a = torch.randn(4, 3, 3, dtype=torch.float64)
+    a = a @ a.mT + 3 * torch.eye(3)
+    return a if symmetric else a + 0.01 * torch.randn(4, 3, 3)
+
+
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+@pytest.mark.parametrize("name", FOR_SYMMETRIC)
+def test_symmetric_matrices(name: str, mode: str) -> None:
+    fn, a = FOR_SYMMETRIC[name], matrices(symmetric=True)
+    found = gradlib.per_sample_jacobian(fn, a, mode=mode)
+    whole = torch.autograd.functional.jacobian(fn, a)
+    assert isinstance(whole, Tensor)
+    alone = torch.stack([whole[i].select(-3, i) for i in range(len(a))])
+    assert torch.allclose(found, alone)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda a: fn(a) * fn(a).detach(), a)
+
+
+def test_a_matrix_taken_for_symmetric_that_is_not() -> None:
+    a = matrices(symmetric=False)
+    with pytest.raises(DetachedPathError, match=r"cholesky .*\(A \+ A.mT\) / 2"):
+        gradlib.per_sample_jacobian(torch.linalg.cholesky, a)
+    gradlib.per_sample_jacobian(lambda a: torch.linalg.cholesky((a + a.mT) / 2), a)
+
+
+CANCELLED: dict[str, Function] = {
+    "a softmax's sum": lambda x: x.softmax(1).sum(1),
+    "a steep softmax's sum": lambda x: (1e6 * x).softmax(1).sum(1),
+    "a norm's norm": lambda x: F.normalize(x).norm(dim=1),
+    "the one of Pythagoras": lambda x: x.sin() ** 2 + x.cos() ** 2,
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CANCELLED)
+def test_columns_of_which_rounding_is_left(
+    name: str, dtype: torch.dtype, check: bool
+) -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        for shape in ((1, 2), (4, 3)):
+            x = torch.randn(*shape).to(dtype)
+            gradlib.per_sample_jacobian(CANCELLED[name], x, mode="forward", check=check)
+
+
+@pytest.mark.parametrize("constant", [1e11, 1e12, 1e13, 1e16])
+def test_an_input_lost_in_rounding_is_no_cut_path(constant: float) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = torch.randn(1, 2, dtype=torch.float64)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            gradlib.per_sample_jacobian(lambda x: (x + constant) - constant, x)
+        assert all("rounding hides it" in str(it.message) for it in told)
+        assert told or constant < 1e12
 
 
 def test_what_cannot_be_told_is_said(x: Tensor) -> None:
@@ -203,6 +311,95 @@ def test_what_cannot_be_told_is_said(x: Tensor) -> None:
 
 
 # Nothing is left behind.
+
+
+class Retaining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.hidden: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).tanh()
+        self.hidden.retain_grad()
+        return self.last(self.hidden)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_retained_gradients_are_not_filled(x: Tensor, mode: str) -> None:
+    model = Retaining().double()
+    for argnums in (0, "parameters") if mode != "split" else (0,):
+        gradlib.per_sample_jacobian(model, x, mode=mode, argnums=argnums)
+        assert model.hidden.retains_grad
+        assert model.hidden.grad is None
+    gradlib.plan_jacobian(model.forward, x)
+    model(x).sum().backward()
+    retained = model.hidden.grad
+    assert retained is not None
+    assert torch.equal(retained, model.last.weight.sum(0).expand(4, 4))
+    assert "retain_grad" not in vars(Tensor)
+
+
+def test_retained_gradients_of_tensors_that_are_there_are_left(x: Tensor) -> None:
+    given = x.requires_grad_() * 1
+    given.retain_grad()
+    y = given.sin()
+    y.retain_grad()
+    y.sum().backward(retain_graph=True)
+    before = given.grad, y.grad
+    gradlib.per_sample_jacobian_from_graph(y, given)
+    assert (given.grad, y.grad) == before
+
+
+class Noisy(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator("cpu").manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=self.generator, device="cpu").to(x)
+        return (x * noise).sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+def test_a_generator_of_its_own_draws_once(
+    x: Tensor, mode: str, dtype: torch.dtype
+) -> None:
+    model, once = Noisy(), Noisy()
+    x = x.to(dtype)
+    gradlib.plan_jacobian(model, x)
+    found = gradlib.per_sample_jacobian(model, x, mode=mode)
+    given = x.clone().requires_grad_()
+    [grad] = torch.autograd.grad(once(given).sum(), given)
+    assert torch.allclose(found.sum(1), grad, 0.02)
+    assert torch.equal(model.generator.get_state(), once.generator.get_state())
+
+
+def test_a_generator_of_its_own_hides_no_cut_path(x: Tensor) -> None:
+    model = Noisy()
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda x: model(x) * x.detach(), x)
+
+
+def test_the_default_generator_by_name_is_replayed(x: Tensor) -> None:
+    generator, calls = torch.default_generator, list[int]()
+
+    def fn(x: Tensor) -> Tensor:
+        calls.append(1)
+        how: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        noise = torch.rand(x.shape, **how)
+        return x * (noise * torch.rand(x.shape, generator=generator, **how)).to(x)
+
+    before = generator.get_state()
+    found = gradlib.per_sample_jacobian(fn, x)
+    after = generator.get_state()
+    assert len(calls) == 3  # no second look
+    generator.set_state(before)
+    assert torch.equal(found.sum(1), fn(torch.ones_like(x)))
+    assert torch.equal(generator.get_state(), after)
 
 
 class Counting(nn.Module):

@@ -829,7 +829,7 @@ def test_gradients_enabled_inside_no_grad() -> None:
     assert_close(recording["fc"].param_grads["weight"], model.fc.weight.grad)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_scripted_and_traced_modules() -> None:
     scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
     traced: Any = torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3))
@@ -849,7 +849,7 @@ def test_scripted_and_traced_modules() -> None:
     assert "2" not in recording
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_tracing_a_recorded_model() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     x = torch.randn(2, 3)

@@ -173,6 +173,7 @@ def test_convolutions(
     changed: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradlib.jacobian.fast.chains.maps.FEW", few)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.maps.MANY", 1)
     model = cnn(**changed).double()
     x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
     whole = require_same(model, x)
@@ -278,9 +279,11 @@ CHANGED: dict[str, Callable[[], Any]] = {
     "another module": _with(lambda m: m.append(nn.Softmax(1))),
     "compiled": _with(lambda m: m.compile(backend="eager")),
     "an own function": lambda: plain_net().forward,
+    "scripted": lambda: torch.jit.script(plain_net()),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_is_no_chain(name: str) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)

@@ -269,11 +269,11 @@ def _written_into(x: Tensor) -> Tensor:
 
 class _Own(torch.autograd.Function):
     @staticmethod
-    def forward(_: object, x: Tensor) -> Tensor:  # pyright: ignore
+    def forward(_: object, x: Tensor) -> Tensor:  # pyright: ignore  # fewer than *args
         return x.clone()
 
     @staticmethod
-    def backward(_: object, grad: Tensor) -> Tensor:  # pyright: ignore
+    def backward(_: object, grad: Tensor) -> Tensor:  # pyright: ignore  # the same
         return 2 * grad
 
 
@@ -307,7 +307,7 @@ UNKNOWN: dict[str, Function] = {
         x.transpose(1, 2), None, None, training=True
     ),
     "written into": _written_into,
-    "somebody's own": lambda x: _Own.apply(x),  # pyright: ignore
+    "somebody's own": lambda x: _Own.apply(x),  # pyright: ignore  # it has no type
     "sorted": lambda x: x.sort(1).values,
     "cumulative": lambda x: x.cumsum(1),
     "dtypes": lambda x: x.float().sin().double(),

@@ -107,8 +107,9 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
 def _layers(module: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a module in their order, if all are known."""
     kind = type(module)
-    if CODE.get(kind) is not kind.forward or not is_plain_module(module):
-        return None
+    code = CODE.get(kind)
+    if code is None or code is not kind.forward or not is_plain_module(module):
+        return None  # kinds that are not known need not have a forward at all
     if kind in IDLE:
         return None if module.training and kind is not nn.Identity else []
     if kind is not nn.Sequential:

@@ -1,12 +1,12 @@
 """The memory of a result: whether there is room, and where it is made."""
 
 import ctypes
-import math
 import mmap
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.chain import Chain
@@ -29,8 +29,13 @@ def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
     if chain.order.entries <= IN_CACHE and not chain.maps.layers:
         return chain.x.shape[0]
-    most = MAPS_IN_CACHE if chain.maps.layers else IN_CACHE
+    most = MAPS_IN_CACHE if chain.maps.layers else in_caches()
     return max(1, most // max(1, _entries(chain)))
+
+
+def in_caches() -> int:
+    """Return how many entries are worked on at a time, by all threads together."""
+    return IN_CACHE * torch.get_num_threads()
 
 
 def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
@@ -43,13 +48,14 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
     """
     if out is not None and not _is_good(out, chain):
         return False
-    if max_bytes is None and chain.order.entries < SMALL and not chain.maps.layers:
+    if max_bytes is None and not chain.maps.layers and chain.order.entries < SMALL:
         return True
     needs = bytes_of_parts(chain)
     if out is None:
-        needs += math.prod(chain.shape) * chain.x.element_size()
+        needs += chain.x.numel() * chain.outs * chain.x.element_size()
     if max_bytes is None:
-        return needs <= room_on(chain.x.device)
+        small = SMALL * chain.x.element_size()
+        return needs <= small or needs <= room_on(chain.x.device)
     return type(max_bytes) is int and needs <= max_bytes
 
 

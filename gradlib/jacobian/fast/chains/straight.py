@@ -18,7 +18,7 @@ from gradlib.jacobian.fast.chains.product import (
     is_by_columns,
     whole_product,
 )
-from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.fast.chains.result import in_caches
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.nodes import in_order
 from gradlib.jacobian.pieces import Block
@@ -132,7 +132,7 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
 
 
 def _at_once(order: orders.Order) -> int:
-    return max(1, IN_CACHE // max(1, order.each))
+    return max(1, in_caches() // max(1, order.each))
 
 
 def _read(root: Tensor, point: Tensor) -> Factors | None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
-from gradlib.jacobian.nodes import on_the_way
+from gradlib.jacobian.nodes import between
 from gradlib.private import forms_at
 from gradlib.vjp.connection import place_of
 
@@ -16,7 +16,9 @@ LOOK = 2**25
 PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0")
 
 
-def promises(root: Tensor, point: Tensor, rows: float, batch: int) -> bool:
+def promises(
+    root: Tensor, point: Tensor, rows: float, batch: int, entries: int
+) -> bool:
     """Return whether all is known, and products of parts of a sample take long.
 
     Args:
@@ -24,11 +26,15 @@ def promises(root: Tensor, point: Tensor, rows: float, batch: int) -> bool:
         point: X.
         rows: How many backward passes it would take otherwise.
         batch: How many samples there are.
+        entries: How many entries of gradients a pass holds.
     """
+    # No gradient has more than all together, nor is a sample's row longer.
+    if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
+        return False
     end = place_of(point)[0]
-    way = on_the_way([place_of(root)[0]], {end})
+    way = between([place_of(root)[0]], {end})
     work, parts = 0, False
-    for node in way:
+    for node, places in way.items():
         forms = forms_at(node)
         if forms is None or (node.name() not in RULES and node is not end):
             return False
@@ -37,9 +43,8 @@ def promises(root: Tensor, point: Tensor, rows: float, batch: int) -> bool:
         work += 2 * ENTRY * size
         if node.name() in PRODUCTS:
             parts = parts or size > batch * int(shape[-1])
-            for before, number in node.next_functions:
-                ins = forms_at(before) if before in way else None
+            for before, number in places:
+                ins = forms_at(before)
                 if ins is not None:
-                    inner = int(ins[number].shape[-1])
-                    work += size * inner
+                    work += size * int(ins[number].shape[-1])
     return parts and rows * work > LOOK * len(way)

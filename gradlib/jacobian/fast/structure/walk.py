@@ -11,7 +11,7 @@ from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
 from gradlib.jacobian.fast.structure.rules import edges
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
-from gradlib.jacobian.nodes import in_order, on_the_way
+from gradlib.jacobian.nodes import between
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
@@ -43,7 +43,7 @@ class Walk:
         self._most = most
         self._dims = fresh(root.shape)
         self._end = place_of(point)
-        self._way = on_the_way([place_of(root)[0]], {self._end[0]})
+        self._way = between([place_of(root)[0]], {self._end[0]})
         self._waiting: dict[Place, list[Term]] = defaultdict(list)
         self.total = self._go(place_of(root))
 
@@ -54,7 +54,7 @@ class Walk:
 
     def _go(self, start: Place) -> Sum | None:
         self._waiting[start].append(Term((), self._dims))
-        for node in in_order([start[0]], self._way):
+        for node in self._way:
             for place in [it for it in self._waiting if it[0] is node]:
                 if place == self._end:
                     return self._sum_at_end()
