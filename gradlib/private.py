@@ -1,6 +1,6 @@
 """What gradlib uses of torch that torch does not document, in one place.
 
-Each was there in every release from 2.4 to 2.13 that was tried.
+Each was there in torch 2.8, 2.13 and 2.15.
 """
 
 # Private names are what this file is for, and torch's stubs leave some of them out.
@@ -205,12 +205,12 @@ def leaf_of(node: Node) -> Tensor | None:
     return leaf.variable if type(node) is AccumulateGrad else None
 
 
-def forms_at(node: Node) -> Sequence[Any] | None:
+def forms_at(node: Node) -> Sequence[Any]:
     """Return the shape, dtype and device of each gradient that comes in at a node.
 
-    ``torch.autograd.grad`` itself reads them there. torch 2.4 does not tell: ``None``.
+    ``torch.autograd.grad`` itself reads them there.
     """
-    return getattr(node, "_input_metadata", None)
+    return cast(Any, node)._input_metadata
 
 
 # What a module has under these names it uses when it is called.

@@ -44,15 +44,11 @@ def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | Non
         batch: The first axis that it must have.
 
     Returns:
-        ``None`` where every way has something to itself, or in torch 2.4, which
-        does not tell the shapes.
+        ``None`` where every way has something to itself.
     """
     best: Cut | None = None
     for node, number in _bottlenecks(output, inputs):
-        forms = forms_at(node)
-        if forms is None:
-            return None
-        form = forms[number]
+        form = forms_at(node)[number]
         shape = tuple(map(int, form.shape))
         if shape[:1] != (batch,) or not form.dtype.is_floating_point:
             continue

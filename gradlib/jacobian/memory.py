@@ -4,7 +4,6 @@ import math
 import os
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -73,8 +72,5 @@ def bytes_of_pass(graph: Graph) -> int:
 
 
 def _size_at(place: Place) -> int:
-    forms = forms_at(place[0])
-    if forms is None:  # torch 2.4 does not tell: then the ends alone count
-        return 0
-    form: Any = forms[place[1]]
+    form = forms_at(place[0])[place[1]]
     return math.prod(map(int, form.shape)) * form.dtype.itemsize

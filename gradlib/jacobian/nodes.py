@@ -42,7 +42,7 @@ def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype that gradients have on their way."""
     found = {it.dtype for it in (*graph.roots, *graph.points)}
     for node in in_order(starts_of(graph)):
-        found |= {form.dtype for form in forms_at(node) or ()}
+        found |= {form.dtype for form in forms_at(node)}
     return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)
 
 

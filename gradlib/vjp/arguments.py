@@ -174,15 +174,11 @@ def form_of(output: Tensor | GradientEdge) -> Form | None:
     """Return the shape, dtype and device that a gradient of `output` has.
 
     Returns:
-        ``None`` where the shape is no tuple of numbers, a nested tensor's, and for an
-        edge in a torch that does not tell.
+        ``None`` where the shape is no tuple of numbers: a nested tensor's.
     """
     known: Any = output
     if isinstance(output, GradientEdge):
-        forms = forms_at(output.node)
-        if forms is None:
-            return None
-        known = forms[output.output_nr]
+        known = forms_at(output.node)[output.output_nr]
     is_nested = known.is_nested if known is output else known.is_nested_tensor
     if is_nested:
         return None

@@ -91,8 +91,6 @@ def _is_of(step: TracebackType, package: str) -> bool:
 def _grad(given: dict[str, Any]) -> Arguments:
     """Read the variables of torch.autograd.grad, which may have used up iterators."""
     outputs, inputs = given["outputs"], given["inputs"]
-    if not isinstance(outputs, tuple):
-        outputs = given.get("t_outputs", outputs)  # the name in torch 2.4
     if type(inputs) is not dict:
         inputs = _alone(given.get("inputs_tuple", inputs))
     options = {name: it for name in _OPTIONS if (it := given.get(name))}

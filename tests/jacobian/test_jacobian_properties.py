@@ -543,16 +543,6 @@ def test_a_split_that_cannot_be_says_why() -> None:
         split(lambda x, y: x[:, :2] * y, x, y, argnums=(0, 1))
 
 
-def test_a_split_in_a_release_that_tells_no_shapes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for place in ("cut", "split"):
-        monkeypatch.setattr(f"gradlib.jacobian.{place}.forms_at", lambda _: None)
-    model, x = smooth_net(3, 2, 4), torch.randn(4, 3, dtype=torch.float64)
-    with pytest.raises(NoSuchWayError, match="this release of torch"):
-        gradlib.per_sample_jacobian(model, x, mode="split")
-
-
 def test_in_dims_may_be_nested_as_the_inputs_are() -> None:
     x, y, _ = three()
     shared = torch.full((3,), 0.5, dtype=torch.float64)

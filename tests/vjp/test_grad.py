@@ -161,17 +161,6 @@ def test_forms_of_arguments(form: Callable[[Tensor], Any], create_graph: bool) -
     assert same(*both(call))
 
 
-def takes_edges_as_outputs() -> bool:
-    """Tell whether this torch does: later ones than 2.4 do."""
-    x = torch.ones((), requires_grad=True)
-    try:
-        torch.autograd.grad(edge(x * 2), x)
-    except AttributeError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not takes_edges_as_outputs(), reason="this torch takes none")
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_edges_as_outputs(batch: tuple[int, ...]) -> None:
     def call(grad: Grad) -> Any:
@@ -182,7 +171,6 @@ def test_edges_as_outputs(batch: tuple[int, ...]) -> None:
     assert same(*both(call))
 
 
-@pytest.mark.skipif(not takes_edges_as_outputs(), reason="this torch takes none")
 def test_the_shape_of_an_edge_is_checked() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(

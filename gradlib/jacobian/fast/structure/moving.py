@@ -136,8 +136,8 @@ def concatenated(op: Operation) -> dict[int, Edge]:
 
 
 def _size(place: tuple[Node | None, int], dim: int) -> int | None:
-    forms = None if place[0] is None else forms_at(place[0])
-    return None if forms is None else int(forms[place[1]].shape[dim])
+    node, number = place
+    return None if node is None else int(forms_at(node)[number].shape[dim])
 
 
 def stacked(op: Operation) -> dict[int, Edge]:

@@ -41,7 +41,6 @@ class Operation:
     ) -> None:
         """Take what `edges` was given."""
         forms = forms_at(node)
-        assert forms is not None, "the walk has seen them"
         self.node: Any = node
         self.number = number
         self.shapes = shapes

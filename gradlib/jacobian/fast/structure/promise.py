@@ -35,16 +35,13 @@ def promises(
     way = between([place_of(root)[0]], {end})
     work, parts = 0, False
     for node, places in way.items():
-        forms = forms_at(node)
-        if forms is None or (node.name() not in RULES and node is not end):
+        if node.name() not in RULES and node is not end:
             return False
-        shape = forms[0].shape
+        shape = forms_at(node)[0].shape
         size = math.prod(map(int, shape))
         work += 2 * ENTRY * size
         if node.name() in PRODUCTS:
             parts = parts or size > batch * int(shape[-1])
             for before, number in places:
-                ins = forms_at(before)
-                if ins is not None:
-                    work += size * int(ins[number].shape[-1])
+                work += size * int(forms_at(before)[number].shape[-1])
     return parts and rows * work > LOOK * len(way)

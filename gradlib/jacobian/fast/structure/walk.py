@@ -68,10 +68,7 @@ class Walk:
         return added(self._waiting[self._end], self.rows, self._dims[0])
 
     def _known(self, place: Place) -> bool:
-        forms = forms_at(place[0])
-        if forms is None:
-            return False
-        form = forms[place[1]]
+        form = forms_at(place[0])[place[1]]
         return form.dtype == self._like.dtype and form.device == self._like.device
 
     def _pass(self, place: Place) -> bool:
@@ -118,6 +115,4 @@ class Walk:
 
 
 def _shape(place: Place) -> tuple[int, ...]:
-    forms = forms_at(place[0])
-    assert forms is not None, "torch tells of all nodes or of none"
-    return tuple(map(int, forms[place[1]].shape))
+    return tuple(map(int, forms_at(place[0])[place[1]].shape))
