@@ -7,13 +7,14 @@ data-section="fc2"></div>`, and once `<div class="verdicts"></div>`.
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
-from mkdocs_hooks import cache, hook_recordings, recorded_programs
-from mkdocs_hooks.hook_recordings import HOOKS, Builds
+from mkdocs_hooks import cache, hook_recordings, hook_tables, recorded_programs
+from mkdocs_hooks.hook_recordings import HOOKS, Builds, Words
 
 Claim = dict[str, Any]
 FILE = cache.ROOT / "docs" / "data" / "claims.toml"
@@ -22,7 +23,13 @@ MARKER = re.compile(
 )
 RAN = '<div class="ran" data-name="%s"></div>'
 COUNTS = '<div class="verdicts"></div>'
-VERDICTS = ("right", "right for legacy hooks only", "depends on version", "wrong")
+VERDICTS = (
+    "right",
+    "right for old hooks only",
+    "depends on version",
+    "not reproduced",
+    "wrong",
+)
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
@@ -85,10 +92,27 @@ def where(recorded: dict[str, Any], builds: Builds) -> dict[str, dict[str, bool]
     }
 
 
+def having_changed(change: dict[str, Any], builds: Builds) -> list[str]:
+    """Return the cases whose `grad_input` goes from one length to the other."""
+    ends = builds[change["from"]], builds[change["to"]]
+    return [
+        case
+        for case in ends[0]
+        if [hook_tables.length(end[case]["legacy"]) for end in ends]
+        == change["lengths"]
+    ]
+
+
 def ran_as_said(program: dict[str, Any], programs: Builds) -> dict[str, bool]:
-    """Return in which builds a program raises, or does not, as is claimed."""
+    """Return in which builds a program raises, does not, or prints what is claimed."""
+
+    def does(ran: dict[str, Any]) -> bool:
+        if "prints" in program:
+            return program["prints"] in ran["stdout"].splitlines()
+        return (ran["error"] is not None) == program["raises"]
+
     return {
-        version: (recorded[program["name"]]["error"] is not None) == program["raises"]
+        version: does(recorded[program["name"]])
         for version, recorded in programs.items()
     }
 
@@ -96,21 +120,21 @@ def ran_as_said(program: dict[str, Any], programs: Builds) -> dict[str, bool]:
 def computed(claim: Claim, builds: Builds, programs: Builds) -> str | None:
     """Return the verdict that the recordings give, or None where they give none.
 
-    What was read, not run, may say more than they do.
+    What no recording has is wrong, unless something was read that speaks for it.
     """
-    if "read" in claim:
-        return None
     found = [where(recorded, builds) for recorded in claim.get("recorded", [])]
-    legacy = [so for it in found for so in it["legacy"].values()]
+    old = [so for it in found for so in it["legacy"].values()]
     full = [so for it in found for so in it["full"].values()]
+    if "change" in claim:
+        old.append(bool(having_changed(claim["change"], builds)))
     if "program" in claim:
-        legacy += ran_as_said(claim["program"], programs).values()
-    if not legacy:
+        old += ran_as_said(claim["program"], programs).values()
+    if not old:
         return None
-    if not any(legacy):
-        return "wrong"
-    if all(legacy):
-        return "right" if all(full) else "right for legacy hooks only"
+    if not any(old):
+        return "not reproduced" if "read" in claim else "wrong"
+    if all(old):
+        return "right" if all(full) else "right for old hooks only"
     return "depends on version"
 
 
@@ -126,8 +150,15 @@ def problems(
             found.append(f"{name}: no verdict is called {claim['verdict']!r}")
         if claim["section"] not in printed:
             found.append(f"{name}: the page has no section {claim['section']!r}")
-        if not claim.keys() & {"prints", "recorded", "program"}:
+        if not claim.keys() & {"prints", "recorded", "change", "program"}:
             found.append(f"{name}: there is no evidence")
+        if ("mistake" in claim) != (claim["verdict"] == "wrong"):
+            found.append(f"{name}: what is wrong has a mistake, and nothing else")
+        found += [
+            f"{name}: it is not so of {recorded['case']} in all releases"
+            for recorded in claim.get("besides", [])
+            if not all(where(recorded, builds)["legacy"].values())
+        ]
         found += [
             f"{name}: no block of section {claim['section']!r} prints {line!r}"
             for line in claim.get("prints", [])
@@ -158,17 +189,7 @@ def printed_in(markdown: str) -> dict[str, list[str]]:
 
 def shown(claim: Claim, builds: Builds, programs: Builds) -> str:
     """Return a claim as Markdown."""
-    evidence = [f"Printed below: `{line}`" for line in claim.get("prints", [])]
-    evidence += [
-        f"{link(recorded, builds)}: {spoken(where(recorded, builds))}"
-        for recorded in claim.get("recorded", [])
-    ]
-    if program := claim.get("program"):
-        result = {"": ran_as_said(program, programs)}
-        evidence.append(f"[{program['name']}](#{program['name']}): {spoken(result)}")
-    if address := claim.get("read"):
-        evidence.append(f"Read, not run: <{address}>")
-    lines = "\n".join(f"- {line}" for line in evidence)
+    lines = "\n".join(f"- {line}" for line in evidence(claim, builds, programs))
     kind = claim["verdict"].partition(" ")[0]
     return (
         f'<div class="claim {kind}" markdown="1">\n\n'
@@ -178,29 +199,81 @@ def shown(claim: Claim, builds: Builds, programs: Builds) -> str:
     )
 
 
+def evidence(claim: Claim, builds: Builds, programs: Builds) -> Iterator[str]:
+    """Yield a line for each thing that was tested: what, and where it is so."""
+    for line in claim.get("prints", []):
+        yield f"Printed below: `{line}`"
+    yield from (of_case(recorded, builds) for recorded in claim.get("recorded", []))
+    if change := claim.get("change"):
+        was, now = change["lengths"]
+        cases = having_changed(change, builds)
+        yield (
+            f"`grad_input` has {was} entries in torch {change['from']} and {now} in "
+            f"torch {change['to']}, on the CPU: {', '.join(cases) or 'no module'} of "
+            f"{len(builds[change['from']])}"
+        )
+    for recorded in claim.get("besides", []):
+        yield f"Beside it: {of_case(recorded, builds)}"
+    if program := claim.get("program"):
+        prints = f"prints `{program.get('prints')}`"
+        does = "raises" if program.get("raises") else "runs to its end"
+        yield (
+            f"[{program['name']}](#{program['name']}) "
+            f"{prints if 'prints' in program else does}: "
+            f"{spoken(ran_as_said(program, programs))}"
+        )
+    if address := claim.get("read"):
+        yield f"Read, not run: <{address}>"
+
+
+def of_case(recorded: dict[str, Any], builds: Builds) -> str:
+    """Say what was tested of a case, and with which hook it is so in which releases."""
+    parts = [
+        f"{spoken(result)} with `{HOOKS[hook]}`"
+        for hook, result in where(recorded, builds).items()
+    ]
+    tested = f"{link(recorded, builds)}, {asked(recorded, builds)}"
+    return f"{tested}: {', '.join(parts)}"
+
+
 def link(recorded: dict[str, Any], builds: Builds) -> str:
     """Return a link to the case that a claim is about."""
     case, newest = recorded["case"], list(builds)[-1]
     return f"[{case}](hooks-by-version.md#{case}/legacy/{newest})"
 
 
-def spoken(found: dict[str, dict[str, bool]]) -> str:
-    """Say in which builds a claim holds."""
-    parts: list[str] = []
-    for hook, result in found.items():
-        having = [version for version, so in result.items() if so]
-        if not having:
-            words = f"in none of {len(result)} builds"
-        elif len(having) == len(result):
-            words = f"in all {len(result)} builds"
-        else:
-            words = f"in torch {', '.join(having)}, of {len(result)} builds"
-        parts.append(f"{words} with `{HOOKS[hook]}`" if hook else words)
-    return f"holds {', '.join(parts)}"
+def asked(recorded: dict[str, Any], builds: Builds) -> str:
+    """Say what is claimed of a case."""
+    words, field = Words(builds, recorded["case"]), recorded.get("field", "grad_input")
+    if "length" in recorded:
+        count = recorded["length"]
+        return f"`{field}` has {count} {'entry' if count == 1 else 'entries'}"
+    if "shapes" in recorded:
+        shapes = [f"`{shape}`" for shape in recorded["shapes"]]
+        return f"`{field}` has entries of shape {', '.join(shapes)}"
+    if "entries" in recorded:
+        entries = [
+            f"the gradient of {words.label(label)}" if label else "something else"
+            for label in recorded["entries"]
+        ]
+        return f"`{field}` holds {'; '.join(entries)}"
+    of = words.label(recorded["is"])
+    return f"`{field}[{recorded['entry']}]` is the gradient of {of}"
+
+
+def spoken(result: dict[str, bool]) -> str:
+    """Say in how many of the releases something is so, and in which."""
+    among, having = list(result), [version for version, so in result.items() if so]
+    if not having:
+        return f"in none of {len(among)} releases"
+    if len(having) == len(among):
+        return f"in all {len(among)} releases"
+    spans = hook_recordings.spans(having, among)
+    return f"in {len(having)} of {len(among)} releases (torch {spans})"
 
 
 def counted(claims: list[Claim]) -> str:
-    """Return how many claims of each thread have which verdict, as a table."""
+    """Return how many claims of each thread have which verdict, and the mistakes."""
     threads = sorted({claim["thread"] for claim in claims})
     counts = Counter((claim["thread"], claim["verdict"]) for claim in claims)
     rows = [
@@ -210,6 +283,15 @@ def counted(claims: list[Claim]) -> str:
         for verdict in VERDICTS
     ]
     heads = " | ".join(f"thread {thread}" for thread in threads)
-    return "\n".join(
-        [f"| verdict | {heads} | all |", "|---" * (len(threads) + 2) + "|", *rows]
+    table = [f"| verdict | {heads} | all |", "|---" * (len(threads) + 2) + "|", *rows]
+    return "\n".join([*table, "", mistaken(claims)])
+
+
+def mistaken(claims: list[Claim]) -> str:
+    """Say how many mistakes the wrong claims make, and which they make repeatedly."""
+    made = Counter(claim["mistake"] for claim in claims if "mistake" in claim)
+    often = [f"{what} ({n} claims)" for what, n in made.most_common() if n > 1]
+    return (
+        f"The {made.total()} wrong claims make {len(made)} mistakes. Made more than "
+        f"once: {'; '.join(often)}."
     )

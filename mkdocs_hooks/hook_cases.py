@@ -25,6 +25,11 @@ class Case(NamedTuple):
     inputs: list[str]
     notes: list[str]
 
+    def given(self) -> str:
+        """Return the inputs, the kind of those that do not just require grad, notes."""
+        inputs = [it.removesuffix(", requires grad") for it in self.inputs]
+        return ", ".join(["; ".join(inputs), *self.notes])
+
 
 @once
 def cases() -> dict[str, Case]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,17 +37,19 @@ class Run(NamedTuple):
 
     def builds_with(self, message: str) -> str:
         """Return the builds that have a message."""
-        having = self.messages[message]
-        among = list(self.nodes)
-        start = among.index(having[0])
-        successive = among[start : start + len(having)] == having
-        return span(having) if successive else ", ".join(having)
+        return spans(self.messages[message], list(self.nodes))
 
 
 def span(versions: list[str]) -> str:
     """Return successive builds as `1.0.1 to 1.7.1`."""
     first, last = versions[0], versions[-1]
     return first if first == last else f"{first} to {last}"
+
+
+def spans(having: list[str], among: list[str]) -> str:
+    """Return some of several versions, successive ones as `1.0.1 to 1.7.1`."""
+    runs = groupby(having, key=lambda it: among.index(it) - having.index(it))
+    return ", ".join(span(list(run)) for _, run in runs)
 
 
 # The recordings

@@ -10,6 +10,7 @@ A page holds markers:
 import re
 from collections.abc import Iterable
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -57,10 +58,12 @@ def recorded(page_url: str, case: str, hook: str) -> str:
     """Return the table of one hook of one case, with a link to all others."""
     builds, gpu = hook_recordings.every_build(), hook_recordings.on_gpu()
     newest = list(builds)[-1]
-    module = escape(hook_cases.cases()[case].module)
+    about = hook_cases.cases()[case]
     caption = (
-        f"<figcaption><code>{module}</code>, <code>{HOOKS[hook]}</code>: "
-        f"{link(page_url, case, hook, newest, f'{case}, build by build')}</figcaption>"
+        f"<figcaption><code>{escape(about.module)}</code> on {about.given()}, "
+        f"<code>{HOOKS[hook]}</code>: "
+        f"{link(page_url, case, hook, newest, f'{case}, release by release')}"
+        "</figcaption>"
     )
     return (
         f'<figure class="recorded">{caption}{table(builds, gpu, case, hook)}</figure>'
@@ -86,7 +89,8 @@ def table(builds: Builds, gpu: Builds, case: str, hook: str, anchor: str = "") -
         )
         rows.append(gpu_row(run, cpu, words, anchor))
     heads = "".join(
-        f'<th scope="col">{head}</th>' for head in ("torch", *FIELDS, "messages")
+        f'<th scope="col">{head}</th>'
+        for head in ("torch, last node", *FIELDS, "messages")
     )
     return (
         f'<table class="hook" aria-label="{case}, {HOOKS[hook]}"><thead><tr>{heads}'
@@ -99,7 +103,7 @@ def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
     is_change = before is not None and not hook_recordings.is_absent(before.got)
     return (
         f"<tr{' class=change' if is_change else ''}>"
-        f'<th scope="row">{anchors(run, anchor)}{run.builds()}</th>'
+        f'<th scope="row">{anchors(run, anchor)}{run.builds()}{nodes(run)}</th>'
         f"{cells(run, before, words)}<td>{messages(run)}</td></tr>"
     )
 
@@ -112,7 +116,18 @@ def gpu_row(run: Run, cpu: Run, words: Words, anchor: str) -> str:
         shown = f"{cells(run, cpu, words)}<td>{messages(run)}</td>"
     return (
         f'<tr class="gpu"><th scope="row">{anchors(run, anchor, "/cuda")}'
-        f"{run.builds()} on a GPU</th>{shown}</tr>"
+        f"{run.builds()} on a GPU{nodes(run)}</th>{shown}</tr>"
+    )
+
+
+def nodes(run: Run) -> str:
+    """Return the names of the last node, each with its builds where there are more."""
+    names = [(name, list(group)) for name, group in groupby(run.nodes, run.nodes.get)]
+    return "".join(
+        f'<span class="node"><code>{name}</code>'
+        f"{f' {hook_recordings.span(group)}' * (len(names) > 1)}</span>"
+        for name, group in names
+        if name
     )
 
 
@@ -129,7 +144,7 @@ def anchors(run: Run, begin: str, end: str = "") -> str:
 def cells(run: Run, before: Run | None, words: Words) -> str:
     """Return both tuples, or why there are none."""
     if hook_recordings.is_absent(run.got):
-        return '<td colspan="2" class="none">This build has no such hook.</td>'
+        return '<td colspan="2" class="none">This release has no such hook.</td>'
     if not run.got["calls"]:
         kind = hook_recordings.error_kind(run.got)
         what = f"Not called: {kind}." if kind else "Never called."
@@ -180,10 +195,14 @@ def lengths(page_url: str, **ends: str) -> str:
     builds = hook_recordings.every_build()
     first, second = ends["from"], ends["to"]
     pairs: dict[tuple[int, int], list[str]] = {}
+    without: dict[str, str] = {}
     for case in builds[first]:
-        sizes = [length(builds[version][case]["legacy"]) for version in (first, second)]
+        got = {version: builds[version][case]["legacy"] for version in (first, second)}
+        sizes = [length(it) for it in got.values()]
         if None not in sizes:
             pairs.setdefault((sizes[0] or 0, sizes[1] or 0), []).append(case)
+        else:
+            without[case] = why_none(got)
     rows = "".join(
         f"<tr><td>{sizes[0]}</td><td>{sizes[1]}</td><td>{len(cases)}: "
         f"{', '.join(linked(cases, page_url, second))}</td></tr>"
@@ -196,7 +215,30 @@ def lengths(page_url: str, **ends: str) -> str:
     return (
         f'<table class="lengths"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table><p>{fewer(pairs)}</p>"
+        f"<p>{left_out(without, len(builds[first]), page_url, second)}</p>"
     )
+
+
+def why_none(got: dict[str, dict[str, Any]]) -> str:
+    """Say for each build in which the hook was not called, why not."""
+    whys: dict[str, list[str]] = {}
+    for version, it in got.items():
+        if length(it) is None:
+            why = hook_recordings.error_kind(it) or "not called"
+            whys.setdefault(why, []).append(version)
+    return ", ".join(
+        f"{why} in torch {' and '.join(versions)}" for why, versions in whys.items()
+    )
+
+
+def left_out(without: dict[str, str], total: int, page_url: str, version: str) -> str:
+    """Name the cases that have no length in one of the builds, and say why."""
+    if not without:
+        return f"All {total} recorded cases are in the table."
+    names = linked(without, page_url, version)
+    whys = zip(names, without.values(), strict=True)
+    listed = "; ".join(f"{name} ({why})" for name, why in whys)
+    return f"Left out, of {total} recorded cases: {listed}."
 
 
 def linked(cases: Iterable[str], page_url: str, version: str) -> list[str]:
@@ -225,7 +267,7 @@ def devices(page_url: str) -> str:
     """Say which builds were run on a GPU, and that the rest was read, with a link."""
     gpu = ", ".join(hook_recordings.on_gpu())
     there = f"torch {gpu} on a GPU, too" if gpu else "none on a GPU"
-    others = "other builds do on a GPU" if gpu else "is said here of a GPU"
+    others = "other releases do on a GPU" if gpu else "is said here of a GPU"
     read = f'<a href="{get_relative_url(READ, page_url)}">read in sources</a>'
-    run = f"Every build was run on the CPU, {there}."
+    run = f"Every release was run on the CPU, {there}."
     return f"<p>{run} What {others} was {read}, not run.</p>"

@@ -150,6 +150,7 @@ def picker(builds: Builds, groups: dict[str, list[str]]) -> str:
 
 def option(case: str) -> str:
     """Return the choice of one module."""
-    module = escape(hook_cases.cases()[case].module)
+    about = hook_cases.cases()[case]
+    shown = f"{case}: {escape(about.module)} on {about.given()}"
     selected = " selected" * (case == SHOWN_FIRST)
-    return f'<option value="{case}"{selected}>{case}: {module}</option>'
+    return f'<option value="{case}"{selected}>{shown}</option>'

@@ -77,10 +77,10 @@ function isChange(rows, i) {
 
 /** Say how a build compares with the one before. */
 function comparison(rows, at, builds) {
-  if (at === 0) return "the oldest build here"
+  if (at === 0) return "the oldest release here"
   if (rows[at - 1] === rows[at]) return `as in torch ${builds[at - 1]}`
   if (isChange(rows, at)) return `not as in torch ${builds[at - 1]}`
-  return "the first build here with this hook"
+  return "the first release here with this hook"
 }
 
 /** Say what the slider stands on, to be read out. */
@@ -120,7 +120,7 @@ function onGpu(places, name) {
   if (!document.querySelector(".hook-cases tr.gpu")) return []
   const place = places.get(`${name}/cuda`)
   const head = element("p", "device", "On a GPU")
-  if (!place) return [head, element("p", "none", "This build was not run on one.")]
+  if (!place) return [head, element("p", "none", "This release was not run on one.")]
   return [head, ...parts(place, true)]
 }
 

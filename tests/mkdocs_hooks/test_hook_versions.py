@@ -206,7 +206,7 @@ def test_tables_show_what_was_recorded(case: str, anchors: dict[str, Tag]) -> No
                 for cell, field in zip(cells, hook_tables.FIELDS, strict=True):
                     assert shown_shapes(cell) == shapes(calls[0][field])
             elif got.get("absent"):
-                assert cells[0].text == "This build has no such hook."
+                assert cells[0].text == "This release has no such hook."
             else:
                 kind = (got["error"] or "").split(":")[0]
                 assert cells[0].text == (
@@ -220,8 +220,23 @@ def test_tables_show_what_was_recorded(case: str, anchors: dict[str, Tag]) -> No
             assert said == [*got.get("warnings", []), *filter(None, [got.get("error")])]
             node = BUILDS[version][case]["last_node"]["name"]
             assert anchor["data-node"] == (node or "")
+            assert (node is None) == (version not in nodes_shown(row))
+            assert nodes_shown(row).get(version) == node
             check_marks(row, cells, last, got)
             last = got
+
+
+def nodes_shown(row: Tag) -> dict[str, str]:
+    """Return the last node of each build of a row, as its first cell shows it."""
+    among = [str(it["data-torch"]) for it in row.select("span[data-torch]")]
+    shown: dict[str, str] = {}
+    for it in row.select("th .node"):
+        assert it.code
+        first, _, last = it.text.removeprefix(it.code.text).strip().partition(" to ")
+        start = among.index(first) if first else 0
+        end = among.index(last) if last else start if first else len(among) - 1
+        shown |= dict.fromkeys(among[start : end + 1], it.code.text)
+    return shown
 
 
 def message(details: Tag) -> str:
@@ -270,7 +285,7 @@ def test_a_table_of_one_hook_on_any_page() -> None:
     (link,) = made.select("figcaption a")
     assert link["href"] == f"../hooks-by-version/#linear-3d/legacy/{NEWEST}"
     (caption,) = made.select("figcaption")
-    assert "nn.Linear(20, 30)" in caption.text
+    assert "nn.Linear(20, 30) on [4, 6, 20], register_backward_hook" in caption.text
 
 
 @pytest.mark.parametrize(
@@ -314,6 +329,23 @@ def test_lengths_in_two_builds() -> None:
     assert seen == {name: (old[name], new[name]) for name in old.keys() & new.keys()}
     assert (
         f"In none of these {len(seen)} cases does the tuple get shorter." in made.text
+    )
+    left = made.select("p")[-2]
+    assert left.text.startswith(f"Left out, of {len(CASES)} recorded cases: ")
+    others = set(CASES) - seen.keys()
+    assert {link.text for link in left.select("a")} == others != set()
+    for case in others:
+        for version in "1.2.0", "1.7.1":
+            got = BUILDS[version][case]["legacy"]
+            why = (got["error"] or "not called").split(":")[0]
+            text = left.text.split(f"{case} (")[1].split(")")[0]
+            said = re.search(rf"{why} in torch [^,]*{re.escape(version)}", text)
+            assert bool(said) == (not got["calls"])
+
+
+def test_where_none_is_left_out_it_is_said() -> None:
+    assert hook_tables.left_out({}, 3, "", "1.7.1") == (
+        "All 3 recorded cases are in the table."
     )
 
 
@@ -360,7 +392,8 @@ def test_one_changed_entry_shows_on_the_page(edit: Edit) -> None:
     versions = list(BUILDS)
     at = versions.index("1.7.0")
     ranges = [versions[:at], versions[at : at + 1], versions[at + 1 :]]
-    assert [row.text for row in rows] == [hook_recordings.span(it) for it in ranges]
+    heads = [next(row.stripped_strings) for row in rows]
+    assert heads == [hook_recordings.span(it) for it in ranges]
     assert "[1, 32]" in after
     assert "[1, 32]" not in before
     assert after.count("changed</em>") == 2  # at 1.7.0, and back again at 1.7.1
@@ -402,7 +435,8 @@ def test_what_a_gpu_gave_stands_beside_the_cpu_and_is_marked(gpu: Any) -> None:
     assert made.select("tbody tr:not(.gpu)") == on_cpu
     (row,) = made.select("tbody tr.gpu")
     head, first, second, messages = row.find_all(["th", "td"], recursive=False)
-    assert head.text == f"{NEWEST} on a GPU"
+    node = BUILDS[NEWEST]["thread-conv"]["last_node"]["name"]
+    assert list(head.stripped_strings) == [f"{NEWEST} on a GPU", node]
     assert shown_shapes(first) == [[64, 16, 16, 16], [1, 32, 1, 1]]
     assert [bool(it.select(".changed")) for it in first.select("li")] == [False, True]
     assert first.select_one(".count .changed") is not None
@@ -435,7 +469,7 @@ def test_the_page_says_in_a_line_what_was_run_on_a_gpu(gpu: Any) -> None:
     gpu(lambda _: None)
     (line,) = [it for it in soup(page_with(marker)).select("p") if it.a]
     assert (
-        f"on the CPU, torch {NEWEST} on a GPU, too. What other builds do" in line.text
+        f"on the CPU, torch {NEWEST} on a GPU, too. What other releases do" in line.text
     )
 
 
@@ -476,6 +510,15 @@ def test_every_case_has_its_place(whole: BeautifulSoup) -> None:
     anchors = len(CASES) * (1 + len(HOOKS) * len(BUILDS))
     shown = whole.select(".hook-cases tr:not(.gpu) [id], .hook-cases details[id]")
     assert len(shown) == anchors
+
+
+def test_every_choice_of_a_module_tells_it_from_the_others(
+    whole: BeautifulSoup,
+) -> None:
+    shown = [it.text.partition(": ")[2] for it in whole.select("option")]
+    assert "nn.Linear(20, 30) on [4, 20]" in shown
+    assert "nn.Linear(20, 30) on [4, 20], requires no grad" in shown
+    assert len(set(shown)) == len(shown) == len(CASES)
 
 
 def test_a_case_without_a_group_is_named(edit: Edit) -> None:

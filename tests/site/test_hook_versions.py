@@ -143,8 +143,8 @@ def test_marks_what_the_build_before_had_not(opened: Page) -> None:
 def test_the_first_build_with_a_hook_is_no_change(opened: Page) -> None:
     asked = [("linear-2d", "full", VERSIONS.index(v)) for v in ("1.7.1", "1.8.1")]
     without, first = opened.evaluate(CHOOSE_AND_READ, asked)
-    assert without["tuples"][0][0] == "This build has no such hook."
-    assert "the first build here with this hook" in first["foot"]
+    assert without["tuples"][0][0] == "This release has no such hook."
+    assert "the first release here with this hook" in first["foot"]
     assert first["changes"] == []
 
 
@@ -188,7 +188,7 @@ def test_what_a_gpu_gave_stands_below(
     page.evaluate("location.hash = '#conv3d/legacy/1.7.1'")
     expect(page.locator("hook-picker .tuples")).to_have_count(1)
     expect(page.locator("hook-picker .device + p")).to_have_text(
-        "This build was not run on one."
+        "This release was not run on one."
     )
 
 
@@ -262,7 +262,7 @@ def test_with_the_keyboard(page: Page, site: Server) -> None:
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("ArrowDown")
     absent = page.locator("hook-picker .tuples")
-    expect(absent).to_have_text("This build has no such hook.")
+    expect(absent).to_have_text("This release has no such hook.")
 
 
 def test_the_slider_is_named(opened: Page) -> None:

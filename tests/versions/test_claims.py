@@ -22,7 +22,8 @@ PROGRAMS = recorded_programs.builds()
 NEWEST = list(PROGRAMS)[-1]
 AT_LEAST = {1: 24, 2: 12, 3: 12, 4: 8}
 FIELDS = {"thread", "section", "place", "says", "verdict", "because", "see"}
-EVIDENCE = {"prints", "recorded", "program", "read"}
+EVIDENCE = {"prints", "recorded", "change", "program"}
+OTHERS = {"mistake", "besides", "read"}
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda it: it["says"][:40])
 
 
@@ -53,16 +54,17 @@ def test_no_claim_is_missing() -> None:
 
 @each_claim
 def test_a_claim_is_complete(claim: Claim) -> None:
-    assert FIELDS <= claim.keys() <= FIELDS | EVIDENCE
+    assert FIELDS <= claim.keys() <= FIELDS | EVIDENCE | OTHERS
     assert all(isinstance(claim[field], str) for field in FIELDS - {"thread"})
     assert claim["verdict"] in claims.VERDICTS
-    assert claim.keys() & {"prints", "recorded", "program"}
+    assert claim.keys() & EVIDENCE
+    assert ("read" in claim) >= (claim["verdict"] == "not reproduced")
     assert re.fullmatch(r"[\w./#-]+\.(md|py)(#[\w-]+)?", claim["see"])
 
 
 @each_claim
 def test_a_recorded_claim_is_about_a_case_and_says_one_thing(claim: Claim) -> None:
-    for recorded in claim.get("recorded", []):
+    for recorded in claim.get("recorded", []) + claim.get("besides", []):
         assert all(recorded["case"] in cases for cases in BUILDS.values())
         about = recorded.keys() - {"case", "field"}
         assert about in ({"length"}, {"shapes"}, {"entries"}, {"entry", "is"})
@@ -74,9 +76,7 @@ def test_all_evidence_holds() -> None:
 
 def test_the_recordings_judge_most_of_what_they_are_named_for() -> None:
     judged = [it for it in CLAIMS if claims.computed(it, BUILDS, PROGRAMS)]
-    named = [it for it in CLAIMS if it.keys() & {"recorded", "program"}]
-    read = [it for it in CLAIMS if "read" in it]
-    assert len(judged) == len(named) - len(read)
+    assert judged == [it for it in CLAIMS if it.keys() & EVIDENCE - {"prints"}]
     assert {claims.computed(it, BUILDS, PROGRAMS) for it in judged} == set(
         claims.VERDICTS
     )
@@ -131,7 +131,7 @@ def test_an_entry_without_label() -> None:
     ("legacy", "full", "verdict"),
     [
         ("yes yes", "yes", "right"),
-        ("yes yes", "no", "right for legacy hooks only"),
+        ("yes yes", "no", "right for old hooks only"),
         ("yes no", "yes", "depends on version"),
         ("no no", "no", "wrong"),
         ("no no", "yes", "wrong"),
@@ -146,7 +146,24 @@ def test_verdicts(legacy: str, full: str, verdict: str) -> None:
     }
     claim = {"recorded": [{"case": "a", "entry": 0, "is": "arg0"}]}
     assert claims.computed(claim, builds, {}) == verdict
-    assert claims.computed(claim | {"read": "https://"}, builds, {}) is None
+    with_read = "not reproduced" if verdict == "wrong" else verdict
+    assert claims.computed(claim | {"read": "https://"}, builds, {}) == with_read
+
+
+def test_a_change_of_length_is_looked_for_in_every_case() -> None:
+    change = {"from": "1.7.1", "to": "1.12.1", "lengths": [2, 1]}
+    assert claims.having_changed(change, BUILDS) == ["linear-3d", "multiheadattention"]
+    assert claims.having_changed(change | {"lengths": [1, 2]}, BUILDS) == []
+    assert claims.computed({"change": change}, BUILDS, {}) == "right"
+    none = {"change": change | {"lengths": [3, 2]}}
+    assert claims.computed(none, BUILDS, {}) == "wrong"
+
+
+def test_a_program_is_asked_for_the_line_it_is_said_to_print() -> None:
+    ran = {"error": None, "stdout": "a\nb c\n"}
+    programs = {"1.0": {"it": ran}, "1.1": {"it": ran | {"stdout": "b\n"}}}
+    said = claims.ran_as_said({"name": "it", "prints": "b c"}, programs)
+    assert said == {"1.0": True, "1.1": False}
 
 
 # ---- What is wrong is found
@@ -162,6 +179,26 @@ BREAKS: dict[str, tuple[str, Callable[[Claim], Any], str]] = {
     "no such verdict": ("entry 1 is", lambda it: it.update(verdict="so"), "'so'"),
     "no evidence": ("entry 1 is", without_evidence, "there is no evidence"),
     "line": ("entry 1 is", lambda it: it.update(prints=["a: 1"]), "prints 'a: 1'"),
+    "no mistake": (
+        "entry 1 is",
+        lambda it: it.pop("mistake"),
+        "what is wrong has a mistake",
+    ),
+    "besides": (
+        "their shapes",
+        lambda it: it.update(besides=it["recorded"]),
+        "not so of thread-fc2 in all releases",
+    ),
+    "not reproduced": (
+        "their shapes",
+        lambda it: it.pop("read"),
+        "say 'wrong'",
+    ),
+    "prints": (
+        "with ones the result",
+        lambda it: it["program"].update(prints="[2]"),
+        "say 'wrong'",
+    ),
     "section": ("entry 1 is", lambda it: it.update(section="x"), "no section 'x'"),
     "raises": (
         "`out.backward()` equals",
@@ -235,13 +272,21 @@ def test_the_page_shows_every_claim_in_its_section() -> None:
 
 
 def test_the_table_counts_them() -> None:
-    rows = claims.counted(CLAIMS).splitlines()[2:]
+    _, _, *rows, _, said = claims.counted(CLAIMS).splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     for verdict, *counts in cells:
         numbers = [int(count) for count in counts]
         assert numbers[-1] == sum(numbers[:-1])
         assert numbers[-1] == sum(it["verdict"] == verdict for it in CLAIMS)
     assert sum(int(row[-1]) for row in cells) == len(CLAIMS)
+    wrong = [it["mistake"] for it in CLAIMS if it["verdict"] == "wrong"]
+    mistakes = Counter(wrong)
+    assert said.startswith(
+        f"The {len(wrong)} wrong claims make {len(mistakes)} mistakes."
+    )
+    for mistake, count in mistakes.items():
+        assert (f"{mistake} ({count} claims)" in said) == (count > 1)
+    assert mistakes["gradients are taken for data"] == 8  # those of one post
 
 
 def test_a_claim_says_in_which_builds_it_holds() -> None:
@@ -250,10 +295,54 @@ def test_a_claim_says_in_which_builds_it_holds() -> None:
     accepted = [
         v for v, ran in PROGRAMS.items() if not ran[equals["program"]["name"]]["error"]
     ]
-    assert f"holds in torch {', '.join(accepted)}, of {len(PROGRAMS)} builds" in shown
+    releases = f"{accepted[0]} to {accepted[-1]}"
+    assert (
+        "prints `the same as nothing: True`: "
+        f"in {len(accepted)} of {len(PROGRAMS)} releases (torch {releases})" in shown
+    )
+    lost = claims.shown(the("entry 1 of `grad_input`"), BUILDS, PROGRAMS)
+    assert f"runs to its end: in none of {len(PROGRAMS)} releases" in lost
+    nothing = claims.shown(the("without an argument"), BUILDS, PROGRAMS)
+    assert f"raises: in all {len(PROGRAMS)} releases" in nothing
     three = claims.shown(the("the `grad_input` of fc2"), BUILDS, PROGRAMS)
-    assert f"in all {len(BUILDS)} builds with `register_backward_hook`" in three
-    assert "in none of " in three
+    assert (
+        "`grad_input` has 3 entries: "
+        f"in all {len(BUILDS)} releases with `register_backward_hook`, in none of "
+        in three
+    )
+
+
+def test_releases_are_named_as_ranges() -> None:
+    so = {"1.0": True, "1.1": True, "1.2": False, "1.3": True}
+    assert claims.spoken(so) == "in 3 of 4 releases (torch 1.0 to 1.1, 1.3)"
+    assert claims.spoken(dict.fromkeys(so, True)) == "in all 4 releases"
+    assert claims.spoken(dict.fromkeys(so, False)) == "in none of 4 releases"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ({"length": 1}, "`grad_input` has 1 entry"),
+        ({"length": 2, "field": "grad_output"}, "`grad_output` has 2 entries"),
+        ({"shapes": [[3], [4]]}, "`grad_input` has entries of shape `[3]`, `[4]`"),
+        (
+            {"entries": ["T(weight)", ""]},
+            "`grad_input` holds the gradient of <code>weight</code>, transposed; "
+            "something else",
+        ),
+        ({"entry": 0, "is": "arg0"}, "`grad_input[0]` is the gradient of the input"),
+    ],
+)
+def test_the_evidence_says_what_was_tested(recorded: dict[str, Any], said: str) -> None:
+    assert claims.asked(recorded | {"case": "linear-2d"}, BUILDS) == said
+
+
+@each_claim
+def test_no_evidence_contradicts_its_verdict(claim: Claim) -> None:
+    lines = list(claims.evidence(claim, BUILDS, PROGRAMS))
+    own = [it for it in lines if not it.startswith(("Beside it:", "Printed below:"))]
+    if claim["verdict"] in ("wrong", "not reproduced", "depends on version"):
+        assert not [it for it in own if ": in all " in it]
 
 
 def test_the_build_fails_without_evidence() -> None:

@@ -149,6 +149,27 @@ def test_parameter_hooks_bring_back_what_the_old_hook_changed() -> None:
     assert changed == [False, True, True]
 
 
+def test_clipping_after_the_pass_gives_the_parameters_what_the_old_hook_did() -> None:
+    assert lines(OLD, "clip_old_hook") == lines(NEWEST, "clip_without_hook")
+    first, second = lines(NEWEST, "clip_without_hook")
+    assert first.startswith("weight [[1.0, ")  # an entry was clipped,
+    assert not first.endswith("1.0]]")  # another was not
+    assert second == "bias [1.0]"
+
+
+def test_a_shared_layer_is_clipped_for_each_call_or_once() -> None:
+    assert lines(OLD, "clip_shared_old_hook") == ["weight [[2.0]]"]
+    assert lines(NEWEST, "clip_shared_tensor_hook") == ["weight [[1.0]]"]
+
+
+@pytest.mark.parametrize("kind", ["old", "full"])
+def test_what_returns_gradients_bears_a_first_layer(kind: str) -> None:
+    source = PROGRAMS[NEWEST][f"scale_{kind}_hook"]["source"]
+    names: dict[str, Any] = {}
+    exec(source.split("layer =")[0], names)
+    assert names["halve"](None, (None,), ()) == (None,)
+
+
 def test_one_module_takes_one_kind() -> None:
     assert "Cannot use both" in PROGRAMS[NEWEST]["both_hooks"]["error"]
 

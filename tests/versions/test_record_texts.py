@@ -177,10 +177,10 @@ def test_a_vector_of_one_entry_for_a_number_was_accepted_once() -> None:
         ran = recording("programs", build)["programs"]["vector_of_one_entry"]
         lines = ran["stdout"].splitlines()
         if tuple(map(int, build.split("."))) <= (1, 2, 0):
-            assert lines == ["()", "[3.0, 3.0]", "[3.0, 3.0]"]
+            assert lines == ["()", "the same as nothing: True"]
             assert ran["error"] is None
         else:
-            assert lines == ["()", "[3.0, 3.0]"]
+            assert lines == ["()"]
             assert ran["error"].startswith("RuntimeError: Mismatch in shape: ")
 
 
@@ -190,6 +190,31 @@ def test_the_cudnn_convolution_takes_a_bias_before_1_5_and_not_since() -> None:
         lines = ran["stdout"].splitlines()
         with_bias = {"weight, bias" in it for it in lines if "convolution(" in it}
         assert with_bias == {tuple(map(int, build.split("."))) < (1, 5)}
+
+
+def test_the_old_hook_is_a_hook_on_the_last_node_in_every_build() -> None:
+    attached: dict[str, str] = {}
+    for build in BUILDS:
+        ran = recording("programs", build)["programs"]
+        lines = ran["node_hook_alike"]["stdout"].splitlines()
+        assert len(lines) == 4
+        assert all(it.endswith("last node: True") for it in lines)
+        first, *_, last = ran["hook_source"]["stdout"].splitlines()
+        assert first == "grad_fn = var.grad_fn"
+        assert last.strip().startswith("grad_fn.register_hook(")
+        attached[build] = ran["hook_source"]["stdout"]
+    added = set(attached["1.7.1"].splitlines()) - set(attached["1.2.0"].splitlines())
+    assert len(added) == 3  # of the loop: hooks for all modules stand before its own
+    assert any("_global_backward_hooks" in it for it in added)
+
+
+def test_a_larger_vector_was_summed_once() -> None:
+    for build in BUILDS:
+        ran = recording("programs", build)["programs"]["vector_of_another_shape"]
+        was = tuple(map(int, build.split("."))) <= (1, 2, 0)
+        shown = ["(1, 10)"] + ["[[20.0, 20.0, 20.0]]"] * was
+        assert ran["stdout"].splitlines() == shown
+        assert (ran["error"] is None) == was
 
 
 def test_the_old_hook_warns_from_1_8_on() -> None:

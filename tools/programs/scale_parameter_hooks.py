@@ -1,15 +1,19 @@
 import torch
 
 
+def half(g):
+    return None if g is None else g / 2
+
+
 def halve(module, grad_input, grad_output):
-    return tuple(g / 2 for g in grad_input)
+    return tuple(map(half, grad_input))
 
 
 layer = torch.nn.Linear(2, 1)
 layer.weight.data.fill_(1)
 layer.register_full_backward_hook(halve)
 for parameter in layer.parameters():
-    parameter.register_hook(lambda g: g / 2)
+    parameter.register_hook(half)
 x = torch.ones(1, 2, requires_grad=True)
 layer(x).sum().backward()
 print("x", x.grad.tolist())

@@ -1,5 +1,7 @@
 import torch
 
-x = torch.ones(2, 3, requires_grad=True)
-out = torch.mm(x, torch.ones(3, 4))
-out.backward(torch.ones(4, 4))
+x = torch.ones(1, 3, requires_grad=True)
+out = torch.mm(x, torch.ones(3, 10))
+print(tuple(out.shape))
+out.backward(torch.ones(2, 10))
+print(x.grad.tolist())
