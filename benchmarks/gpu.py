@@ -1,15 +1,23 @@
 """Both benchmarks on a GPU, with larger networks, compiled ways and kernel launches.
 
-make bench DEVICE=cuda            writes benchmarks/results/<name of the GPU>.json
-python -m benchmarks.gpu --quick  tiny networks, on any device: does it work at all?
+make bench DEVICE=cuda             writes benchmarks/results/<name of the GPU>.json
+python -m benchmarks.gpu --resume  carries on with that file, where a run was cut off
+python -m benchmarks.gpu --quick   tiny networks, on any device: does it work at all?
+
+What was measured is in the file at once, and an error is a row of it: a machine that
+is lent for minutes may go away at any time.
 """
 
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +25,32 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradlib
 from benchmarks import gpu_nets, jacobian, jacobian_nets, nets, recorder, timing
-from benchmarks.jacobian_ways import OURS, Contender, contenders
+from benchmarks.jacobian_ways import OURS, Contender, contenders, loop, serious
 from benchmarks.memory import measure_memory
 from benchmarks.report import as_text
 
 RESULTS = Path(__file__).parent / "results"
-COMPILED = ("is_grads_batched", "vmap(jacrev)", "vmap(jacfwd)", "jacrev of the sum")
-"""The ways that are measured under torch.compile too."""
+COMPILED = (
+    "is_grads_batched",
+    "vmap(jacrev)",
+    "vmap(jacfwd)",
+    "jacrev of the sum",
+    "replicate",
+)
+"""The ways that are measured under torch.compile too: it would unroll the others."""
 
 REPLAYED = (OURS, "is_grads_batched")
 """Those that a CUDA graph replays too: what calling would take without Python."""
+
+COMPARED = (OURS, "is_grads_batched", "vmap(jacrev)")
+"""Those that are measured in each of `NUMBERS`."""
+
+NUMBERS = {
+    "float32": (torch.float32, False),
+    "float32, TF32": (torch.float32, True),
+    "bfloat16": (torch.bfloat16, False),
+}
+"""The dtypes of a network and its batch, and whether products may use TF32."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "all on the GPU": {},
@@ -38,8 +62,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 Result = dict[str, Any]
 
 
+class Step(NamedTuple):
+    """One part of the benchmark on one network: what is lost where it is cut off."""
+
+    part: str
+    net: str
+    run: Callable[[], Result | list[Result]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, and write the results file."""
+    """Measure, write the results file after each step, and print the tables."""
     options = _options(arguments)
     device = torch.device(options.device)
     if options.quick:
@@ -48,55 +80,137 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         recorded = gpu_nets.recorded(device)
         differentiated = gpu_nets.differentiated(device)
-    results = measure(recorded, differentiated, options.rounds, device)
-    print(as_text(results["recorder"]))
-    print(jacobian.as_text(results["jacobian"]))
     out = options.out or (not options.quick and RESULTS / f"{_file_name(device)}.json")
+    begun = json.loads(out.read_text()) if options.resume and out else None
+
+    def save(results: Result) -> None:
+        if out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = out.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(results, indent=1) + "\n")
+            unfinished.replace(out)  # whole, whenever the machine goes away
+
+    with tf32(allowed=False):  # where a row says nothing else
+        results = measure(
+            _steps(recorded, differentiated, options.rounds, device), begun, save
+        )
+    _print(results)
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
         print(f"\nwritten to {out}")
 
 
 def measure(
+    steps: Sequence[Step], begun: Result | None, save: Callable[[Result], None]
+) -> Result:
+    """Return all results, ready to be written as JSON.
+
+    Args:
+        steps: What to measure.
+        begun: The results of a run that was cut off; ``None`` to begin anew.
+        save: Called with what there is after each step.
+    """
+    here = {
+        "benchmark": "gpu",
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+    }
+    if begun is not None and {key: begun.get(key) for key in here} != here:
+        raise SystemExit(f"--resume: the file was not begun with {here}.")
+    results: Result = begun or here | {"done": [], "failed": []}
+    for step in steps:
+        name = [step.part, step.net]
+        if name in results["done"]:
+            continue
+        torch.compiler.reset()  # it compiles code so many times only, of all networks
+        try:
+            _add(results, step.part, step.run())
+        except Exception as error:
+            results["failed"].append(
+                {"part": step.part, "net": step.net, "error": _said(error)}
+            )
+        results["done"].append(name)
+        save(results)
+    return results
+
+
+def _add(results: Result, part: str, found: Result | list[Result]) -> None:
+    """Add what was found to the rows of a part; the first says how it was measured."""
+    if isinstance(found, list):
+        results.setdefault(part, []).extend(found)
+        return
+    known = results.setdefault(part, found)
+    if known is not found:
+        for key in ("times", "memory", "rows", "plans"):
+            known.get(key, []).extend(found.get(key, []))
+
+
+def _steps(
     recorded: list[nets.Net],
     differentiated: list[jacobian_nets.Net],
     rounds: int,
     device: torch.device,
-) -> Result:
-    """Return all results, ready to be written as JSON."""
-    ways = contenders()
-    ways += [
-        *(compiled(it) for it in ways if it.name in COMPILED),
-        *(replayed(it) for it in ways if it.name in REPLAYED),
-    ]
-    return {
-        "benchmark": "gpu",
-        "cuda": torch.version.cuda,
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "recorder": recorder.measure(
-            recorder.Plan(recorded, recorded, (1,), rounds), device
-        ),
-        "jacobian": jacobian.measure(differentiated, ways, (1,), rounds, device),
-        "kept": [row for net in recorded for row in _kept(net, rounds, device)],
-        "launches": [
-            {"net": net.name, "contender": one.name, "launches": launches(call, device)}
-            for net in differentiated
-            for one in ways[:1]
-            for call in [one.prepare(net.model, net.x, torch.Size())]
-        ],
+) -> list[Step]:
+    """Return what to measure; last what may leave the device in a bad state."""
+    ways = [ready(it) for it in contenders()]
+    ways += [compiled(it) for it in contenders() if it.name in COMPILED]
+    plain = [it for it in contenders() if it.name in REPLAYED]
+    graphs = [ready(it) for it in plain] + [replayed(it) for it in plain]
+    compared = [ready(it) for it in contenders() if it.name in COMPARED]
+    counted = [ready(it) for it in serious()]
+
+    def table(net: jacobian_nets.Net) -> Result:
+        found = jacobian.measure([net], ways, (1,), rounds, device)
+        _require_ratios(found["rows"])
+        return found
+
+    def graphed(net: jacobian_nets.Net) -> list[Result]:
+        return jacobian.measure([net], graphs, (1,), rounds, device)["rows"]
+
+    def hooks(net: nets.Net) -> Result:
+        return recorder.measure(recorder.Plan([net], [net], (1,), rounds), device)
+
+    of_recorder = {"recorder": hooks, "kept": partial(_kept, rounds, device)}
+    of_jacobian = {
+        "jacobian": table,
+        "numbers": partial(_numbers, compared, rounds, device),
+        "launches": partial(_launches, counted, device),
+        "replayed": graphed,
     }
+    return [
+        *(
+            Step(part, net.name, partial(run, net))
+            for part, run in of_recorder.items()
+            for net in recorded
+        ),
+        *(
+            Step(part, net.name, partial(run, net))
+            for part, run in of_jacobian.items()
+            for net in differentiated
+        ),
+    ]
+
+
+# Ways
+
+
+def ready(one: Contender) -> Contender:
+    """Return a way that was used once: torch loads a GPU's code at its first use."""
+
+    def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
+        call = one.prepare(model, x, shape)
+        call()
+        return call
+
+    return replace(one, prepare=prepare)
 
 
 def compiled(one: Contender) -> Contender:
     """Return a way under torch.compile; what compiling takes is not timed."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
-        call = torch.compile(one.prepare(model, x, shape))
-        call()
-        return call
+        return torch.compile(one.prepare(model, x, shape))
 
-    return Contender(f"{one.name}, compiled", prepare, one.needs, one.against)
+    return ready(replace(one, name=f"{one.name}, compiled", prepare=prepare))
 
 
 def replayed(one: Contender) -> Contender:
@@ -119,7 +233,66 @@ def replayed(one: Contender) -> Contender:
 
         return replay
 
-    return Contender(f"{one.name}, replayed", prepare, one.needs, one.against)
+    return replace(one, name=f"{one.name}, replayed", prepare=prepare)
+
+
+@contextmanager
+def tf32(*, allowed: bool) -> Generator[None]:
+    """Say whether products and convolutions may use TF32."""
+    # The stubs take torch.backends.cudnn for a module that has no such attribute.
+    matmul, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+# Parts
+
+
+def _numbers(
+    ways: list[Contender], rounds: int, device: torch.device, net: jacobian_nets.Net
+) -> list[Result]:
+    """Return what other numbers than float32's take, and how far off they are."""
+    truth = loop(deepcopy(net.model).double(), net.x.double())
+    rows: dict[str, Result] = {}
+    turns: dict[str, timing.Turn] = {}
+    for numbers, (dtype, allowed) in NUMBERS.items():
+        model, x = deepcopy(net.model).to(dtype), net.x.to(dtype)
+        for one in ways:
+            label = f"{one.name}, {numbers}"
+            row: Result = {"net": net.name, "numbers": numbers, "contender": one.name}
+            rows[label] = row
+            try:
+                with tf32(allowed=allowed):
+                    call = one.prepare(model, x, truth.shape)
+                    apart = (call().double() - truth).abs().max() / truth.abs().max()
+                row["difference"] = apart.item()
+                turns[label] = timing.Turn(_turn(call, device, allowed=allowed))
+            except Exception as error:
+                row["skipped"] = f"it raises {_said(error)}"
+    samples = timing.interleave(turns, rounds, f"{net.name}, numbers")
+    for label, taken in samples.items():
+        rows[label]["ms"] = timing.spread(taken)
+    return list(rows.values())
+
+
+def _launches(
+    ways: list[Contender], device: torch.device, net: jacobian_nets.Net
+) -> list[Result]:
+    """Return how many kernels each way launches."""
+    rows: list[Result] = []
+    for one in ways:
+        row: Result = {"net": net.name, "contender": one.name, "launches": None}
+        rows.append(row)
+        try:
+            call = one.prepare(net.model, net.x, torch.Size())
+            row["launches"] = launches(call, device)
+        except Exception as error:
+            row["skipped"] = f"it raises {_said(error)}"
+    return rows
 
 
 def launches(call: Callable[[], object], device: torch.device) -> int | None:
@@ -134,7 +307,7 @@ def launches(call: Callable[[], object], device: torch.device) -> int | None:
     return sum(it.count for it in profiler.key_averages() if "LaunchKernel" in it.key)
 
 
-def _kept(net: nets.Net, rounds: int, device: torch.device) -> list[Result]:
+def _kept(rounds: int, device: torch.device, net: nets.Net) -> list[Result]:
     """Return what recording a step takes, by where what is recorded is kept."""
     calls = {name: _recording(net, options) for name, options in OPTIONS.items()}
     turns = {name: timing.Turn(_turn(call, device)) for name, call in calls.items()}
@@ -166,12 +339,40 @@ def _recording(net: nets.Net, options: dict[str, Any]) -> Callable[[], object]:
     return call
 
 
-def _turn(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
+def _turn(
+    call: Callable[[], object], device: torch.device, *, allowed: bool = False
+) -> Callable[[], float]:
     def turn() -> float:
-        call()
-        return timing.milliseconds(call, device)
+        with tf32(allowed=allowed):
+            call()
+            return timing.milliseconds(call, device)
 
     return turn
+
+
+def _require_ratios(rows: list[Result]) -> None:
+    """Raise where there is nothing that the ways could be held against."""
+    skipped = {row["contender"]: row["skipped"] for row in rows if row.get("skipped")}
+    if OURS in skipped or all(
+        row["contender"].startswith(OURS) for row in rows if "ms" in row
+    ):
+        raise RuntimeError(f"nothing to compare: {skipped}")
+
+
+# Words and files
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def _print(results: Result) -> None:
+    if "recorder" in results:
+        print(as_text(results["recorder"]))
+    if "jacobian" in results:
+        print(jacobian.as_text(results["jacobian"]))
+    for row in results["failed"]:
+        print(f"{row['part']}, {row['net']}: {row['error']}")
 
 
 def _file_name(device: torch.device) -> str:
@@ -185,6 +386,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:1")
     parser.add_argument("--rounds", type=int, default=20, help="at least two")
     parser.add_argument("--quick", action="store_true", help="one tiny network each")
+    parser.add_argument("--resume", action="store_true", help="where it was cut off")
     parser.add_argument("--out", type=Path, help="where the results go")
     return parser.parse_args(arguments)
 

@@ -130,13 +130,13 @@ def _of_net(
         rows[one.name] = row
         try:
             row |= _tried(one, net, truth, device, known.get(one.name))
+            if row.get("skipped"):
+                continue
+            call = one.prepare(net.model, net.x, shape)
+            turn = _turn(call, _uses(call, row, device), device)
         except Exception as error:
             row["skipped"] = f"it raises {type(error).__name__}: {str(error)[:200]}"
             continue
-        if row.get("skipped"):
-            continue
-        call = one.prepare(net.model, net.x, shape)
-        turn = _turn(call, _uses(call, row, device), device)
         turns[one.name] = timing.Turn(turn, _every(row, rounds))
     samples = timing.interleave(turns, rounds, f"{net.name}, {label}")
     for name, taken in samples.items():
@@ -226,7 +226,7 @@ def _cells(row: Result) -> tuple[str, ...]:
     return (
         row["contender"],
         f"{row['ms']['median']:.3g}",
-        f"{row['to_gradlib']['median']:.2f}",
+        f"{row['to_gradlib']['median']:.2f}" if "to_gradlib" in row else "",
         f"{row['peak_bytes'] / 2**20:.1f}" if row["peak_bytes"] else "",
         f"{row['difference']:.0e}",
     )

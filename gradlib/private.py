@@ -66,6 +66,10 @@ grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
 # Switches that: torch.set_grad_enabled, bare.
 enable_grad: Callable[[bool], None] = _C._set_grad_enabled
 
+# Whether this thread works under a dispatch key; torch.autograd.grad's for batches.
+_key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_included
+_VMAP = _C._dispatch_key_parse("VmapMode")
+
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 
@@ -194,9 +198,9 @@ def graph_is_captured() -> bool:
 
 def gradients_are_batched() -> bool:
     """Tell whether several backward passes run at once: then values stand in."""
-    level = _C._vmapmode_increment_nesting()  # as torch.autograd.grad does for that
-    _C._vmapmode_decrement_nesting()
-    return level > 1 or values_are_stand_ins()
+    # Not the level that is counted meanwhile: a pass through a GPU's tensors runs in a
+    # thread of the device, which is handed the dispatch keys and not the level.
+    return _key_is_included(_VMAP) or values_are_stand_ins()
 
 
 def leaf_of(node: Node) -> Tensor | None:

@@ -102,6 +102,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
 def in_short(net: str, ways: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Return a network's row: our time, and those of others as multiples of it."""
     ours = ways[OURS]
+    peak = ours["peak_bytes"]  # None where a call takes long
     others = [
         row
         for name, row in ways.items()
@@ -115,7 +116,7 @@ def in_short(net: str, ways: dict[str, dict[str, Any]]) -> tuple[str, ...]:
         times(best),
         times(ways.get("gradlib, out=", {})),
         times(ways.get("gradlib, checked", {})),
-        f"{ours['peak_bytes'] / ours['result_bytes']:.1f} results",
+        f"{peak / ours['result_bytes']:.1f} results" if peak else "",
     )
 
 

@@ -1,6 +1,7 @@
 """Put the committed results of GPUs into the page that holds the marker.
 
-``make bench DEVICE=cuda`` writes them, a file for each GPU.
+``make bench DEVICE=cuda`` writes them, a file for each GPU. What it could not measure
+is said with its error.
 """
 
 import json
@@ -8,7 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from mkdocs_hooks import cache
-from mkdocs_hooks.benchmark_tables import jacobian, recorder, table, where
+from mkdocs_hooks.benchmark_tables import (
+    Rows,
+    grouped,
+    jacobian,
+    recorder,
+    table,
+    times,
+    where,
+)
 
 MARKER = '<div class="gpu-figures"></div>'
 NONE = "No GPU results are committed yet: nothing on this site was measured on a GPU."
@@ -35,23 +44,60 @@ def shown(results: dict[str, Any]) -> str:
 
 
 def _parts(results: dict[str, Any]) -> Iterator[str]:
-    device = results["recorder"]["machine"].get("gpu", "No GPU")
-    tf32 = "on" if results["tf32"] else "off"
-    yield f"### {device}"
-    yield f"CUDA {results['cuda']}, TF32 {tf32}. {where(results['recorder'])}"
-    yield "#### Recording"
-    yield from recorder(results["recorder"])
-    yield "Where what is recorded is kept:"
-    yield table(
-        ("network", "kept", "ms", "peak MiB", "held MiB", "kernel launches"),
-        [_kept(row) for row in results["kept"]],
-    )
-    yield "#### The Jacobian of every sample"
-    # Its tables have a heading for each number of threads, one on a GPU.
-    yield from [it for it in jacobian(results["jacobian"]) if not it.startswith("### ")]
-    yield table(
-        ("network", "kernel launches of a call"),
-        [(row["net"], _count(row)) for row in results["launches"]],
+    measured = [results[it] for it in ("recorder", "jacobian") if it in results]
+    for first in measured[:1]:
+        yield f"### {first['machine'].get('gpu', 'No GPU')}"
+        yield f"CUDA {results['cuda']}, TF32 off where a table says nothing else. " + (
+            where(first)
+        )
+    if "recorder" in results:
+        yield "#### Recording"
+        yield from recorder(results["recorder"])
+        yield _memory(results["recorder"]["memory"])
+    if "kept" in results:
+        yield "Where what is recorded is kept:"
+        yield table(
+            ("network", "kept", "ms", "peak MiB", "held MiB", "kernel launches"),
+            [_kept(row) for row in results["kept"]],
+        )
+    if "jacobian" in results:
+        yield "#### The Jacobian of every sample"
+        # Its tables have a heading for each number of threads, one on a GPU.
+        yield from [
+            it for it in jacobian(results["jacobian"]) if not it.startswith("### ")
+        ]
+    if "numbers" in results:
+        yield (
+            "In other numbers, with the error against float64 as a part of the largest "
+            "entry. With bfloat16 the weights and the batch are rounded too:"
+        )
+        yield _numbers(results["numbers"])
+    if "launches" in results:
+        yield "Kernels that a call launches:"
+        yield _launches(results["launches"])
+    if "replayed" in results:
+        yield "Replayed by a CUDA graph, which takes what calling takes without Python:"
+        yield _replayed(results["replayed"])
+    if results["failed"]:
+        yield "Not measured:"
+        yield table(
+            ("part", "network", "error"),
+            [
+                (it["part"], it["net"], _in_a_cell(it["error"]))
+                for it in results["failed"]
+            ],
+        )
+
+
+def _memory(rows: Rows) -> str:
+    return table(
+        ("network", "recorded by", "peak MiB", "held MiB"),
+        [
+            (row["net"], row["contender"], _in_a_cell(row["skipped"]), "")
+            if row["skipped"]
+            else (row["net"], row["contender"], *_mebibytes(row))
+            for row in rows
+        ],
     )
 
 
@@ -60,11 +106,64 @@ def _kept(row: dict[str, Any]) -> tuple[str, ...]:
         row["net"],
         f"`{row['kept']}`" if "=" in row["kept"] else row["kept"],
         f"{row['ms']['median']:.3g}",
-        f"{row['peak_bytes'] / 2**20:.1f}",
-        f"{row['held_bytes'] / 2**20:.1f}",
+        *_mebibytes(row),
         _count(row),
     )
 
 
+def _numbers(rows: Rows) -> str:
+    return table(
+        ("network", "numbers", "way", "ms", "error"),
+        [
+            (
+                row["net"],
+                row["numbers"],
+                row["contender"],
+                _cell(row),
+                f"{row['difference']:.0e}" if "difference" in row else "",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _launches(rows: Rows) -> str:
+    ways = list(dict.fromkeys(row["contender"] for row in rows))
+    counts = [
+        (net, {row["contender"]: _count(row) for row in of_net})
+        for net, of_net in grouped(rows, "net")
+    ]
+    return table(
+        ("network", *ways),
+        [(net, *(found.get(way, "") for way in ways)) for net, found in counts],
+    )
+
+
+def _replayed(rows: Rows) -> str:
+    return table(
+        ("network", "way", "ms", "of ours"),
+        [(row["net"], row["contender"], _cell(row), times(row)) for row in rows],
+    )
+
+
+def _mebibytes(row: dict[str, Any]) -> tuple[str, str]:
+    peak, held = row["peak_bytes"] / 2**20, row["held_bytes"] / 2**20
+    return f"{peak:.1f}", f"{held:.1f}"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    """Return what a way takes, or why it was left out."""
+    if row.get("skipped"):
+        return _in_a_cell(row["skipped"])
+    return f"{row['ms']['median']:.3g}"
+
+
 def _count(row: dict[str, Any]) -> str:
+    if row.get("skipped"):
+        return _in_a_cell(row["skipped"])
     return "" if row["launches"] is None else str(row["launches"])
+
+
+def _in_a_cell(text: str) -> str:
+    """Return an error's text so that a table's cell holds it."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -17,6 +17,7 @@ from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import of_tensors, run
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.out import (
     blocks_of,
     nested,
@@ -121,7 +122,11 @@ def per_sample_jacobian(
     """
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     if (chain := find_chain(fn, inputs, *asked)) is not None:
-        return evaluate(chain, out, create_graph=create_graph)
+        try:
+            return evaluate(chain, out, create_graph=create_graph)
+        except RuntimeError as error:  # what was free others may have taken since
+            if not is_out_of_memory(error):
+                raise
     return _from_one_graph(fn, inputs, *asked, check, progress)
 
 

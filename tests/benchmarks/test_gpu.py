@@ -28,19 +28,128 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_writes_what_it_promises(results: Path) -> None:
     found: dict[str, Any] = json.loads((results / "some-gpu.json").read_text())
     assert found["recorder"]["times"]
-    assert found["jacobian"]["rows"]
-    replayed = [
-        row for row in found["jacobian"]["rows"] if "replayed" in row["contender"]
-    ]
-    assert [row["contender"] for row in replayed] == [
+    assert found["recorder"]["memory"]
+    ways = {row["contender"] for row in found["jacobian"]["rows"]}
+    assert ways == {it.name for it in jacobian_ways.contenders()}
+    assert [row["contender"] for row in found["replayed"]] == [
+        "gradlib",
+        "is_grads_batched",
         "gradlib, replayed",
         "is_grads_batched, replayed",
     ]
     if not torch.cuda.is_available():
-        assert all("it raises" in row["skipped"] for row in replayed)
+        assert all("it raises" in row["skipped"] for row in found["replayed"][2:])
     assert [row["kept"] for row in found["kept"]] == [*gpu.OPTIONS]
     assert all(row["ms"]["median"] > 0 for row in found["kept"])
-    assert [row["launches"] for row in found["launches"]] == [None]
+    assert [row["launches"] for row in found["launches"]] == [None] * 8
+    assert found["failed"] == []
+    assert not list(results.glob("*.unfinished"))
+
+
+def test_other_numbers_are_measured(results: Path) -> None:
+    found: dict[str, Any] = json.loads((results / "some-gpu.json").read_text())
+    rows = {(it["numbers"], it["contender"]): it for it in found["numbers"]}
+    assert [*rows] == [(it, way) for it in gpu.NUMBERS for way in gpu.COMPARED]
+    assert all(row["ms"]["median"] > 0 for row in rows.values())
+    exact, coarse = (
+        rows[it, "gradlib"]["difference"] for it in ("float32", "bfloat16")
+    )
+    assert exact < 1e-5 < 1e-3 < coarse < 0.1
+
+
+def test_tf32_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def prepare(*_: object) -> Any:
+        def call() -> torch.Tensor:
+            flags = torch.backends.cuda.matmul, torch.backends.cudnn
+            seen.append((flags[0].allow_tf32, flags[1].allow_tf32))
+            return torch.ones(10, 2, 3)
+
+        return call
+
+    net = nets(CPU)[0]
+    way = jacobian_ways.Contender("a way", prepare)
+    monkeypatch.setattr(gpu, "NUMBERS", {"off": gpu.NUMBERS["float32"]})
+    gpu._numbers([way], 2, CPU, net)
+    assert {*seen} == {(False, False)}
+    seen.clear()
+    monkeypatch.setattr(gpu, "NUMBERS", {"on": (torch.float32, True)})
+    before = torch.backends.cudnn.allow_tf32
+    gpu._numbers([way], 2, CPU, net)
+    assert {*seen} == {(True, True)}
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
+def steps(*runs: Any) -> list[gpu.Step]:
+    return [gpu.Step("kept", f"net {i}", run) for i, run in enumerate(runs)]
+
+
+def broken() -> Any:
+    raise RuntimeError("it\n | breaks")
+
+
+def test_an_error_is_a_row_and_the_rest_is_measured() -> None:
+    found = gpu.measure(
+        steps(lambda: [{"n": 0}], broken, lambda: [{"n": 2}]), None, lambda _: None
+    )
+    assert found["kept"] == [{"n": 0}, {"n": 2}]
+    assert found["failed"] == [
+        {"part": "kept", "net": "net 1", "error": "RuntimeError: it\n | breaks"}
+    ]
+    assert "| kept | net 1 | RuntimeError: it \\| breaks |" in gpu_figures.shown(
+        {"failed": found["failed"]}
+    )
+
+
+def test_what_was_measured_is_there_when_the_machine_goes_away(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+
+    def away() -> Any:
+        raise KeyboardInterrupt
+
+    def save(found: Any) -> None:
+        file.write_text(json.dumps(found))
+
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(steps(lambda: [{"n": 0}], away), None, save)
+    begun = json.loads(file.read_text())
+    assert begun["kept"] == [{"n": 0}]
+    found = gpu.measure(steps(broken, lambda: [{"n": 1}]), begun, save)
+    assert found["kept"] == [{"n": 0}, {"n": 1}]
+    assert found["failed"] == []
+
+
+def test_two_releases_are_not_mixed() -> None:
+    begun = gpu.measure([], None, lambda _: None) | {"torch": "2.4.0"}
+    with pytest.raises(SystemExit, match="was not begun with"):
+        gpu.measure([], begun, lambda _: None)
+
+
+def test_networks_are_joined_in_one_table() -> None:
+    first: dict[str, Any] = {"torch": "2.13", "rows": [1], "plans": [2]}
+    found = gpu.measure(
+        [
+            gpu.Step("jacobian", "a", lambda: first),
+            gpu.Step("jacobian", "b", lambda: {"rows": [3], "plans": [4]}),
+        ],
+        None,
+        lambda _: None,
+    )
+    assert found["jacobian"] == {"torch": "2.13", "rows": [1, 3], "plans": [2, 4]}
+
+
+def test_a_network_on_which_ours_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Any:
+        raise RuntimeError("CUDA out of memory.")
+
+    ours = jacobian_ways.Contender(jacobian_ways.OURS, fails)
+    other = jacobian_ways.contenders()[5]
+    monkeypatch.setattr(gpu, "contenders", lambda: [ours, other])
+    monkeypatch.setattr(gpu, "COMPILED", ())
+    found = gpu.measure(gpu._steps([], nets(CPU)[:1], 2, CPU)[:1], None, lambda _: None)
+    assert "jacobian" not in found
+    assert "CUDA out of memory" in found["failed"][0]["error"]
 
 
 def test_the_page_shows_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +161,13 @@ def test_the_page_shows_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "Measured on 20" in text
     assert "tensor hooks by hand" in text
     assert "loop over outputs" in text
+    for numbers in gpu.NUMBERS:
+        assert f"| {numbers} | gradlib |" in text
+    assert "| network | kept | ms | peak MiB | held MiB | kernel launches |" in text
+    assert "| network | recorded by | peak MiB | held MiB |" in text
+    assert "| is_grads_batched, replayed |" in text
+    assert "| network | gradlib | loop over outputs |" in text
+    assert "Not measured" not in text
 
 
 def test_the_page_says_where_nothing_was_measured(
@@ -88,3 +204,31 @@ def test_the_larger_networks_are_what_their_names_say() -> None:
         assert net.model(net.x).shape[0] == len(net.x)
     for net in gpu_nets.recorded(torch.device("meta")):
         net.step()
+
+
+def test_every_network_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch gives up on a piece of code that it has compiled often enough.
+    ran: list[str] = []
+
+    def backend(module: Any, _: object) -> Any:
+        ran.append("compiled")
+        return module.forward
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call: compiler(call, backend=backend))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    way = gpu.compiled(
+        jacobian_ways.Contender("a way", lambda model, x, _: lambda: model(x))
+    )
+
+    functions: list[Any] = [torch.sin, torch.cos, torch.tan, torch.exp]
+
+    def use(number: int) -> list[dict[str, Any]]:
+        ran.clear()
+        way.prepare(functions[number], torch.ones(3), torch.Size())
+        return [{"compiled": ran == ["compiled"]}]
+
+    chosen = steps(*(lambda it=it: use(it) for it in range(4)))
+    found = gpu.measure(chosen, None, lambda _: None)
+    assert found["failed"] == []
+    assert found["kept"] == [{"compiled": True}] * 4

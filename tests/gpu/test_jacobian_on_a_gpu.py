@@ -20,7 +20,7 @@ def tf32(request: pytest.FixtureRequest) -> Iterator[bool]:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = request.param
     try:
-        with torch.backends.cudnn.flags(allow_tf32=request.param):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=request.param):
             yield request.param
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -88,6 +88,22 @@ def test_every_way_agrees(name: str, argnums: int | str) -> None:
     torch.testing.assert_close(found, reference)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_a_gpu(masked: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    layer.to(GPU).eval().requires_grad_(False)
+    mask = nn.Transformer.generate_square_subsequent_mask(16).to(GPU)
+    x = torch.randn(8, 16, 64, device=GPU)
+
+    def fn(it: Tensor) -> Tensor:
+        return layer(it, src_mask=mask if masked else None)
+
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    expected = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_nothing_waits_without_a_check() -> None:
     model, x = made("MLP", torch.float32)
     for mode in ("auto", "reverse", "loop"):
@@ -140,10 +156,9 @@ def test_where_memory_runs_out_chunks_get_smaller() -> None:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_what_does_not_fit_at_all_says_so() -> None:
-    model = nn.Linear(2048, 2048).to(GPU)
+@pytest.mark.parametrize("mode", ["auto", "reverse"])
+def test_what_does_not_fit_at_all_says_so(mode: str) -> None:
+    model = nn.Sequential(nn.Linear(2048, 2048), nn.Tanh()).to(GPU)
     x = torch.randn(16, 2048, device=GPU)
     with pytest.raises(OutOfBytesError, match="Memory ran out on cuda"):
-        gradlib.per_sample_jacobian(
-            model, x, mode="reverse", max_bytes=2**40, check=False
-        )
+        gradlib.per_sample_jacobian(model, x, mode=mode, max_bytes=2**40, check=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib.recording import notes
@@ -164,6 +165,58 @@ def test_another_stream_writes_to_what_was_kept() -> None:
         torch.cuda.current_stream().wait_stream(side)
     assert torch.equal(output, torch.zeros_like(output))
     assert torch.equal(recording["0"].output, expected)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_write_behind_the_back_of_autograd_is_not_seen(behind: bool) -> None:
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            with torch.no_grad():
+                (h.data if behind else h).mul_(2)
+            return self.second(h)
+
+    with gradlib.record(model := Doubles().to(GPU)) as recording:
+        model(batch())
+    before, now = recording["first"].output, recording["second"].args[0]
+    assert torch.equal(now, before if behind else 2 * before)
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_a_batched_backward_pass_is_left_out(reduce: Any) -> None:
+    # It runs in the thread of the device, which knows nothing of the vmap around it.
+    model, x = net().eval(), batch().requires_grad_()
+    with gradlib.record(model, reduce=reduce) as recording:
+        y = model(x)
+        v = torch.eye(2, device=GPU)[:, None].expand(2, *y.shape)
+        (rows,) = torch.autograd.grad(y, x, v, is_grads_batched=True, retain_graph=True)
+        torch.autograd.grad(y.sum(), x)
+    assert rows.shape == (2, *x.shape)
+    assert len(recording["0"].passes) == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_is_recorded_on_the_device(reentrant: bool) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            again = checkpoint(self.inner, x, use_reentrant=reentrant)
+            assert isinstance(again, Tensor)
+            return again.tanh()
+
+    model, x = Again().to(GPU), batch().requires_grad_()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    (call,) = recording.calls("inner")
+    torch.testing.assert_close(call.grad_input[0], x.grad)
+    torch.testing.assert_close(call.param_grads["weight"], model.inner.weight.grad)
 
 
 def test_a_graph_that_is_captured_is_not_recorded_and_is_right() -> None:

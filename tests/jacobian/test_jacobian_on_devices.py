@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import NoSuchWayError, OutOfBytesError
-from gradlib.jacobian import passes
+from gradlib.jacobian import passes, per_sample
+from gradlib.jacobian.fast.chains import result
+from gradlib.jacobian.fast.chains.chain import chain_of
+from gradlib.jacobian.fast.structure import chunks
+from gradlib.jacobian.fast.structure.named_axes import flat, fresh
+from gradlib.jacobian.fast.structure.program import Value
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import may_use_tf32
 from gradlib.jacobian.memory import free_bytes, room_on
@@ -94,6 +99,57 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.autograd, "grad", broken)
     with pytest.raises(NoSuchWayError, match="something else"):
         reverse()
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_a_chain_for_which_memory_runs_out_goes_in_chunks(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(*_: Any, **__: Any) -> Tensor:
+        raise OUT_OF_MEMORY[error]()
+
+    expected = gradlib.per_sample_jacobian(TANH, X)
+    monkeypatch.setattr(per_sample, "evaluate", limited)
+    torch.testing.assert_close(gradlib.per_sample_jacobian(TANH, X), expected)
+
+
+def test_another_error_in_a_chain_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(per_sample, "evaluate", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        gradlib.per_sample_jacobian(TANH, X)
+
+
+def test_on_other_devices_than_the_cpu_a_chain_goes_in_few_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(result, "IN_CACHE", 1)
+
+    def at_once(device: str) -> int:
+        net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+        chain = chain_of(net.to(device), (torch.zeros(512, 64, device=device),))
+        assert chain is not None
+        return result.samples_at_once(chain)
+
+    assert at_once("cpu") == 1
+    assert at_once("meta") >= 512
+
+
+def test_on_other_devices_than_the_cpu_sums_of_products_go_in_few_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 1)
+    rows, turns = flat(fresh([8, 16])), {}
+    value = Value(rows, (), lambda *_: torch.empty(()))
+    last = Value(rows, (value,), lambda *_: torch.empty(()))
+    for device in ("cpu", "meta"):
+        run = chunks.Run([value, last], rows, torch.empty((), device=device))
+        turns[device] = run.turns
+    assert turns == {"cpu": 8 * 16, "meta": 1}
 
 
 def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     require_same(fn, double(1 + seed % 4, 4))
     if seed % 2:
-        monkeypatch.setattr(straight, "in_caches", lambda: 1)
+        monkeypatch.setattr(straight, "in_caches", lambda _: 1)
         require_same(fn, double(5, 4))
 
 

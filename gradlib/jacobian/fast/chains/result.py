@@ -18,6 +18,9 @@ IN_CACHE = 2**20
 MAPS_IN_CACHE = 2**22
 """The same where there are convolutions: the more at once, the faster they are."""
 
+FILLING = 2**26
+"""The same on other devices, which want much at once to be busy: not measured."""
+
 SMALL = 2**20
 """Up to how many entries there is always room, unless somebody says otherwise."""
 
@@ -29,13 +32,16 @@ def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
     if chain.order.entries <= IN_CACHE and not chain.maps.layers:
         return chain.x.shape[0]
-    most = MAPS_IN_CACHE if chain.maps.layers else in_caches()
+    most = in_caches(chain.x)
+    if chain.maps.layers and chain.x.device.type == "cpu":
+        most = MAPS_IN_CACHE
     return max(1, most // max(1, _entries(chain)))
 
 
-def in_caches() -> int:
-    """Return how many entries are worked on at a time, by all threads together."""
-    return IN_CACHE * torch.get_num_threads()
+def in_caches(like: Tensor) -> int:
+    """Return how many entries are worked on at a time, by all of a device."""
+    on_cpu = like.device.type == "cpu"
+    return IN_CACHE * torch.get_num_threads() if on_cpu else FILLING
 
 
 def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:

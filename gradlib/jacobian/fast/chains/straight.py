@@ -74,7 +74,7 @@ class Straight(NamedTuple):
         made = in_parts(
             (graph.batch, graph.rows(0), graph.columns(0)),
             graph.points[0].detach(),
-            _at_once(self.order),
+            _at_once(self.order, graph.points[0]),
             self._of,
             None if out is None else out[0, 0],
             columns=is_by_columns(self.order.tree),
@@ -124,15 +124,15 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
     widths = [it.shape[1] for it in factors.matrices] + [root.shape[1]]
     bent = tuple(map(bool, factors.bends[1:]))
     order = orders.best(tuple(widths), bent, graph.batch)
-    samples = min(graph.batch, _at_once(order))
+    samples = min(graph.batch, _at_once(order, root))
     size = order.each * samples * root.element_size()
     if size > plan.max_bytes - plan.result_bytes:
         return None
     return Straight(factors, order, size)
 
 
-def _at_once(order: orders.Order) -> int:
-    return max(1, in_caches() // max(1, order.each))
+def _at_once(order: orders.Order, like: Tensor) -> int:
+    return max(1, in_caches(like) // max(1, order.each))
 
 
 def _read(root: Tensor, point: Tensor) -> Factors | None:

@@ -12,7 +12,10 @@ from gradlib.jacobian.fast.structure.named_axes import Axis
 from gradlib.jacobian.fast.structure.program import Now, Slices, Value
 
 CHUNK = 2**21
-"""How many bytes a value takes at most, where fewer rows make it smaller."""
+"""How many bytes a value takes at most on a CPU, where fewer rows make it smaller."""
+
+FILLING = 2**28
+"""The same on other devices, which want much at once to be busy: not measured."""
 
 
 @dataclass
@@ -39,7 +42,7 @@ class _State:
 
 
 def _slicing(
-    values: Sequence[Value], rows: Sequence[Axis], size: int
+    values: Sequence[Value], rows: Sequence[Axis], size: int, most: int
 ) -> dict[Axis, int]:
     """Return which axes of Y to slice, and how long a slice of each is."""
     steps: dict[Axis, int] = {}
@@ -49,9 +52,9 @@ def _slicing(
         taken = [
             size * _entries(it, steps) for it in values if it.parts and axis in it.axes
         ]
-        most = CHUNK // max(taken, default=1)
-        if most >= 1:
-            steps[axis] = min(axis.size, most)
+        fit = most // max(taken, default=1)
+        if fit >= 1:
+            steps[axis] = min(axis.size, fit)
             break
     return steps
 
@@ -78,7 +81,8 @@ class Run:
         """
         self.last = values[-1]
         self.size = like.element_size()
-        self.steps = _slicing(values, rows, self.size)
+        most = CHUNK if like.device.type == "cpu" else FILLING
+        self.steps = _slicing(values, rows, self.size, most)
         self.sliced = sliced = list(self.steps)
         self.room = Room(like)
         self.states = {value: _State() for value in values}
@@ -89,7 +93,7 @@ class Run:
             for part in value.parts:
                 self.states[part].uses += 1
             state.grain = max(self.states[part].grain for part in value.parts)
-            while self._bytes(value) > CHUNK and state.grain < len(sliced):
+            while self._bytes(value) > most and state.grain < len(sliced):
                 state.grain += 1
         self.states[self.last].grain = len(sliced)
         for value in values:
