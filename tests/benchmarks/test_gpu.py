@@ -216,7 +216,6 @@ def test_every_network_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda call: compiler(call, backend=backend))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     way = gpu.compiled(
         jacobian_ways.Contender("a way", lambda model, x, _: lambda: model(x))
     )
@@ -229,6 +228,7 @@ def test_every_network_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None
         return [{"compiled": ran == ["compiled"]}]
 
     chosen = steps(*(lambda it=it: use(it) for it in range(4)))
-    found = gpu.measure(chosen, None, lambda _: None)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        found = gpu.measure(chosen, None, lambda _: None)
     assert found["failed"] == []
     assert found["kept"] == [{"compiled": True}] * 4

@@ -14,6 +14,7 @@ DOCS = figures.cache.ROOT / "docs"
 FIGURE = DOCS / "assets" / "readme-figure.svg"
 PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".avif"}
 NUMBER = re.compile(r"-?\d+\.\d+")
+NAMED_AFTER_NUMBERS = re.compile(r"\b[mp][0-9a-f]{10}\b")
 
 
 def drawn() -> str:
@@ -27,8 +28,10 @@ def drawn() -> str:
 def differences(a: str, b: str) -> list[str]:
     """Say where two drawings differ, other than by a fraction of a point.
 
-    Another processor rounds otherwise, and the last digits of a coordinate follow.
+    Another processor rounds otherwise, and the last digits of a coordinate follow, and
+    so do the names of shapes, which are made of them.
     """
+    a, b = (NAMED_AFTER_NUMBERS.sub("", it) for it in (a, b))
     if NUMBER.sub("#", a) != NUMBER.sub("#", b):
         return ["they do not have the same parts"]
     pairs = zip(NUMBER.findall(a), NUMBER.findall(b), strict=True)
