@@ -77,8 +77,9 @@ class Copies:
 
     def wait(self) -> None:
         """Wait until all are made."""
-        while self._makers:
-            torch.cuda.synchronize(self._makers.pop())
+        for device in tuple(self._makers):  # forgotten only then: others may wait too
+            torch.cuda.synchronize(device)
+            self._makers.discard(device)
 
 
 def keeper(

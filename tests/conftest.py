@@ -42,7 +42,8 @@ def default_device(request: pytest.FixtureRequest) -> None:
 
         folder = request.path.relative_to(ROOT / "tests").parts[0]
         is_librarys = folder in LIBRARY or request.path.parent == ROOT / "tests"
-        torch.set_default_device(DEVICE if is_librarys else None)
+        of_cpu = request.node.get_closest_marker("cpu") is not None
+        torch.set_default_device(DEVICE if is_librarys and not of_cpu else None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

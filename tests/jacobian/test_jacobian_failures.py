@@ -211,7 +211,7 @@ class ByNumpy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         del ctx
-        return torch.from_numpy(2 * grads[0].detach().numpy())
+        return torch.from_numpy(2 * grads[0].detach().cpu().numpy()).to(grads[0])
 
 
 class WithHooks(nn.Module):
@@ -483,7 +483,7 @@ def under_no_grad(x: Tensor) -> Tensor:
 
 
 def by_numpy(x: Tensor) -> Tensor:
-    return x + torch.from_numpy(numpy.sin(x.detach().double().numpy())).to(x)
+    return x + torch.from_numpy(numpy.sin(x.detach().double().cpu().numpy())).to(x)
 
 
 def one_way_only(x: Tensor) -> Tensor:
@@ -571,7 +571,7 @@ def test_without_check_a_cut_path_is_let_be() -> None:
 
 def logged(x: Tensor) -> Tensor:
     logging.getLogger(__name__).debug("mean %s", x.detach().mean().item())
-    logging.getLogger(__name__).debug("all %s", x.detach().double().numpy().sum())
+    logging.getLogger(__name__).debug("all %s", x.detach().double().cpu().numpy().sum())
     return x.sin()
 
 
@@ -710,7 +710,7 @@ APART: dict[str, Callable[[Tensor], Any]] = {
     "another one beside it": lambda x: (x.sin(), x.detach()),
     "a constant": lambda x: torch.ones(len(x), 2, requires_grad=True) * 2,
     "a cast to integers": lambda x: x.long().to(x),
-    "NumPy": lambda x: torch.from_numpy(x.detach().numpy()),
+    "NumPy": lambda x: torch.from_numpy(x.detach().cpu().numpy()).to(x),
     "item": lambda x: torch.tensor([it.item() for it in x[:, 0]], dtype=x.dtype),
     "a comparison": lambda x: (x > 0).to(x),
 }

@@ -203,6 +203,7 @@ def test_auto_takes_the_cheapest(widths: tuple[int, ...], mode: str) -> None:
             assert float(rows[way][3]) == pytest.approx(plan.work[way], rel=0.01)
 
 
+@pytest.mark.cpu
 def test_large_convolutions_go_row_by_row() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 2))
     plan = gradlib.plan_jacobian(model, torch.randn(4096, 2, 8))

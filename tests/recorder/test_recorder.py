@@ -622,7 +622,10 @@ def test_a_parameter_passed_as_an_argument() -> None:
 
 def test_autocast() -> None:
     net = Net()
-    with gradlib.record(net) as recording, torch.autocast("cpu", torch.bfloat16):
+    with (
+        gradlib.record(net) as recording,
+        torch.autocast(torch.get_default_device().type, torch.bfloat16),
+    ):
         net(torch.randn(4, 3)).sum().backward()
     for name in ("fc1", "fc2", "fc3"):
         call = recording[name]
@@ -633,7 +636,10 @@ def test_autocast() -> None:
 
 def test_autocast_reuses_the_cast_of_a_weight() -> None:
     model = Thrice()
-    with gradlib.record(model) as recording, torch.autocast("cpu", torch.bfloat16):
+    with (
+        gradlib.record(model) as recording,
+        torch.autocast(torch.get_default_device().type, torch.bfloat16),
+    ):
         model(torch.randn(2, 4)).sum().backward()
     calls = recording.calls("f")
     for call in calls:
@@ -808,6 +814,7 @@ def test_the_order_of_additions_is_kept() -> None:
         assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.cpu
 def test_memory_shared_with_numpy() -> None:
     buffer = torch.zeros(1, 2)
     array = buffer.numpy()

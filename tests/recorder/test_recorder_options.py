@@ -514,6 +514,7 @@ def test_reducing_keeps_no_big_tensor(options: dict[str, Any], twice: bool) -> N
 # device=
 
 
+@pytest.mark.cpu
 def test_kept_on_the_cpu() -> None:
     model = Net()
     x = torch.randn(2, 3, requires_grad=True)
@@ -555,6 +556,7 @@ def test_the_device_is_honoured(model: nn.Module, reduce: Any) -> None:
 # All together
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "reentrant",
     [

@@ -949,6 +949,7 @@ def _in_threads(*functions: Callable[[], object]) -> None:
         raise errors[0]
 
 
+@pytest.mark.cpu
 def test_two_threads_run_one_model() -> None:
     model = Net()
     inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(4)]
@@ -964,6 +965,7 @@ def test_two_threads_run_one_model() -> None:
         assert_close(sum(shares), parameter.grad)
 
 
+@pytest.mark.cpu
 def test_two_threads_run_two_models() -> None:
     model: Any = nn.ModuleList([Net(), Net()])
     inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
@@ -1357,6 +1359,7 @@ def test_statistics_of_a_view_that_is_overwritten() -> None:
     assert_close(recording["left"].grad_output, (expected,))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("way", ["data", "set data", "numpy"])
 def test_a_hidden_tensor_changed_behind_the_back_of_torch(way: str) -> None:
     class Model(Net):

@@ -240,7 +240,7 @@ def test_a_histogram_counts_entries_by_magnitude() -> None:
         tops, edges, baseline = ridge.get_data()
         heights = np.asarray(baseline) - np.asarray(tops)
         grads = [call.grad_output[0] for call in recording.calls(str(row))]
-        entries = torch.cat(grads).flatten().double().abs().log10().numpy()
+        entries = torch.cat(grads).flatten().double().abs().log10().cpu().numpy()
         counts, _ = np.histogram(entries, edges)
         np.testing.assert_allclose(heights, counts / counts.max() * 0.8, atol=1e-9)
         assert row - 0.5 < np.asarray(tops).min() < row

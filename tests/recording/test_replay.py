@@ -309,17 +309,17 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 def test_autocast() -> None:
     model = Thrice()
     with gradlib.record(model) as recording:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             output = model(torch.randn(2, 4))
         loss_of(output).backward()
     call = recording["f", 1]
     assert call.output.dtype == torch.bfloat16
     assert_replays(recording, model, rtol=0.02, atol=0.02)
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(torch.get_default_device().type, torch.float16):
         assert_replays(recording, model, rtol=0.02, atol=0.02)
     with gradlib.record(model) as recording:  # and none where one is around
         loss_of(model(torch.randn(2, 4))).backward()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         assert_replays(recording, model)
 
 
@@ -602,6 +602,7 @@ def test_one_tensor_in_two_places_stays_one() -> None:
     assert_replays(recording, model)
 
 
+@pytest.mark.cpu
 def test_kept_elsewhere() -> None:
     model = Residual()
     with gradlib.record(model, device="cpu", modules="f") as recording:
@@ -806,7 +807,7 @@ def test_an_exception_leaves_everything_as_it_was(when: str) -> None:
     before = everything(model)
     with (
         torch.no_grad(),
-        torch.autocast("cpu", torch.bfloat16),
+        torch.autocast(torch.get_default_device().type, torch.bfloat16),
         pytest.raises(
             gradlib.CannotReplayError, match="again raised KeyError"
         ) as caught,

@@ -442,7 +442,7 @@ def test_autocast(backward_inside: bool) -> None:
     net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     weights = torch.randn(2, 5, 8)
     with gradlib.record(net) as recording:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             loss = (net(torch.randn(2, 5, 8)).float() * weights).sum()
             if backward_inside:
                 loss.backward()

@@ -306,7 +306,7 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "is a list of numbers",
     ),
     "array": (
-        lambda: outer(ones(4, 4).numpy()),
+        lambda: outer(ones(4, 4).cpu().numpy()),
         "GL104",
         "grad_outputs",
         "is of type ndarray",

@@ -278,7 +278,7 @@ class _Own(torch.autograd.Function):
 
 
 def _half(x: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         return F.linear(x, torch.ones(4, 4)).float()
 
 
