@@ -46,18 +46,51 @@ def tensor_hooks(model: nn.Module) -> Generator[Calls]:
         call = Call(name, args, output)
         recorded.calls.append(call)
         outputs = output if isinstance(output, tuple) else (output,)
-        # A hook that held the call would hold its output: a circle through autograd's
-        # graph, which the garbage collector does not see. It holds a dict of gradients.
-        for tensors, grads in ((args, call.grad_input), (outputs, call.grad_output)):
-            for i, tensor in enumerate(tensors):
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
-                    tensor.register_hook(partial(grads.__setitem__, i))
+        _hook_each(args, call.grad_input)
+        _hook_each(outputs, call.grad_output)
 
     handles = [
         module.register_forward_hook(partial(after_forward, name))
         for name, module in model.named_modules()
     ]
     handles += _hook_parameters(model, recorded)
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def tensor_hooks_on_aliases(model: nn.Module) -> Generator[Calls]:
+    """Record with hooks on tensors, of which each module gets aliases of its own.
+
+    ``grad_input`` is this call's share: nobody else uses the alias. The module gets
+    other tensors than without, which must not be overwritten.
+    """
+    recorded = Calls()
+    begun: list[Call] = []
+
+    def before_forward(name: str, _module: object, args: Any) -> Any:
+        call = Call(name, args, None)
+        begun.append(call)
+        aliases = tuple(x.view_as(x) if isinstance(x, Tensor) else x for x in args)
+        _hook_each(aliases, call.grad_input)
+        return aliases
+
+    def after_forward(_module: object, _args: object, output: Any) -> None:
+        call = begun.pop()
+        call.output = output
+        recorded.calls.append(call)
+        outputs = output if isinstance(output, tuple) else (output,)
+        _hook_each(outputs, call.grad_output)
+
+    handles = _hook_parameters(model, recorded)
+    for name, module in model.named_modules():
+        handles += [
+            module.register_forward_pre_hook(partial(before_forward, name)),
+            module.register_forward_hook(after_forward),
+        ]
     try:
         yield recorded
     finally:
@@ -95,6 +128,14 @@ def full_backward_hooks(model: nn.Module) -> Generator[Calls]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _hook_each(tensors: tuple[Any, ...], grads: Gradients) -> None:
+    # A hook that held the call would hold its output: a circle through autograd's
+    # graph, which the garbage collector does not see. It holds a dict of gradients.
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(partial(grads.__setitem__, i))
 
 
 def _hook_parameters(model: nn.Module, recorded: Calls) -> list[Any]:

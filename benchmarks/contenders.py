@@ -30,6 +30,13 @@ def contenders() -> list[Contender]:
             read=partial(_read_by_hand, grad_input="total"),
         ),
         with_hooks(
+            "tensor hooks on aliases by hand",
+            "args, output, grad_input (this call's share), grad_output, parameter "
+            "gradients; references",
+            by_hand.tensor_hooks_on_aliases,
+            read=partial(_read_by_hand, grad_input="share"),
+        ),
+        with_hooks(
             "full backward hooks by hand",
             "args, output, grad_input (this call's share), grad_output, parameter "
             "gradients; references",
