@@ -168,7 +168,7 @@ def unit_jvps(model: nn.Module, x: Tensor) -> Tensor:
 
 def torchjd(model: nn.Module, x: Tensor) -> Tensor:
     """Have TorchJD differentiate the sum over the batch."""
-    from torchjd.autojac import jac  # pyright: ignore[reportMissingImports]
+    from torchjd.autojac import jac  # pyright: ignore (not a dependency)
 
     x = x.detach().requires_grad_()
     y = model(x)

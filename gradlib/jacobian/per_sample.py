@@ -10,13 +10,13 @@ import torch
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import state_kept
-from gradlib.jacobian.arguments import Argnums, read
+from gradlib.jacobian.arguments import Argnums, Arguments, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
-from gradlib.jacobian.graph import of_tensors, run
+from gradlib.jacobian.graph import Graph, of_tensors, run
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.out import (
     blocks_of,
@@ -150,14 +150,7 @@ def _from_one_graph(
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now()
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    plan = plans.make(
-        graph,
-        mode,
-        chunk_size,
-        max_bytes,
-        has_room=out is not None,
-        check_bytes=bytes_of_check(arguments, graph) if check else 0,
-    )
+    plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
@@ -321,14 +314,7 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
-        plan = plans.make(
-            graph,
-            mode,
-            chunk_size,
-            max_bytes,
-            has_room=out is not None,
-            check_bytes=bytes_of_check(arguments, graph) if check else 0,
-        )
+        plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph:
@@ -338,3 +324,22 @@ def plan_jacobian(
     chain = find_chain(fn, inputs, *asked)
     # It has nothing to check.
     return plan if chain is None else planned(replace(plan, check_bytes=0), chain)
+
+
+def _plan(
+    arguments: Arguments,
+    graph: Graph,
+    mode: str,
+    chunk_size: int | str,
+    max_bytes: int | None,
+    out: Any,
+    check: bool,
+) -> Plan:
+    return plans.make(
+        graph,
+        mode,
+        chunk_size,
+        max_bytes,
+        has_room=out is not None,
+        check_bytes=bytes_of_check(arguments, graph) if check else 0,
+    )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     # Its types come as a package of their own, which only this line would need.
-    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
+    from pandas import DataFrame  # pyright: ignore (it has no stubs)
 
 ROWS = 60
 """How many rows a printed recording has before it leaves out the middle."""

@@ -216,7 +216,7 @@ def test_grads_are_kept_where_a_backward_raises() -> None:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, *_grads: Any) -> Any:  # noqa: ARG004
+        def backward(ctx: Any, *_grads: Any) -> Any:  # noqa: ARG004 (torch's form)
             raise ZeroDivisionError("in a backward")
 
     x = torch.randn(3, requires_grad=True)

@@ -25,7 +25,7 @@ AMPLE = 10**12
 
 
 @pytest.fixture(autouse=True)
-def _always_worth_it(  # pyright: ignore[reportUnusedFunction]
+def _always_worth_it(  # pyright: ignore (pytest uses it)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(structured, "WORTH", 0)
