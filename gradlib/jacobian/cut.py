@@ -1,14 +1,13 @@
 """The narrowest tensor that everything has to pass on its way to an output."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from gradlib.jacobian.nodes import between
+from gradlib.jacobian.graph import Graph
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
@@ -35,22 +34,20 @@ class Cut:
         return math.prod(self.shape[1:])
 
 
-def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | None:
+def narrowest(graph: Graph) -> Cut | None:
     """Return the tensor with the fewest entries that all ways go through.
 
     Args:
-        output: Where the ways begin, at the end.
-        inputs: Where they lead to.
-        batch: The first axis that it must have.
+        graph: Of one output. It must have the batch as its first axis.
 
     Returns:
         ``None`` where every way has something to itself.
     """
     best: Cut | None = None
-    for node, number in _bottlenecks(output, inputs):
+    for node, number in _bottlenecks(graph):
         form = forms_at(node)[number]
         shape = tuple(map(int, form.shape))
-        if shape[:1] != (batch,) or not form.dtype.is_floating_point:
+        if shape[:1] != (graph.batch,) or not form.dtype.is_floating_point:
             continue
         if best is None or math.prod(shape) < math.prod(best.shape):
             edge = GradientEdge(node, number)
@@ -58,14 +55,14 @@ def narrowest(output: Tensor, inputs: Sequence[Tensor], batch: int) -> Cut | Non
     return best
 
 
-def _bottlenecks(output: Tensor, inputs: Sequence[Tensor]) -> Iterator[Place]:
+def _bottlenecks(graph: Graph) -> Iterator[Place]:
     """Return every place that all ways pass, between the ends."""
-    ends = {place_of(it)[0] for it in inputs}
+    ends = {place_of(it)[0] for it in graph.points}
     # Going down in topological order: the places that lead from nodes behind us to
     # nodes before us. Where there is just one, everything passes it.
     ahead: set[Place] = set()
     coming: dict[Node, set[Place]] = {}
-    for node, places in between([place_of(output)[0]], ends).items():
+    for node, places in graph.way.items():
         if node not in ends:  # what leads to an end leads on past everything else
             ahead -= coming.pop(node, set())
             ahead.update(places)

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.arguments import Arguments, Asked
+from gradlib.jacobian.between import in_order
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import in_order, starts_of
 from gradlib.vjp.connection import place_of
 
 Moves: TypeAlias = dict[int | str, Tensor]
@@ -20,6 +20,8 @@ FOR_SYMMETRIC = {
     "LinalgCholeskyExBackward0": "torch.linalg.cholesky",
     "LinalgEighBackward0": "torch.linalg.eigh",
     "CholeskyBackward0": "torch.cholesky",
+    # Nothing tells it from the one that reads all of the matrix.
+    "LinalgPinvBackward0": "torch.linalg.pinv(hermitian=True)",
 }
 """Nodes whose derivatives hold for symmetric changes, as only half the matrix is read,
 and the functions that made them."""
@@ -55,7 +57,7 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
         for it, point in zip(arguments.asked, graph.points, strict=True)
     }
     symmetric, constant = None, dict[int | str, set[int]]()
-    for node in in_order(starts_of(graph)):
+    for node in in_order(graph.starts):
         name = node.name()
         symmetric = symmetric or FOR_SYMMETRIC.get(name)
         if name == "EmbeddingBackward0":

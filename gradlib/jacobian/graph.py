@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from gradlib.errors import (
     IndependentOutputError,
@@ -13,9 +15,10 @@ from gradlib.errors import (
     NotPerSampleError,
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
+from gradlib.jacobian.between import between
 from gradlib.jacobian.retained import retaining_noted
 from gradlib.tree import Tree
-from gradlib.vjp.connection import unconnected
+from gradlib.vjp.connection import Place, place_of, unconnected
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ class Graph:
     def roots(self) -> list[Tensor]:
         """The output tensors, ``(batch, *out)`` each."""
         return [self.outputs.leaves[place] for place in self.places]
+
+    @property
+    def starts(self) -> list[Node]:
+        """The nodes that made the outputs."""
+        return [place_of(root)[0] for root in self.roots]
+
+    @cached_property
+    def way(self) -> dict[Node, list[Place]]:
+        """The nodes that gradients pass, in order, each with the places it leads to."""
+        return between(self.starts, {place_of(point)[0] for point in self.points})
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import in_order, narrowest_dtype, starts_of
+from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -26,7 +26,7 @@ def closeness(graph: Graph) -> float:
     They lose some on their way where a dtype is narrow, or a GPU uses TF32.
     """
     dtype, device = narrowest_dtype(graph), graph.points[0].device
-    names = {node.name() for node in in_order(starts_of(graph))}
+    names = {node.name() for node in graph.way}
     if dtype == torch.float32 and may_use_tf32(device, names):
         return COARSE
     return CLOSE.get(dtype, COARSE)
@@ -160,9 +160,7 @@ def _rounding(graph: Graph, look: Look) -> dict[int, Tensor]:
             it if it is None else it * (1 + little * chance.vector(it)) for it in grads
         )
 
-    hooks = [
-        cast(Any, node).register_prehook(changed) for node in in_order(starts_of(graph))
-    ]
+    hooks = [cast(Any, node).register_prehook(changed) for node in graph.way]
     try:
         grads = _dense(graph.roots, graph.points, look.vectors)
     finally:

@@ -9,12 +9,14 @@ import torch
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import between, starts_of
 from gradlib.private import forms_at, sequence_number
 from gradlib.vjp.connection import Place, place_of
 
 SHARE = 0.5
 """Of the free memory, what a Jacobian may take unless it is told."""
+
+MEMORY, FIRST = Path("/proc/meminfo"), 256
+"""Where Linux says what is free, and how many bytes reach there: it is on line 3."""
 
 
 def room_on(device: torch.device) -> int:
@@ -29,11 +31,12 @@ def free_bytes(device: torch.device) -> int:
         reserved = torch.cuda.memory_reserved(device)
         return free + reserved - torch.cuda.memory_allocated(device)
     try:
-        text = Path("/proc/meminfo").read_text()
+        with MEMORY.open("rb", buffering=0) as file:
+            text = file.read(FIRST)
     except OSError:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # What the files that were read last take can be had, too.
-    return 1024 * int(text.partition("MemAvailable:")[2].split(maxsplit=1)[0])
+    return 1024 * int(text.partition(b"MemAvailable:")[2].split(maxsplit=1)[0])
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -49,25 +52,29 @@ def bytes_of_pass(graph: Graph) -> int:
     there is a way to what is differentiated for, and counts what waits at the nodes it
     has not come to.
     """
-    ends = {place_of(point)[0] for point in graph.points}
-    way = between(starts_of(graph), ends)
-    seen = {place_of(root) for root in graph.roots}
+    way = graph.way
+    sizes: dict[Place, int] = {}  # of what has come to a place
     held: dict[Node, int] = defaultdict(int)
-    for place in seen:
-        held[place[0]] += _size_at(place)
-    height = total = sum(held.values())
+    for place in {place_of(root) for root in graph.roots}:
+        sizes[place] = _size_at(place)
+        held[place[0]] += sizes[place]
+    height = total = sum(sizes.values())
     inner = [node for node, places in way.items() if places]
     for node in sorted(inner, key=sequence_number, reverse=True):
-        given = {place: _size_at(place) for place in way[node]}
+        given = 0
+        more = 0
+        for place in set(way[node]):
+            size = sizes.get(place)
+            if size is None:
+                size = sizes[place] = _size_at(place)
+                # What has come to an end waits for nothing.
+                if way[place[0]]:
+                    held[place[0]] += size
+                    more += size
+            given += size
         # An operation has what came in and what goes out at the same time.
-        height = max(height, total + sum(given.values()))
-        total -= held[node]
-        for place, size in given.items():
-            # What has come to an end waits for nothing.
-            if place not in seen and way[place[0]]:
-                seen.add(place)
-                held[place[0]] += size
-                total += size
+        height = max(height, total + given)
+        total += more - held[node]
     return height
 
 

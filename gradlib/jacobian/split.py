@@ -27,7 +27,7 @@ def find(graph: Graph) -> Cut | None:
     """Return the tensor to split at; ``None`` where there is none."""
     if len(graph.roots) > 1 or any(graph.shared) or not graph.batch:
         return None
-    return narrowest(graph.roots[0], graph.points, graph.batch)
+    return narrowest(graph)
 
 
 def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:

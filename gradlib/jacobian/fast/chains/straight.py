@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.evaluate import in_parts
@@ -20,7 +21,6 @@ from gradlib.jacobian.fast.chains.product import (
 )
 from gradlib.jacobian.fast.chains.result import in_caches
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import in_order
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 from gradlib.vjp.connection import place_of

@@ -2,11 +2,9 @@
 
 import math
 
-from torch import Tensor
-
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
-from gradlib.jacobian.nodes import between
+from gradlib.jacobian.graph import Graph
 from gradlib.private import forms_at
 from gradlib.vjp.connection import place_of
 
@@ -16,23 +14,19 @@ LOOK = 2**25
 PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0")
 
 
-def promises(
-    root: Tensor, point: Tensor, rows: float, batch: int, entries: int
-) -> bool:
+def promises(graph: Graph, rows: float, entries: int) -> bool:
     """Return whether all is known, and products of parts of a sample take long.
 
     Args:
-        root: Y.
-        point: X.
+        graph: Of one output and one input.
         rows: How many backward passes it would take otherwise.
-        batch: How many samples there are.
         entries: How many entries of gradients a pass holds.
     """
+    batch = graph.batch
     # No gradient has more than all together, nor is a sample's row longer.
     if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
         return False
-    end = place_of(point)[0]
-    way = between([place_of(root)[0]], {end})
+    end, way = place_of(graph.points[0])[0], graph.way
     work, parts = 0, False
     for node, places in way.items():
         if node.name() not in RULES and node is not end:

@@ -80,17 +80,16 @@ def find(graph: Graph, plan: Plan) -> Structured | None:
     """
     if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
         return None
-    root, point = graph.roots[0], graph.points[0]
-    size = math.prod(graph.shape(0, 0))
+    root, size = graph.roots[0], math.prod(graph.shape(0, 0))
     if not size or root.dtype not in (torch.float32, torch.float64):
         return None
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
     entries = plan.pass_bytes // root.element_size()
-    if not promises(root, point, rows, graph.batch, entries):
+    if not promises(graph, rows, entries):
         return None
     try:
         with torch.no_grad():
-            return _found(Walk(root, point, MOST * size), root, rows, room)
+            return _found(Walk(graph, MOST * size), root, rows, room)
     except RuntimeError:  # what a node has saved was overwritten, or is gone
         return None
 

@@ -5,13 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import cast
 
-from torch import Tensor
-
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
 from gradlib.jacobian.fast.structure.rules import edges
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
-from gradlib.jacobian.nodes import between
+from gradlib.jacobian.graph import Graph
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
@@ -30,20 +28,19 @@ class Walk:
 
     work: int
 
-    def __init__(self, root: Tensor, point: Tensor, most: int) -> None:
+    def __init__(self, graph: Graph, most: int) -> None:
         """Go all the way.
 
         Args:
-            root: Y.
-            point: X.
+            graph: Of one output, Y, and one input, X.
             most: How many entries a factor has at most that nobody has saved.
         """
+        root = self._like = graph.roots[0]
         self.work = 0
-        self._like = root
         self._most = most
         self._dims = fresh(root.shape)
-        self._end = place_of(point)
-        self._way = between([place_of(root)[0]], {self._end[0]})
+        self._end = place_of(graph.points[0])
+        self._way = graph.way
         self._waiting: dict[Place, list[Term]] = defaultdict(list)
         self.total = self._go(place_of(root))
 
