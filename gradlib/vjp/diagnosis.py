@@ -50,7 +50,11 @@ class Diagnosis:
         """The explanation without its code, in lines that fit a terminal."""
         head = fill(f"[{self.code}] {self.what}", WIDTH).removeprefix(f"[{self.code}] ")
         prose = (head, fill(self.why, WIDTH), fill(self.intent, WIDTH))
-        parts = [*prose, indent(self.fix, "    "), f"See {CASES[self.code].page}"]
+        parts = [
+            *prose,
+            indent(self.fix, "    "),
+            f"More in gradlib's documentation: {CASES[self.code].page}",
+        ]
         return "\n\n".join(part for part in parts if part)
 
     def __str__(self) -> str:

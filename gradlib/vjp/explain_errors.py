@@ -56,7 +56,7 @@ def explain_errors() -> Generator[None]:
         #>
         #>     losses.mean().backward()
         #>
-        #> See docs/errors/GL101.md
+        #> More in gradlib's documentation: docs/errors/GL101.md
         ```
     """
     try:

@@ -120,7 +120,7 @@ def grad(
         #>     v = torch.ones_like(y)
         #>     gradlib.grad(y, x, v)
         #>
-        #> See docs/errors/GL102.md
+        #> More in gradlib's documentation: docs/errors/GL102.md
         print(gradlib.grad(y, x, torch.ones_like(y)))
         #> (tensor([20., 20., 20., 20.]),)
         ```

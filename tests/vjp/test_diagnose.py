@@ -681,7 +681,8 @@ def test_the_words(bad: tuple[Call, str, str, str]) -> None:
         assert place >= 0, f"{word!r} is not in {text!r}, or too early"
     assert found.why == CASES[code].cause
     assert str(found).startswith(f"[{code}] ")
-    assert str(found).endswith(f"\n\nSee docs/errors/{code}.md")
+    page = f"docs/errors/{code}.md"
+    assert str(found).endswith(f"\n\nMore in gradlib's documentation: {page}")
 
 
 def test_lines_fit_a_terminal(bad: tuple[Call, str, str, str]) -> None:

@@ -270,7 +270,7 @@ def test_several_outputs_of_backward() -> None:
     assert "grad_tensors[1] has shape [3], and tensors[1] (`y[1]`) has [3, 3]" in note
     assert "torch.autograd.backward(y, v)" in note
     names: dict[str, Any] = {"torch": torch, "y": y, "wrong": wrong}
-    exec(note[note.index("    v") : note.index("See")].replace("    ", ""), names)
+    exec(note[note.index("    v") : note.index("More in")].replace("    ", ""), names)
 
 
 def test_a_saved_tensor_of_ones_own_function() -> None:
