@@ -28,6 +28,7 @@ from benchmarks import gpu_nets, jacobian, jacobian_nets, nets, recorder, timing
 from benchmarks.jacobian_ways import OURS, Contender, contenders, loop, serious
 from benchmarks.memory import measure_memory
 from benchmarks.report import as_text
+from benchmarks.waiting import no_waiting
 
 RESULTS = Path(__file__).parent / "results"
 COMPILED = (
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the results file after each step, and print the tables."""
     options = _options(arguments)
     device = torch.device(options.device)
+    if device.index is not None:  # streams and events are of the current one
+        torch.cuda.set_device(device)
     if options.quick:
         recorded = [nets.mlp(device, modules=6, width=4, batch=2)]
         differentiated = jacobian_nets.nets(device)[:1]
@@ -222,6 +225,8 @@ def replayed(one: Contender) -> Contender:
         aside.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(aside):  # as torch asks for it, so that all is set up
             call()
+            with no_waiting():  # else it would raise while it is captured, for good
+                call()
         torch.cuda.current_stream(x.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -296,7 +301,7 @@ def _launches(
 
 
 def launches(call: Callable[[], object], device: torch.device) -> int | None:
-    """Return how many kernels a call launches; ``None`` where nothing is launched."""
+    """Return how many kernels a call launches; ``None`` where none is seen."""
     if device.type != "cuda":
         return None
     call()
@@ -304,7 +309,8 @@ def launches(call: Callable[[], object], device: torch.device) -> int | None:
     with profile(activities=activities) as profiler:
         call()
         torch.cuda.synchronize(device)
-    return sum(it.count for it in profiler.key_averages() if "LaunchKernel" in it.key)
+    events = profiler.key_averages()
+    return sum(it.count for it in events if "LaunchKernel" in it.key) or None
 
 
 def _kept(rounds: int, device: torch.device, net: nets.Net) -> list[Result]:

@@ -44,6 +44,7 @@ def test_it_has_no_history() -> None:
     assert not keep(torch.ones(3, requires_grad=True) * 2).requires_grad
 
 
+@pytest.mark.cpu
 def test_nothing_is_copied_until_somebody_writes() -> None:
     tensor = torch.ones(3)
     kept = keep(tensor)

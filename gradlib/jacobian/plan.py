@@ -32,7 +32,7 @@ FAST = 2**25
 """How many bytes of gradients a batched pass takes at most on a CPU: more is slower."""
 
 FILLING = 2**31
-"""The same on other devices, which want much at once to be busy."""
+"""The same on other devices, which want much at once to be busy: not measured."""
 
 BY_ROW = 2**19
 """From how many bytes of gradients a pass through convolutions is dearer in a batch.
@@ -59,9 +59,10 @@ class Plan(Printable):
     """How a Jacobian will be computed. It prints as a table of the ways there are.
 
     Attributes:
-        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``. Or a shorter way
-            without backward passes: ``"chain"`` multiplies the layers' own Jacobians,
-            ``"structure"`` those of the graph's nodes, axis by axis.
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``. Or a shorter way:
+            ``"chain"`` multiplies the layers' own Jacobians, ``"structure"`` those of
+            the graph's nodes, axis by axis, and ``"by sample"`` what came in where a
+            parameter is used with the gradients there, of all samples at once.
         why: In a sentence, why that one.
         chunk: How many rows, or columns, one pass asks for.
         counts: Of each way how many rows or columns it asks for, or why it cannot be

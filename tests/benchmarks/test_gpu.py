@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -177,6 +178,30 @@ def test_the_page_says_where_nothing_was_measured(
     (tmp_path / "recorder-cpu.json").write_text('{"benchmark": "recorder"}')
     assert gpu_figures.on_page_markdown(gpu_figures.MARKER) == gpu_figures.NONE
     assert gpu_figures.on_page_markdown("no marker") == "no marker"
+
+
+def test_what_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A capture that fails may leave the device in a state that nothing mends.
+    modes, captured = ["default"], []
+
+    def waits(*_: object) -> Any:
+        def call() -> torch.Tensor:
+            if modes[-1] == "error":
+                raise RuntimeError("called a synchronizing CUDA operation")
+            return torch.ones(3)
+
+        return call
+
+    stream = MagicMock()
+    for name in ("Stream", "current_stream", "stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, stream)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", captured.append)
+    way = gpu.replayed(jacobian_ways.Contender("a way", waits))
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        way.prepare(torch.nn.Identity(), torch.ones(3), torch.Size())
+    assert captured == []
+    assert modes == ["default", "error", "default"]
 
 
 def test_compiling_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

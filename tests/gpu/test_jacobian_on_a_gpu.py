@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from benchmarks.waiting import no_waiting
 from gradlib import OutOfBytesError
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +68,7 @@ def test_float32_with_and_without_tf32(name: str, mode: str, tf32: bool) -> None
     model, x = made(name, torch.float32)
     found = gradlib.per_sample_jacobian(model, x, mode=mode)
     assert found.is_cuda
-    assert apart(found, truth(name)) < (2e-2 if tf32 else 1e-5)
+    assert apart(found, truth(name)) < (2e-2 if tf32 else 1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,16 +105,14 @@ def test_attention_of_a_gpu(masked: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_nothing_waits_without_a_check() -> None:
-    model, x = made("MLP", torch.float32)
-    for mode in ("auto", "reverse", "loop"):
-        gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+def test_nothing_waits_without_a_check(name: str, mode: str) -> None:
+    model, x = made(name, torch.float32)
+    expected = gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
+    with no_waiting():
+        found = gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_chunks_come_from_what_is_free() -> None:
@@ -126,33 +125,41 @@ def test_chunks_come_from_what_is_free() -> None:
 
 
 @pytest.fixture
-def little_memory() -> Iterator[int]:
-    """Leave 64 MiB of the device to this process."""
+def little_memory() -> Iterator[None]:
+    """Leave 160 MiB of the device to this process."""
+    # What torch takes for itself at the first product, forward and backward, is not
+    # the test's.
+    layer, x = nn.Linear(8, 8).to(GPU), torch.ones(2, 8, device=GPU)
+    layer(x).sum().backward()
+    torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    size = torch.cuda.memory_reserved() + 2**26
+    size = torch.cuda.memory_reserved() + 160 * 2**20
     torch.cuda.set_per_process_memory_fraction(size / total)
     try:
-        yield size
+        yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
+
+
+def times_out_of_memory() -> int:
+    return torch.cuda.memory_stats()["num_ooms"]
 
 
 @pytest.mark.usefixtures("little_memory")
 def test_where_memory_runs_out_chunks_get_smaller() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 64)).to(GPU)
-    x = torch.randn(64, 256, device=GPU)
-    # All rows at once need several times 64 * 64 * 256 * 4 bytes, 4 MiB, and a part of
-    # what the process has left is in pieces too small.
-    taken = torch.empty(40 * 2**20, dtype=torch.uint8, device=GPU)
+    x = torch.randn(1024, 256, device=GPU)
+    before = times_out_of_memory()
+    # The result takes 64 MiB, and so does every gradient of 64 rows at once.
     found = gradlib.per_sample_jacobian(
         model, x, mode="reverse", chunk_size=64, max_bytes=2**40, check=False
-    )
-    del taken
+    ).cpu()
+    assert times_out_of_memory() > before
     expected = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected.cpu())
 
 
 @pytest.mark.usefixtures("little_memory")

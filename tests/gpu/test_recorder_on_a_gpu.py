@@ -1,7 +1,7 @@
 """The recorder with CUDA tensors: right, and without waiting for the device."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from benchmarks.waiting import no_waiting
 from gradlib.recording import notes
 from gradlib.tree import Tree
 
@@ -23,17 +24,6 @@ KEPT: dict[str, dict[str, Any]] = {
     "on the CPU": {"device": "cpu"},
     "statistics": {"reduce": gradlib.tensor_stats},
 }
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Raise where something waits for the device."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class Residual(nn.Module):
@@ -57,7 +47,8 @@ def net() -> nn.Sequential:
 
 
 def batch() -> Tensor:
-    return torch.randn(16, 4, generator=torch.Generator("cpu").manual_seed(0)).to(GPU)
+    drawn = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(16, 4, generator=drawn, device="cpu").to(GPU)
 
 
 def step(model: Any, x: Tensor) -> None:
@@ -79,6 +70,14 @@ def recorded(model: nn.Module, x: Tensor, **options: Any) -> gradlib.Recording:
     with gradlib.record(model, **options) as recording:
         step(model, x)
     return recording
+
+
+def require_shares(recording: gradlib.Recording, model: nn.Module) -> None:
+    """Hold the shares of all calls, added up, against the gradients of the weights."""
+    for name, parameter in model.named_parameters():
+        owner, _, key = f"module.{name}".rpartition(".")
+        shares = [call.param_grads[key].to(GPU) for call in recording.calls(owner)]
+        torch.testing.assert_close(sum(shares), parameter.grad, rtol=1e-3, atol=1e-4)
 
 
 def require_same(a: gradlib.Recording, b: gradlib.Recording) -> None:
@@ -295,6 +294,39 @@ def test_channels_last() -> None:
         assert recording["0"].output.is_contiguous(memory_format=last)
         assert recording["0"].args[0].is_contiguous(memory_format=last)
         torch.testing.assert_close(recording["2"].output.to(GPU), output.detach())
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of one, which talks through NCCL."""
+    if not torch.distributed.is_nccl_available():
+        pytest.skip("this build of torch has no NCCL")
+    torch.distributed.init_process_group(
+        "nccl",
+        init_method=f"file://{tmp_path / 'store'}",
+        rank=0,
+        world_size=1,
+        device_id=torch.device(GPU, 0),
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel() -> None:
+    model, x = net(), batch()
+    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    recording = recorded(parallel, x)
+    require_shares(recording, model)
+    assert not any(it._forward_hooks for it in parallel.modules())
+
+
+def test_data_parallel_on_one_device() -> None:
+    model, x = net(), batch()
+    parallel = nn.DataParallel(model, device_ids=[0])
+    recording = recorded(parallel, x)
+    require_shares(recording, model)
+    assert not any(it._forward_hooks for it in parallel.modules())
 
 
 @pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)

@@ -23,6 +23,11 @@ def test_a_vector_on_the_cpu_for_an_output_on_the_gpu() -> None:
 
 
 def test_a_good_call_is_explained_on_its_device() -> None:
-    x = torch.ones(3, device="cuda", requires_grad=True)
-    explanation = gradlib.explain_vjp(x.square(), x, torch.ones(3, device="cuda"))
-    assert "2" in str(explanation)
+    x = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+    v = torch.tensor([1.0, 0.0, 1.0], device="cuda")
+    explanation = gradlib.explain_vjp(x.square(), x, v)
+    assert explanation.ok
+    assert explanation.result.is_cuda
+    assert explanation.result.tolist() == [2.0, 0.0, 6.0]
+    assert explanation.by_einsum.tolist() == [2.0, 0.0, 6.0]
+    assert "J is diagonal" in str(explanation)

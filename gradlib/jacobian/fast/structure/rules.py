@@ -97,6 +97,7 @@ RULES: dict[str, Rule] = {
     "MmBackward0": mixing.mm,
     "BmmBackward0": mixing.mm,
     "SoftmaxBackward0": mixing.softmax,
+    "SafeSoftmaxBackward0": mixing.softmax,
     "LogSoftmaxBackward0": mixing.log_softmax,
     "NativeLayerNormBackward0": mixing.layer_norm,
     "NativeBatchNormBackward0": _batch_norm,
@@ -126,7 +127,7 @@ RULES.update(
             *(f"{it}Backward0" for it in ("Mul", "NativeDropout", "Pow", "Reciprocal")),
             *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
             *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
-            *(f"{it}Backward1" for it in ("Clamp", "Pow", "Rsub")),
+            *(f"{it}Backward1" for it in ("Clamp", "Mul", "Pow", "Rsub")),
         ),
         _elementwise,
     )
