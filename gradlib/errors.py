@@ -88,6 +88,12 @@ class UnknownKindError(GradlibError, ValueError):
     code = "GL211"
 
 
+class RecordingArgumentError(GradlibError, TypeError, ValueError):
+    """GL212: an argument of ``record``, or of a recording, is not what it must be."""
+
+    code = "GL212"
+
+
 class GradOutputsError(GradlibError, RuntimeError):
     """GL100: ``grad_outputs`` is wrong; each way of it has a class below this one."""
 

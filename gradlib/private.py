@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from operator import methodcaller
-from types import FrameType
+from operator import attrgetter, methodcaller
+from types import FrameType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -69,6 +69,10 @@ enable_grad: Callable[[bool], None] = _C._set_grad_enabled
 # Whether this thread works under a dispatch key; torch.autograd.grad's for batches.
 _key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_included
 _VMAP = _C._dispatch_key_parse("VmapMode")
+
+# What torch.func and torch.jit.trace do now; None while they do nothing.
+_transform: Callable[[], object] = _C._functorch.peek_interpreter_stack
+_tracing: Callable[[], object] = _C._get_tracing_state
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -134,24 +138,38 @@ def hook_module(
 
     Both get keyword arguments, and the second runs also where the call raises: as
     ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a third of
-    their price.
+    their price. Copies and pickles of the module are made without them.
 
     Returns:
         What takes both away again.
     """
-    place: Any = module
+    own: dict[str, Any] = vars(module)
     kinds = (before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)
     for hook, names in kinds:
         for name in names:
-            getattr(place, name)[id(hook)] = hook  # torch's own keys are small numbers
-    place._forward_pre_hooks.move_to_end(id(before), last=False)
+            hooks = own[name]
+            hooks[id(hook)] = hook  # torch's own keys are small numbers
+            hooks.__reduce_ex__ = MethodType(_reduced_without_ours, hooks)
+    own["_forward_pre_hooks"].move_to_end(id(before), last=False)
 
     def remove() -> None:
         for hook, names in kinds:
             for name in names:
-                getattr(place, name).pop(id(hook), None)
+                hooks = own[name]
+                hooks.pop(id(hook), None)
+                if not hooks or len(hooks) == len(_without_ours(hooks)):
+                    hooks.__dict__.clear()
 
     return remove
+
+
+def _reduced_without_ours(hooks: dict[int, Any], _protocol: object) -> tuple[Any, ...]:
+    """Tell ``copy`` and ``pickle`` how to make a module's hooks anew."""
+    return OrderedDict, (), None, None, iter(_without_ours(hooks))
+
+
+def _without_ours(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(key, hook) for key, hook in hooks.items() if key != id(hook)]
 
 
 # Where a module keeps its hooks, and what it shall do with them.
@@ -185,10 +203,7 @@ def run_eagerly() -> AbstractContextManager[None]:
 
 def values_are_stand_ins() -> bool:
     """Tell whether tensors stand for others: under torch.func, or while jit traces."""
-    return (
-        _C._functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
-    )
+    return _transform() is not None or _tracing() is not None
 
 
 def graph_is_captured() -> bool:
@@ -223,23 +238,14 @@ FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 
 
-def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return the parameters of `module` itself, by name.
-
-    ``named_parameters(recurse=False)`` says the same, but is slow enough to show in a
-    hook that runs at every call.
-    """
-    return module._parameters
-
-
-def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the buffers of `module` itself, by name."""
-    return module._buffers
-
-
-def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the modules that stand in `module` itself, by name."""
-    return module._modules
+# What stands in a module itself, by name. ``named_parameters(recurse=False)`` says the
+# same, but is slow enough to show in a hook that runs at every call.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]]
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]]
+own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
+own_parameters, own_buffers, own_children = map(
+    attrgetter, (PARAMETERS, BUFFERS, "_modules")
+)
 
 
 @cache

@@ -68,7 +68,8 @@ def selector(
     elif callable(choice):
         return choice
     else:
-        patterns = list(choice)
+        several = isinstance(cast(object, choice), Iterable)
+        patterns = list(choice) if several else [cast(str, choice)]
     names = recorded_names(model)
     for pattern in patterns:
         _must_be_a_name(pattern, model)

@@ -25,14 +25,13 @@ def keep(tensor: Tensor) -> Tensor:
         shares memory with `tensor` until one of the two is written to, where torch can
         do that, and is a copy otherwise.
     """
-    if not tensor.requires_grad:
+    if not (tensor.requires_grad and grad_is_enabled()):
         return clone(tensor)
-    enabled = grad_is_enabled()
     enable_grad(False)  # a third of what detach() takes
     try:
         return clone(tensor)
     finally:
-        enable_grad(enabled)
+        enable_grad(True)
 
 
 def clone(tensor: Tensor) -> Tensor:
@@ -50,7 +49,9 @@ def clone(tensor: Tensor) -> Tensor:
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors of one shape, dtype and device hold the same."""
+    """Tell whether two tensors are of one shape, dtype and device and hold the same."""
+    if a.dtype != b.dtype or a.device != b.device:
+        return False
     a, b = a.detach(), b.detach()
     return torch.equal(a, b) or (
         (a.is_floating_point() or a.is_complex())

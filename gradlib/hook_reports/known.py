@@ -141,7 +141,7 @@ def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) ->
                 made(f"output{outputs.path(place)} of {name}{call}", tensor)
 
     for name, part in cast(Any, module).named_modules():
-        if name:
+        if name and not isinstance(part, torch.jit.ScriptModule):  # they take none
             part.register_forward_hook(partial(hook, name))
 
 

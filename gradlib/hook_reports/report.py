@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -128,8 +129,9 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
         The report, to print or to ask: ``report.kinds["register_backward_hook"]``.
 
     Raises:
-        NotAModuleError: `module` is not a ``torch.nn.Module``.
-        NotCopyableError: The module or an argument cannot be copied.
+        NotAModuleError: `module` is not a ``torch.nn.Module``, or a ScriptModule.
+        NotCopyableError: The module or an argument cannot be copied, or a tensor is
+            nested, or has no values, as on the device ``"meta"``.
         Exception: What the module itself raises without a hook, unchanged.
 
     Example:
@@ -162,6 +164,11 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
             "hook_report(module, *args): module must be a torch.nn.Module, but it is "
             f"of type {type(module).__name__}. Pass the module first, then its inputs."
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NotAModuleError(
+            "hook_report(module, *args): module is a ScriptModule, which takes no "
+            "hooks. Pass the module it was made of."
+        )
     call = HookedCall(module, args, kwargs)
     name, inputs = call.last_node()
     kinds = {kind: _tried(call, kind) for kind in KINDS}
@@ -182,7 +189,8 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
     try:
         trial.run(_set_hook(trial.module, kind, received))
     except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
+        said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
+        error = f"{type(raised).__name__}: {said}"
     entries = tuple(
         HookEntry(call.place(field, i), grad, call.what(kind, field, i, grad))
         for field, grads in received.items()

@@ -51,8 +51,11 @@ class Trial:
             change: What to make of each tensor in `inputs`.
 
         Raises:
-            NotCopyableError: The module cannot be copied.
+            NotCopyableError: The module cannot be copied, or an input is nested, or
+                they have no values.
         """
+        _none_nested(inputs)
+        _must_have_values(module, inputs)
         own = _tensors(module)  # one that is passed to it, too, stays one tensor
         tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
         copies = {
@@ -89,11 +92,15 @@ class Trial:
 
         Returns:
             What the forward returned.
+
+        Raises:
+            NotCopyableError: It returned a nested tensor.
         """
         devices = _cuda_devices(self.module, self.inputs)
         with random_state_kept(devices), _recorded(self.warnings):
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
+            _none_nested(output)
             on_output(output)
             if backward:
                 _backward(output)
@@ -193,6 +200,24 @@ def _edges(node: Node) -> list[Edge]:
     return [
         (before, number) for before, number in node.next_functions if before is not None
     ]
+
+
+def _none_nested(tree: Tree) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
+        raise NotCopyableError(
+            "hook_report gives each copied tensor an autograd node of its own, which "
+            "torch refuses for a nested one. Pass a padded tensor: "
+            "torch.nested.to_padded_tensor(x, 0.0)."
+        )
+
+
+def _must_have_values(module: nn.Module, inputs: Tree) -> None:
+    every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
+    if any(isinstance(it, Tensor) and it.is_meta for it in every):
+        raise NotCopyableError(
+            "hook_report names each gradient by its value, and tensors on the device "
+            'meta have none. Give them values: module.to_empty(device="cpu").'
+        )
 
 
 def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:

@@ -1,6 +1,6 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -213,18 +213,20 @@ class HookedCall:
         bias = self.trial()
         if own_parameters(bias.module).get("bias") is not None:
             bias.module.bias = None
-            yield from _tried("Without bias", bias)
-        deeper = Trial(self.module, self.inputs, lambda tensor: tensor.unsqueeze(0))
-        yield from _tried("With one more leading dimension", deeper)
+            yield from _tried("Without bias", lambda: bias)
+        yield from _tried(
+            "With one more leading dimension",
+            lambda: Trial(self.module, self.inputs, lambda it: it.unsqueeze(0)),
+        )
         switched = self.trial()
         switched.module.train(not self.module.training)
         mode = "eval" if self.module.training else "training"
-        yield from _tried(f"In {mode} mode", switched)
+        yield from _tried(f"In {mode} mode", lambda: switched)
 
 
-def _tried(words: str, trial: Trial) -> Iterator[tuple[str, Node | None]]:
+def _tried(words: str, trial: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:
     try:
-        output = trial.run(backward=False)
+        output = trial().run(backward=False)
     except Exception:
         return  # the module does not take that
     yield words, _first_node(output)

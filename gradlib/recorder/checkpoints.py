@@ -29,6 +29,9 @@ class Checkpoints:
         # By the sequence number of a reentrant checkpoint's node.
         self._inside: dict[int, list[CallTrace]] = {}
         self._next: dict[tuple[int, int], Iterator[CallTrace]] = {}
+        # By the same: torch's number of the pass in which one computes again that is in
+        # no other.
+        self._outermost: dict[int, int] = {}
 
     def reentrant(self, frame: FrameType, running: int) -> Iterator[CallTrace]:
         """Return the calls that a reentrant checkpoint is still to compute again.
@@ -42,6 +45,18 @@ class Checkpoints:
             inside = [call for call in self._calls if number in call.checkpoints]
             self._next[number, running] = iter(self._inside.setdefault(number, inside))
         return self._next[number, running]
+
+    def pass_around(self, frame: FrameType | None, running: int) -> int:
+        """Return torch's number of the pass that runs all others now running.
+
+        Args:
+            frame: Where torch runs a call that a reentrant checkpoint computes again.
+            running: torch's number of the pass that does.
+        """
+        numbers = [_number(found) for found in _frames_of(frame, "backward")]
+        if len(numbers) == 1:
+            self._outermost[numbers[0]] = running
+        return self._outermost.get(numbers[-1], running)
 
     def original(self, name: str, inputs: Tree, running: int) -> CallTrace | None:
         """Return the call that the other kind computes again.

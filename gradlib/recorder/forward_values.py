@@ -1,48 +1,42 @@
 """The tensors that one forward meets, each as it was at a moment."""
 
-from typing import TypeAlias
+from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from gradlib.private import data_address
-from gradlib.recorder.graph import Edge
+from gradlib.recorder.graph import End
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
-from gradlib.recording.trace import Grads
 from gradlib.values import Keep, same_values
-
-End: TypeAlias = Edge | int
-"""Where a gradient goes: an edge of the graph, or the id of a leaf."""
 
 
 class Value:
     """A tensor as it was at one moment of a forward: until somebody overwrites it."""
 
-    __slots__ = (
-        "address",
-        "base",
-        "end",
-        "grads",
-        "kept",
-        "node",
-        "tap",
-        "tensor",
-        "version",
-    )
+    # Most need none of these, so what they share stands in the class.
+    base: tuple[Tensor, End, Region] | None = None
+    # Its gradient, all uses together: `Grads`, or None as long as it is not hooked.
+    grads: Any = None
+    tap: Tap | None = None
 
-    def __init__(self, tensor: Tensor, version: int, kept: object) -> None:
+    def __init__(
+        self, tensor: Tensor, version: int, node: Node | None, kept: object
+    ) -> None:
         """Take the tensor as it is now."""
         self.tensor = tensor
         self.version = version
+        self.node = node
         self.kept = kept
-        self.address = _address(tensor)
-        node = self.node = tensor.grad_fn
+        try:
+            self.address = data_address(tensor)
+        except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
+            self.address = None
         self.end: End = id(tensor) if node is None else (node, tensor.output_nr)
-        # If it is a view that somebody overwrites, its gradient goes to its base.
-        self.base = None if tensor._base is None else _base_of(tensor)
-        # Its gradient, all uses together; None as long as it is not hooked.
-        self.grads: Grads | None = None
-        self.tap: Tap | None = None
+        if tensor._base is not None:
+            # If somebody overwrites it, its gradient goes to its base.
+            self.base = _base_of(tensor)
 
     def is_now(self, tensor: Tensor, version: int) -> bool:
         """Tell whether its tensor is still what it was.
@@ -51,8 +45,8 @@ class Value:
         as it is.
         """
         return (
-            tensor.grad_fn is self.node
-            and version == self.version != UNKNOWN
+            version == self.version != UNKNOWN
+            and tensor.grad_fn is self.node
             and (
                 self.address is None
                 or data_address(tensor) == self.address
@@ -103,16 +97,20 @@ class Values:
                 its memory in ways torch does not see, as NumPy does, and what is kept
                 is copied at once.
         """
-        version = _version(tensor)
+        try:
+            version = tensor._version
+        except RuntimeError:
+            version = UNKNOWN
         known = self._known.get(id(tensor))
         if known is not None:
             if known.is_now(tensor, version):
                 return known
             if known.version == version and known.tap is not None:
                 known.tap.remove()  # detach_() makes another of it, and leaves hooks
-        copy_now = foreign and tensor.grad_fn is None and not tensor.is_cuda
+        node = tensor.grad_fn
+        copy_now = foreign and node is None and not tensor.is_cuda
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
-        value = self._known[id(tensor)] = Value(tensor, version, kept)
+        value = self._known[id(tensor)] = Value(tensor, version, node, kept)
         return value
 
     def clear(self) -> None:
@@ -128,21 +126,6 @@ def end_of(tensor: Tensor) -> End:
 
 UNKNOWN = -1
 """The version of an inference tensor: nothing tells if it is overwritten."""
-
-
-def _version(tensor: Tensor) -> int:
-    try:
-        return tensor._version
-    except RuntimeError:
-        return UNKNOWN
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Return where the tensor's data begins."""
-    try:
-        return data_address(tensor)
-    except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
-        return None
 
 
 def _base_of(tensor: Tensor) -> tuple[Tensor, End, Region] | None:

@@ -1,8 +1,12 @@
-"""The part of the autograd graph that one module call made."""
+"""The part of the autograd graph that one forward made, and each call in it."""
 
-from collections.abc import Container
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -11,57 +15,112 @@ from gradlib.private import (
     CopySlices,
     ToCopy,
     leaf_of,
+    next_sequence_number,
     sequence_number,
 )
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
-GraphEdge: TypeAlias = tuple[Node, int, Edge, Tensor | None]
-"""A node, which of the gradients it computes is meant, where that one flows, and the
-leaf it ends in, where it does."""
+End: TypeAlias = Edge | int
+"""Where a gradient goes: an edge of the graph, or the id of a leaf."""
+
+Cast: TypeAlias = tuple[Edge, torch.dtype]
+"""An edge into the cast of a leaf, and the dtype of the leaf."""
+
+Made: TypeAlias = tuple[int, Node, int, Cast | None]
+"""An edge that a forward made: the sequence number of its node, the node, and which of
+the gradients that it computes; if it is known by the leaf that is cast, the cast."""
 
 
-def leaving_edges(
-    roots: list[Node], since: int, ends: Container[object], seen: set[Node]
-) -> list[GraphEdge]:
-    """Walk the nodes made since a call began, and return the edges that lead out.
+class ForwardGraph:
+    """What one forward makes of the autograd graph: each edge, by where it leads."""
+
+    def __init__(self) -> None:
+        """Begin with nothing made."""
+        # Whoever has a lower number was made by others.
+        self.since = next_sequence_number()
+        self.roots: list[Node] = []  # where to begin to walk
+        self._walked: set[Node] = set()
+        self._edges: dict[End, list[Made]] = {}
+
+    def leave_out(self, ends: Iterable[End]) -> None:
+        """Never walk `ends`, given from outside, whatever numbers they have."""
+        self._walked.update(end[0] for end in ends if not isinstance(end, int))
+
+    def walk(self) -> None:
+        """Walk what was made since the last time."""
+        edges, walked, since = self._edges, self._walked, self.since
+        several: dict[End, list[Made]] = {}
+        stack, self.roots = self.roots, []
+        node: Any
+        while stack:
+            node = stack.pop()
+            if node in walked or (number := sequence_number(node)) < since:
+                continue
+            walked.add(node)
+            for entry, edge in enumerate(node.next_functions):
+                target = edge[0]
+                if target is None:
+                    continue
+                kind = target.__class__
+                end: End = edge
+                cast: Cast | None = None
+                if kind is AccumulateGrad:
+                    end = id(target.variable)
+                elif kind is ToCopy and (leaf := _leaf_behind(target)) is not None:
+                    # autocast shares it between calls, so it belongs to none of them.
+                    end = id(leaf)
+                    cast = edge, leaf.dtype
+                else:
+                    stack.append(target)
+                made = number, node, entry, cast
+                if end not in edges:
+                    edges[end] = [made]
+                else:
+                    edges[end].append(made)
+                    several[end] = edges[end]
+                if cast is not None:
+                    edges.setdefault(edge, []).append((number, node, entry, None))
+        for found in several.values():
+            found.sort(key=_NUMBER)
+
+    def leading_to(self, end: End, since: int, until: int) -> Sequence[Made]:
+        """Return the edges to `end` of the nodes that a call made.
+
+        Args:
+            end: An input, or a parameter.
+            since: The sequence number when the call began.
+            until: And when it returned.
+        """
+        edges = self._edges.get(end, ())
+        if len(edges) == 1:
+            return edges if since <= edges[0][0] < until else ()
+        first = bisect_left(edges, since, key=_NUMBER)
+        return edges[first : bisect_left(edges, until, key=_NUMBER)]
+
+
+_NUMBER: Callable[[Made], int] = itemgetter(0)
+
+
+def inner_edges(
+    roots: list[Node], since: int, ends: Collection[End]
+) -> list[tuple[Node, int, End]]:
+    """Return the edges between what a call returns, each with its end.
 
     Args:
-        roots: Where to begin: the nodes of whatever the call made.
-        since: autograd's sequence number when the call began. Older nodes were made
-            by others.
-        ends: The edges of the call's inputs: these lead out whatever their number is,
-            which another thread may have given.
-        seen: The nodes walked already; this walk's are added.
-
-    Returns:
-        The edges into leaves, older nodes and `ends`. The cast of a leaf counts as the
-        leaf: autocast shares it between calls, so it belongs to none of them.
+        roots: The nodes of its outputs.
+        since: autograd's sequence number when the call began.
+        ends: Where the gradients of its outputs go.
     """
-    found: list[GraphEdge] = []
-    node: Any
-    stack = [root for root in roots if sequence_number(root) >= since]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for entry, edge in enumerate(node.next_functions):
-            target = edge[0]
-            if target is None:
-                continue
-            kind = target.__class__
-            leaf: Tensor | None = None
-            if kind is AccumulateGrad:
-                leaf = target.variable
-            elif kind is ToCopy:
-                leaf = _leaf_behind(target)
-            if leaf is not None or sequence_number(target) < since or edge in ends:
-                found.append((node, entry, edge, leaf))
-            else:
-                stack.append(target)
-    return found
+    graph = ForwardGraph()
+    graph.since, graph.roots = since, roots
+    graph.walk()
+    return [
+        (node, entry, end)
+        for end in ends
+        for _, node, entry, _ in graph.leading_to(end, since, sys.maxsize)
+    ]
 
 
 def overwriting(base: Tensor, end: Edge) -> list[Node]:

@@ -1,11 +1,12 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
+import sys
 from collections.abc import Collection
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
-from gradlib.recorder.forward_values import End
+from gradlib.recorder.graph import End
 from gradlib.recording.trace import Grads
 
 Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]
@@ -18,12 +19,27 @@ class Hooked:
     Hooks run at every call; what need not be found out again stands here.
     """
 
-    __slots__ = ("_ids", "calls", "module", "name", "names", "parameters")
+    __slots__ = (
+        "_ids",
+        "calls",
+        "is_left_out",
+        "module",
+        "name",
+        "names",
+        "parameters",
+    )
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        """Begin with no call."""
+    def __init__(self, name: str, module: nn.Module, *, is_left_out: bool) -> None:
+        """Begin with no call.
+
+        Args:
+            name: The module's.
+            module: The module.
+            is_left_out: Whether it is hooked only because it is the model itself.
+        """
         self.name = name
         self.module = module
+        self.is_left_out = is_left_out
         self.calls = 0
         self.parameters: Parameters = {}  # its own
         self.names: list[str] = []
@@ -44,3 +60,22 @@ class Hooked:
         self.parameters = parameters
         self.names = list(parameters)
         self._ids = [*map(id, own)] if for_good else []
+
+
+def swaps_parameters(module: nn.Module) -> bool:
+    """Tell whether FSDP gives a module other parameters for the time of a call."""
+    # Who has not imported it has none of it, and it takes long.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(
+        module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
+    )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether each process holds only a part of a model's weights."""
+    inner: Any = model
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    return any(map(swaps_parameters, inner.modules())) or (
+        tensor is not None
+        and any(isinstance(it, tensor.DTensor) for it in inner.parameters())
+    )

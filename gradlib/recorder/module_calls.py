@@ -4,8 +4,8 @@ A call's arguments and result are left as they are, so the model computes what i
 compute alone. Where each gradient is seen:
 
 - ``grad_output`` and the totals: a hook on the output, the input or the parameter.
-- ``grad_input`` and ``param_grads``: the autograd nodes the call made are walked as it
-  returns; what they hand to an input or a parameter is this call's share.
+- ``grad_input`` and ``param_grads``: the autograd nodes that a forward made are walked
+  as it ends; what those of a call hand to its inputs and parameters is its share.
 """
 
 import itertools
@@ -27,6 +27,7 @@ from gradlib.private import (
     graph_is_captured,
     is_of_torch,
     never_compiled,
+    next_sequence_number,
     own_parameters,
     running_frame,
     values_are_stand_ins,
@@ -37,9 +38,9 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import End, Value, Values, end_of
-from gradlib.recorder.frame import Frame, hand_on
-from gradlib.recorder.graph import leaving_edges, overwriting
+from gradlib.recorder.forward_values import Value, Values, end_of
+from gradlib.recorder.frame import Frame, Receivers
+from gradlib.recorder.graph import End, ForwardGraph, inner_edges, overwriting
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Passes, Tap
 from gradlib.recorder.views import Region, watch
@@ -105,20 +106,23 @@ class ModuleCalls:
             if not is_reentrant(around):  # its first computation is hooked
                 self._mark_recomputed(hooked.name, Tree(leaves, spec), running)
                 return
-            call, within = self._computed_again(around, hooked.name, running), running
+            call = self._computed_again(around, hooked.name, running)
+            within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
             self._remember_state(now, call, module)
         else:
             call.idle, call.no_pass_because = (), ""
-        frame = Frame(call, hooked, python, stack[-1] if stack else None)
+        frame = Frame(
+            call, hooked, python, stack[-1].graph if stack else ForwardGraph()
+        )
         if running != -1:
             frame.in_backward, frame.within = True, within
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
         elif grad_is_enabled():
             frame.gathers = True
-            call.flows.append(frame.flow)
+            call.flows = [*call.flows, frame.flow]
         else:
             call.checkpoints |= around_forward(python)
             call.no_pass_because = notes.DISABLED
@@ -127,6 +131,9 @@ class ModuleCalls:
             call.inputs = Tree(leaves, spec)
         if own := own_parameters(module):
             self._take_parameters(frame, own)
+        if not stack:
+            frame.graph.leave_out(value.end for value in frame.inputs.values())
+        frame.since = next_sequence_number()  # after a look at views, which makes nodes
         stack.append(frame)
 
     def _drop_broken_off(self, now: "_Running", caller: FrameType | None) -> None:
@@ -161,10 +168,9 @@ class ModuleCalls:
 
     def _begin(self, now: "_Running", hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
-        name, index = hooked.name, hooked.calls
+        index, kind = hooked.calls, type(hooked.module).__name__
         hooked.calls = index + 1
-        kind, moment = type(hooked.module).__name__, next(self._moments)
-        call = CallTrace(self._block, name, index, kind, moment)
+        call = CallTrace(self._block, hooked.name, index, kind, next(self._moments))
         if now.stack:
             outer = now.stack[-1].call
             outer.calls_others = True
@@ -173,7 +179,7 @@ class ModuleCalls:
             call.forward = next(self._forwards)
             if running == -1:
                 self._passes.finish()
-        if name in self._block.left_out:
+        if hooked.is_left_out:
             call.moment = -1  # the model itself, which only counts the forwards
         else:
             self.traces.append(call)
@@ -194,6 +200,8 @@ class ModuleCalls:
         """Put what is kept of what the call is given in place of it, and hook it."""
         call, outermost = frame.call, not now.stack
         gathers = frame.gathers and self._gathers_inputs
+        # What is computed again in the backward pass is given other tensors there.
+        listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
@@ -206,8 +214,13 @@ class ModuleCalls:
                 frame.inputs[place] = value
                 if value.base is not None:
                     frame.has_views = True
-                if value.grads is None:  # all of what flows into it
+                if value.tap is None:  # all of what flows into it
                     self._hook_value(value, frame.within)
+            elif listens:
+                if value.tap is None:
+                    self._hook_value(value, frame.within)
+                frame.flow.totals[place] = value.grads
+                call.flows = [frame.flow]
 
     def _take_parameters(
         self, frame: Frame, own: dict[str, nn.Parameter | None]
@@ -226,6 +239,18 @@ class ModuleCalls:
                 asked = {**asked, name: (parameter, end_of(parameter), grads)}
         if frame.gathers and self._gathers_parameters:
             frame.parameters = asked
+
+    @never_compiled
+    def swapped(self, module: nn.Module, _args: object) -> None:
+        """Take the parameters that FSDP has put into a module whose call began."""
+        stack = self._now.stack
+        if stack and stack[-1].module is module:
+            self._take_parameters_anew(stack[-1])
+
+    def _take_parameters_anew(self, frame: Frame) -> None:
+        call = frame.call
+        call.idle = [key for key in call.idle if isinstance(key, int)]
+        self._take_parameters(frame, own_parameters(frame.module))
 
     def meet_parameters(
         self, hooked: Hooked, own: dict[str, nn.Parameter | None]
@@ -259,12 +284,12 @@ class ModuleCalls:
         """Hook the value a tensor has now, whatever overwrites it later."""
         grads: Grads = {}
         value.grads = grads
-        hook = self._passes.hook_tensor
-        value.tap = hook(value.tensor, grads, within, is_output=is_output)
+        passes = self._passes
+        value.tap = passes.hook_tensor(value.tensor, grads, within, None, is_output)
         if value.base is not None:
             base, _, region = value.base
             part = partial(_if_overwritten, watch(value.tensor), region)
-            tap = hook(base, grads, within, is_output=is_output, part=part)
+            tap = passes.hook_tensor(base, grads, within, part, is_output)
             self._now.views.append((value, tap))
 
     def _settle_views(self, now: "_Running") -> None:
@@ -301,7 +326,7 @@ class ModuleCalls:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
         else:
             if frame.lazy:  # its parameters are there now
-                self._take_parameters(frame, own_parameters(module))
+                self._take_parameters_anew(frame)
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
             self._take_outputs(now, frame, output)
@@ -330,52 +355,46 @@ class ModuleCalls:
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():
             if value.node is not None:
-                frame.roots.append(value.node)
+                frame.graph.roots.append(value.node)
+            elif frame.parameters:
+                _mark_returned(frame, value.tensor)
             if value in inputs:
                 self._hook_returned(frame, value)
-            elif value.grads is None:
+            elif value.tap is None:
                 self._hook_value(value, frame.within, is_output=True)
-            outputs[place] = cast(Grads, value.grads)
+            outputs[place] = value.grads
         if not asked:
             call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._hook_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
+        frame.until = next_sequence_number()
         self._returned.append(frame)
         if frame.in_backward:
             self._hook_graphs()
         elif not is_of_torch(type(frame.module)):
             # It may go backward itself, through what it keeps in attributes too.
-            frame.roots += _nodes_in_attributes(frame.module)
+            frame.graph.roots += _nodes_in_attributes(frame.module)
             self._hook_graphs()
 
     def _hook_graphs(self) -> None:
-        """Hook the graphs of the calls that have returned.
+        """Hook what hands gradients to inputs and parameters of returned calls.
 
         Not at each return, but together, when the forward ends or a backward pass
-        begins: then the processor has all it needs at hand, which halves the time.
+        begins: then the graph is walked once, however deep the calls are nested.
         """
         with self._hooking:
             returned = self._returned.copy()
             del self._returned[: len(returned)]
+            for graph in {frame.graph for frame in returned}:
+                graph.walk()
+            found: dict[int | None, Receivers] = {}
             for frame in returned:
-                self._hook_graph(frame)
-
-    def _hook_graph(self, frame: Frame) -> None:
-        """Hook the nodes that hand gradients to the call's inputs and parameters.
-
-        Walked is what the call made. The calls inside have walked their part: what led
-        out of theirs and does not lead out of this one ends in nodes of this one.
-        """
-        frame.gather()
-        leaving = leaving_edges(frame.roots, frame.since, frame.ends, frame.seen)
-        if frame.leaving is not None:
-            leaving += frame.leaving
-        for node, receivers in frame.receivers(leaving).items():
-            self._passes.hook_node(node, receivers, frame.within)
-        if frame.outer is not None:
-            hand_on(leaving, frame.outer)
+                frame.find_receivers(found.setdefault(frame.within, {}))
+            for within, by_node in found.items():
+                for node, receivers in by_node.items():
+                    self._passes.hook_node(node, receivers, within)
 
     def _hook_returned(self, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
@@ -385,25 +404,19 @@ class ModuleCalls:
         # It was hooked before the call, as an input only.
         self._hook_value(value, frame.within, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
-        frame.call.returned_inputs = sorted({*frame.call.returned_inputs, *places})
+        frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
 
     def _hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
         """Take off what the call itself gives to an output, to make another of it."""
         ends = {value.end for value in outputs.values()}
         nodes = [end[0] for end in ends if not isinstance(end, int)]
-        edges = leaving_edges(nodes, frame.since, ends, set())
+        edges = inner_edges(nodes, frame.since, ends)
         for place, value in outputs.items():
-            inner = [
-                (node, entry)
-                for node, entry, edge, leaf in edges
-                if value.end in (edge, id(leaf))
-            ]
+            inner = [(node, entry) for node, entry, end in edges if end == value.end]
             if inner:
                 less = partial(_without, self._passes.hook_inner(inner))
                 grads = frame.flow.outputs[place] = Grads()
-                self._passes.hook_tensor(
-                    value.tensor, grads, frame.within, part=less, is_output=True
-                )
+                self._passes.hook_tensor(value.tensor, grads, frame.within, less, True)
 
 
 class _Running(threading.local):
@@ -418,6 +431,13 @@ class _Running(threading.local):
         """Let go of what only the forward needed."""
         self.values.clear()
         self.views.clear()
+
+
+def _mark_returned(frame: Frame, leaf: Tensor) -> None:
+    """Write down which of its parameters a call returns as they are."""
+    for name, (parameter, _, _) in cast(Parameters, frame.parameters).items():
+        if parameter is leaf:
+            frame.call.returned = [*frame.call.returned, name]
 
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:

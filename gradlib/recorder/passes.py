@@ -31,16 +31,7 @@ Receiver: TypeAlias = tuple[int, Grads, Part | None]
 class Tap:
     """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
 
-    __slots__ = (
-        "grads",
-        "hooks",
-        "keep",
-        "number",
-        "part",
-        "passes",
-        "reaches_call",
-        "within",
-    )
+    __torch_unserializable__ = True  # or torch warns when the tensor is pickled
 
     def __init__(
         self,
@@ -72,8 +63,13 @@ class Tap:
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
         self.hooks = hook_tensor(tensor, self)  # all of the tensor, in their order
 
-    def __call__(self, grad: Tensor) -> None:
+    def __call__(self, grad: Tensor | None) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
+        if grad is None:  # of a backward that gives nothing
+            return
+        if self.part is None and len(self.hooks) == 1:  # as most are
+            self.take(grad)
+            return
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
@@ -193,10 +189,9 @@ class Passes:
         self,
         tensor: Tensor,
         grads: Grads,
-        within: int | None = None,
-        *,
-        part: Part | None = None,
-        is_output: bool = False,
+        within: int | None,
+        part: Part | None,
+        is_output: bool,
     ) -> Tap:
         """Take the gradient of `tensor` as it is now, all its uses together.
 

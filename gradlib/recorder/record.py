@@ -13,10 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from gradlib.errors import NotAModuleError, UnknownFieldError
+from gradlib.errors import (
+    NotAModuleError,
+    RecordingArgumentError,
+    UnknownFieldError,
+)
 from gradlib.module_hook import ModuleHook
 from gradlib.private import forget_compiled, hook_module, own_parameters
-from gradlib.recorder.hooked import Hooked
+from gradlib.recorder.hooked import Hooked, is_sharded, swaps_parameters
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
 from gradlib.recording.recording import Recording
@@ -65,6 +69,8 @@ def record(
         NoSuchModuleError: A name or pattern in `modules` fits no module, or it is a
             class or a module.
         UnknownFieldError: `keep` names something that no call has.
+        RecordingArgumentError: `reduce` is no function, or no tensor can be put on
+            `device`.
 
     Example:
         ```python
@@ -101,6 +107,7 @@ def record(
             "record(model): model must be a torch.nn.Module, but it is of type "
             f"{type(model).__name__}. Put a function into the forward() of a module."
         )
+    _check(reduce, device)
     copies = Copies()
     recorder = _Recorder(
         model,
@@ -123,9 +130,28 @@ def _recording(recorder: "_Recorder") -> Generator[Recording]:
         recorder.remove_hooks()
 
 
-def _fields(keep: Iterable[str]) -> frozenset[str]:
-    fields = frozenset([keep] if isinstance(keep, str) else keep)
-    for name in sorted(fields.difference(FIELDS)):
+def _check(reduce: object, device: Any) -> None:
+    """Raise here, and not in the middle of the model."""
+    if not (reduce is None or callable(reduce)):
+        raise RecordingArgumentError(
+            "record(reduce=...): reduce must be a function of a tensor, as "
+            f"gradlib.tensor_stats, but it is {reduce!r}, of type "
+            f"{type(reduce).__name__}."
+        )
+    try:
+        if device is not None:
+            torch.empty(0, device=device)
+    except Exception as error:
+        raise RecordingArgumentError(
+            f"record(device=...): no tensor can be put on {device!r}. Give what "
+            f'tensor.to(device) takes, as "cpu". torch says: {error}'
+        ) from error
+
+
+def _fields(keep: object) -> frozenset[Any]:
+    several = isinstance(keep, Iterable) and not isinstance(keep, str)
+    fields: frozenset[Any] = frozenset(cast(Any, keep if several else [keep]))
+    for name in sorted(fields.difference(FIELDS), key=str):
         known = ", ".join(f'"{field}"' for field in FIELDS)
         raise UnknownFieldError(
             f'record(keep=...): "{name}" is no field that can be kept. There are: '
@@ -157,7 +183,9 @@ class _Recorder:
         self._modules = modules_of(model)  # by name; more may be added in the block
         self._names = recorded_names(model, self._modules)
         # Whoever computes a call again needs its arguments, and the state they met.
-        history = History(self._modules) if "args" in fields and not reduces else None
+        # FSDP frees the memory of weights, which one that shares it would not survive.
+        replayable = "args" in fields and not reduces and not is_sharded(model)
+        history = History(self._modules) if replayable else None
         self._block = Block(
             fields,
             self._passes.numbers,
@@ -197,11 +225,15 @@ class _Recorder:
             self._block.left_out[name] = "record(..., modules=...) left it out"
             if name:
                 return  # the model is hooked all the same: it counts the forwards
-        calls, hooked = self._calls, Hooked(name, module)
+        calls = self._calls
+        hooked = Hooked(name, module, is_left_out=name in self._block.left_out)
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
         self._undo.append(hook_module(module, before, after))
+        if swaps_parameters(module):
+            swapped = module.register_forward_pre_hook(ModuleHook(calls.swapped))
+            self._undo.append(swapped.remove)
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
         """Hook what is added to a module while the block runs."""

@@ -90,6 +90,11 @@ class Pass(Printable):
         return self._inputs("totals")[0]
 
     @property
+    def grad_kwargs_total(self) -> dict[str, Any]:
+        """Gradients of the tensors in ``kwargs``, all their uses together."""
+        return self._inputs("totals")[1]
+
+    @property
     def grad_output(self) -> Any:
         """Gradients of the output, in its structure, as they arrived at this call.
 
@@ -261,6 +266,11 @@ class Call(Printable):
         return self._of_only_pass("grad_input_total")
 
     @property
+    def grad_kwargs_total(self) -> Any:
+        """`Pass.grad_kwargs_total` of the only pass; ``None`` without one."""
+        return self._of_only_pass("grad_kwargs_total")
+
+    @property
     def grad_output(self) -> Any:
         """`Pass.grad_output` of the only pass; ``None`` without one."""
         return self._of_only_pass("grad_output")
@@ -328,6 +338,7 @@ PASS_FIELDS = {
     "grad_input": "grad_input",
     "grad_kwargs": "grad_input",
     "grad_input_total": "grad_input",
+    "grad_kwargs_total": "grad_input",
     "grad_output": "grad_output",
     "param_grads": "param_grads",
     "param_grads_total": "param_grads",

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from gradlib.errors import RecordingArgumentError
 from gradlib.private import default_tolerances
 from gradlib.stats import TensorStats, tensor_stats, wide
 from gradlib.tree import Tree
@@ -73,6 +75,20 @@ class Tolerance:
     atol: float | None = None
     least: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number, or a negative one.
+
+        Raises:
+            RecordingArgumentError: One of the first two is.
+        """
+        for name, given in (("rtol", self.rtol), ("atol", self.atol)):
+            number = isinstance(cast(object, given), Real)
+            if given is not None and not (number and given >= 0):
+                raise RecordingArgumentError(
+                    f"{name} must be a number from 0 on, or None for what the dtypes "
+                    f"allow, but it is {given!r}, of type {type(given).__name__}."
+                )
+
     def allows(self, gap: Gap, drift: float = 0.0) -> bool:
         """Tell whether two values agree.
 
@@ -132,6 +148,13 @@ def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
     return [(key, replace(it, size=size)) for key, it in found]
 
 
+def shape_of(tensor: Tensor) -> list[Any]:
+    """Return the shape of a tensor; of a nested one, that of each of its parts."""
+    if tensor.is_nested:
+        return [list(part.shape) for part in tensor.unbind()]
+    return list(tensor.shape)
+
+
 def gap(x: Any, y: Any) -> Gap:
     """Return how far two leaves are apart."""
     if isinstance(x, TensorStats) or isinstance(y, TensorStats):
@@ -166,8 +189,8 @@ def _stats(x: Any) -> Any:
 
 
 def _gap_of_tensors(x: Tensor, y: Tensor) -> Gap:
-    if x.shape != y.shape:
-        return _incomparable(f"shapes {list(x.shape)} and {list(y.shape)}")
+    if shape_of(x) != shape_of(y):
+        return _incomparable(f"shapes {shape_of(x)} and {shape_of(y)}")
     if x.is_meta or y.is_meta:
         return _NONE
     rtol = rtol_of((x.dtype, y.dtype))
@@ -186,6 +209,8 @@ def _gap_of_stats(x: Any, y: Any) -> Gap:
         return _incomparable("only one of the two is a tensor")
     if x.shape != y.shape:
         return _incomparable(f"shapes {list(x.shape)} and {list(y.shape)}")
+    if math.isnan(x.nonfinite) or math.isnan(y.nonfinite):
+        return _NONE  # on the meta device, where there are no values
     if x.nonfinite or y.nonfinite:
         same = x.nonfinite == y.nonfinite
         return _NONE if same else _incomparable("NaN or inf in one of the two")

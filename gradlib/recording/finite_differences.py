@@ -6,7 +6,7 @@ is the product of d with the gradient.
 """
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -74,8 +74,8 @@ def _look(
     """Return how far the two slopes are apart; ``None`` where there is no slope."""
     point = _double(value)
     scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
-    point = point + away * scale * _direction(point, generator)
-    direction = _direction(point, generator)
+    point = point + away * scale * drawn_like(point, generator)
+    direction = drawn_like(point, generator)
     h = step * scale
 
     def at(shift: float) -> Change:
@@ -104,8 +104,7 @@ def _look(
         return None
     known = size = 0.0
     if grad is not None:
-        dense = wide(grad)
-        known, size = _dot(dense, direction.to(dense.device)), _norm(dense)
+        known, size = _dot(grad, direction.to(grad.device)), _norm(grad)
     noise = 100 * torch.finfo(torch.float64).eps * rounding / h
     apart = abs(slope - known) - noise
     if not math.isfinite(apart):
@@ -120,9 +119,22 @@ def _moved(value: Tensor, moved: Tensor) -> Change:
     return change
 
 
-def _direction(like: Tensor, generator: torch.Generator) -> Tensor:
-    made = torch.randn(like.shape, generator=generator, dtype=like.dtype, device="cpu")
-    return made.to(like.device)
+def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a tensor of the form of another one, its entries drawn at random."""
+    if tensor.is_nested:
+        made = torch.zeros_like(tensor)
+        for part in made.unbind():
+            part.copy_(drawn_like(part, generator))
+        return made
+    if tensor.layout != torch.strided:  # it stays zero where it is
+        made = tensor.clone()
+        is_coo = made.layout == torch.sparse_coo
+        values = cast(Any, made)._values() if is_coo else made.values()
+        values.copy_(drawn_like(values, generator))
+        return made
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=dtype, device="cpu")
+    return drawn.to(tensor.device, tensor.dtype)
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -131,8 +143,9 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _dot(a: Tensor, b: Tensor) -> float:
     """Return the change of a real L, for the gradient `a`, along `b`."""
+    a, b = wide(a), wide(b)
     return (a.conj() * b).real.sum().item() if a.is_complex() else (a * b).sum().item()
 
 
 def _norm(tensor: Tensor) -> float:
-    return tensor.abs().square().sum().sqrt().item()
+    return wide(tensor).abs().square().sum().sqrt().item()

@@ -58,7 +58,9 @@ def _why_never(call: CallTrace) -> list[str]:
     if call.no_pass_because:
         return []
     idle = [input_name(call, key) if isinstance(key, int) else key for key in call.idle]
-    returned = [input_name(call, place) for place in call.returned_inputs]
+    returned = [
+        input_name(call, key) if isinstance(key, int) else key for key in call.returned
+    ]
     return [*map(NO_GRAD.format, idle), *map(RETURNED.format, returned)]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradlib import plot
-from gradlib.errors import NotKeptError, UnknownKindError
+from gradlib.errors import NotKeptError, RecordingArgumentError, UnknownKindError
 from gradlib.recording.call import (
     Call,
     Pass,
@@ -19,7 +19,7 @@ from gradlib.recording.call import (
     with_keywords,
 )
 from gradlib.recording.trace import CallTrace
-from gradlib.stats import norm
+from gradlib.stats import norm, wide
 from gradlib.tree import Tree
 
 if TYPE_CHECKING:
@@ -37,11 +37,16 @@ def draw(
     kind: str, calls: Iterable[CallTrace], fields: Collection[str], ax: "Axes | None"
 ) -> "Figure":
     """Draw a picture of some calls, of which `fields` were kept."""
-    if kind not in KINDS:
+    if kind not in tuple(KINDS):
         known = ", ".join(f'"{name}"' for name in KINDS)
         raise UnknownKindError(
             f"plot(kind={kind!r}): there is no such picture. There are: {known}; "
             "where to draw is plot(ax=...)."
+        )
+    if not (ax is None or hasattr(ax, "plot")):
+        raise RecordingArgumentError(
+            "plot(ax=...): ax must be the Axes to draw on, but it is of type "
+            f"{type(ax).__name__}. Give one of those that plt.subplots() makes."
         )
     kept = [field for field in ORDER if field in fields]
     if not kept:
@@ -196,5 +201,4 @@ def _magnitudes(tensor: Tensor) -> Tensor:
     """Return the magnitudes of all entries in float64, NaN where there is no value."""
     if tensor.is_meta:
         return torch.full(tensor.shape, torch.nan, dtype=torch.double)
-    values = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return values.abs().double()
+    return wide(tensor).abs().double()

@@ -1,10 +1,14 @@
 """What was recorded, and the questions one can ask of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gradlib import storage
-from gradlib.errors import AmbiguousCallError, NoSuchCallError
+from gradlib.errors import (
+    AmbiguousCallError,
+    NoSuchCallError,
+    RecordingArgumentError,
+)
 from gradlib.recording import pictures, saving
 from gradlib.recording.call import (
     Call,
@@ -83,6 +87,8 @@ class Recording(Printable):
         Raises:
             NoSuchCallError: The model has no such module, or it was not called.
         """
+        if not isinstance(cast(object, name), str):
+            raise _no_name(name)
         found = self._find(name)
         if not found:
             raise NoSuchCallError(self._why_nothing(name))
@@ -157,6 +163,7 @@ class Recording(Printable):
 
         Raises:
             UnknownKindError: There is no such `kind`.
+            RecordingArgumentError: `ax` is no Axes.
             NotKeptError: What the picture shows was not kept: no gradients at all, or,
                 with `reduce`, nothing that has a norm or, for a histogram, entries.
         """
@@ -230,6 +237,7 @@ class Recording(Printable):
             What disagrees, innermost calls only, and what could not be replayed.
 
         Raises:
+            RecordingArgumentError: `rtol` or `atol` is no number, or a negative one.
             CannotReplayError: No call can be replayed, as with `reduce`.
 
         Example:
@@ -299,6 +307,10 @@ class Recording(Printable):
         Returns:
             Where they part, and the calls that only one of them has.
 
+        Raises:
+            RecordingArgumentError: `other` is no recording, or `rtol` or `atol` is no
+                number, or a negative one.
+
         Example:
             ```python
             import copy
@@ -322,6 +334,11 @@ class Recording(Printable):
             #> 2       forward    output  0.82
             ```
         """
+        if not isinstance(cast(object, other), Recording):
+            raise RecordingArgumentError(
+                "compare(other): other must be a Recording, but it is of type "
+                f"{type(other).__name__}. Record the other run, too."
+            )
         return compare(self._traces, other._traces, Tolerance(rtol, atol))
 
     def to_frame(self) -> "DataFrame":
@@ -347,9 +364,12 @@ class Recording(Printable):
             path: The file, as ``"run.safetensors"``.
 
         Raises:
+            RecordingArgumentError: `path` is no path.
+            OSError: A file cannot be written there.
             NotStorableError: A tensor is of a kind that a file cannot hold, as a nested
                 or quantized one.
         """
+        saving.must_be_a_path(path)
         storage.save(
             path, saving.plain(self._block, self._names, self._traces), saving.CLASSES
         )
@@ -415,6 +435,8 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
         The recording, all of it or nothing.
 
     Raises:
+        RecordingArgumentError: `path` is no path.
+        OSError: There is no file at `path`, or it cannot be read.
         BrokenFileError: The file is no recording, was cut off or changed, or has
             another version of the format.
 
@@ -439,6 +461,7 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
         #> tensor([[3., 3.]])
         ```
     """
+    saving.must_be_a_path(path)
     return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
 
 
@@ -460,10 +483,14 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
         case (str() as name, int() as index):
             return name, index
         case _:
-            raise NoSuchCallError(
-                f"recording[{key!r}]: name a call by its module, as recording['fc2'], "
-                "or by module and index, as recording['fc2', 1]."
-            )
+            raise _no_name(key)
+
+
+def _no_name(key: object) -> NoSuchCallError:
+    return NoSuchCallError(
+        f"recording[{key!r}]: name a call by its module, as recording['fc2'], or by "
+        "module and index, as recording['fc2', 1]."
+    )
 
 
 def _rows(call: Call, fields: list[str]) -> list[tuple[str, ...]]:

@@ -30,6 +30,7 @@ from gradlib.private import (
     run_eagerly,
 )
 from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
+from gradlib.recording.difference import shape_of
 from gradlib.recording.notes import input_name, note
 from gradlib.recording.state import (
     AUTOCAST_DEVICES,
@@ -371,7 +372,8 @@ def must_be_replayable(block: Block) -> History:
         raise CannotReplayError(
             "Nothing is left of the model's state at that call: the recording was made "
             "with reduce=, or loaded from a file. Replay where you record, without "
-            "reduce=."
+            "reduce=. Nor is there of weights that FSDP has sharded, or DTensors: "
+            "replay a model that is whole."
         )
     return block.history
 
@@ -387,7 +389,7 @@ def _fit(grads: Mapping[Key, Tensor], output: Tree) -> bool:
     return all(
         isinstance(leaf := leaves.get(place), Tensor)
         and leaf.requires_grad
-        and leaf.shape == grad.shape
+        and shape_of(leaf) == shape_of(grad)
         for place, grad in grads.items()
     )
 

@@ -1,10 +1,12 @@
 """A recording as plain values, to be written to a file, and back."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from gradlib.errors import RecordingArgumentError
 from gradlib.recording.trace import Block, CallTrace, Flow
 from gradlib.stats import TensorStats
 from gradlib.storage import Class, dtype_named
@@ -24,6 +26,15 @@ AS_IT_IS = (
     "no_pass_because",
 )
 GATHERED = ("shares", "totals", "outputs")
+
+
+def must_be_a_path(path: object) -> None:
+    """Raise unless `path` may name a file."""
+    if not isinstance(path, str | os.PathLike):
+        raise RecordingArgumentError(
+            'path must name a file, as "run.safetensors", but it is of type '
+            f"{type(path).__name__}."
+        )
 
 
 def plain(
@@ -66,7 +77,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         "inputs": _plain_tree(trace.inputs),
         "output": None if trace.output is None else _plain_tree(trace.output),
         "idle": trace.idle,
-        "returned_inputs": trace.returned_inputs,
+        "returned": trace.returned,
         **{gathered: _plain_grads(trace, gathered, passes) for gathered in GATHERED},
     }
 
@@ -101,7 +112,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
     trace.inputs, trace.output = inputs, output
     trace.recomputed_in = 0 if call["recomputed"] else None
     trace.idle = [input_places.get(key, key) for key in call["idle"]]
-    trace.returned_inputs = [input_places[place] for place in call["returned_inputs"]]
+    trace.returned = [input_places.get(key, key) for key in call["returned"]]
     flow = Flow()
     for gathered in GATHERED:
         places = output_places if gathered == "outputs" else input_places

@@ -65,7 +65,9 @@ class Kept:
             return True
         if self._is_copy:  # a look at another device's memory would wait for the device
             return tensor.device.type != "cpu" or not same_values(tensor, self.value)
-        if not self._shares_memory or is_copy_on_write(tensor):
+        if not self._shares_memory:
+            return tensor.dtype != self.value.dtype
+        if is_copy_on_write(tensor):
             return False
         if not same_values(tensor, self.value):
             return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
@@ -77,7 +79,7 @@ class Kept:
         # What is not learned may be given another size, which ends in an error inside
         # torch where memory is shared until somebody writes.
         learned = isinstance(tensor, nn.Parameter)
-        self._is_copy = tensor.numel() <= SMALL and not learned
+        self._is_copy = not learned and tensor.numel() <= SMALL
         self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
         # Until somebody writes to one of the two, behind torch's back too.
         self._shares_memory = not self._is_copy and _shares_memory(tensor)
@@ -138,7 +140,7 @@ class History:
             self._look_at(module, buffers, self._called.get(module, moment))
             self._called[module] = moment + 1
         known = self._world
-        autocast = _autocast() if any_autocast() else {}
+        autocast = _autocast() if any_autocast() else _NO_AUTOCAST
         if known is not None and known.autocast == autocast and _draws_nothing(module):
             return known
         random = torch.get_rng_state()
@@ -219,6 +221,7 @@ def _autocast() -> dict[str, torch.dtype]:
 
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+_NO_AUTOCAST: dict[str, torch.dtype] = {}
 
 
 def _draws_nothing(module: nn.Module) -> bool:

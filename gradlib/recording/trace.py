@@ -1,6 +1,6 @@
 """What the recorder writes down, flat; `call` gives it its form."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -74,34 +74,30 @@ class Block:
 
 
 NO_INPUTS = Tree.of_call((), {})
-NO_CHECKPOINTS: frozenset[int] = frozenset()
 
 
 class CallTrace:
     """One call of one module."""
 
-    # Written out, not a dataclass: one is made at every call, and this takes a third.
-    __slots__ = (
-        "block",
-        "caller",
-        "calls_others",
-        "checkpoints",
-        "flows",
-        "forward",
-        "idle",
-        "index",
-        "inputs",
-        "module",
-        "module_type",
-        "moment",
-        "name",
-        "no_pass_because",
-        "output",
-        "parameters",
-        "recomputed_in",
-        "returned_inputs",
-        "world",
-    )
+    # Most calls need few of these, so what they share stands in the class.
+    caller = -1  # the moment of the call that made it; -1 if outermost
+    forward = 0
+    inputs = NO_INPUTS  # of (args, kwargs)
+    output: Tree | None = None
+    parameters: Sequence[str] = ()  # its own
+    # The inputs that are tensors, and own parameters, that require no grad.
+    idle: Sequence[Key] = ()
+    # Several where a checkpoint computed the call again, inside a backward pass.
+    flows: Sequence[Flow] = ()
+    # The sequence numbers of the reentrant checkpoints that compute it again.
+    checkpoints: Set[int] = frozenset[int]()
+    recomputed_in: int | None = None  # torch's number of the pass that did
+    returned: Sequence[Key] = ()  # inputs and own parameters it returned as they were
+    # What it takes to compute it again; None where too little was kept.
+    module: nn.Module | None = None
+    world: World | None = None
+    calls_others = False
+    no_pass_because = ""
 
     def __init__(
         self, block: Block, name: str, index: int, module_type: str, moment: int
@@ -112,24 +108,6 @@ class CallTrace:
         self.index = index
         self.module_type = module_type
         self.moment = moment  # how many calls had begun before
-        self.forward = 0
-        self.inputs = NO_INPUTS  # of (args, kwargs)
-        self.caller = -1  # the moment of the call that made it; -1 if outermost
-        self.output: Tree | None = None
-        self.parameters: Sequence[str] = ()  # its own
-        # The inputs that are tensors, and own parameters, that require no grad.
-        self.idle: Sequence[Key] = ()
-        # Several where a checkpoint computed the call again, inside a backward pass.
-        self.flows: list[Flow] = []
-        # The sequence numbers of the reentrant checkpoints that compute it again.
-        self.checkpoints: frozenset[int] | set[int] = NO_CHECKPOINTS
-        self.recomputed_in: int | None = None  # torch's number of the pass that did
-        self.returned_inputs: Sequence[int] = ()
-        # What it takes to compute it again; None where too little was kept.
-        self.module: nn.Module | None = None
-        self.world: World | None = None
-        self.calls_others = False
-        self.no_pass_because = ""
 
     def passes(self) -> list[int]:
         """Return our numbers of the backward passes that reached the call."""

@@ -23,10 +23,12 @@ from gradlib.tree import Tree
 
 torch.manual_seed(0)  # the modules of LEGACY_CASES are made on import
 MADE = torch.Generator().manual_seed(1)
+HERE = torch.ones(()).device
 
 
 def given(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=MADE).requires_grad_()
+    made = torch.randn(*shape, generator=MADE, device="cpu")
+    return made.to(HERE).requires_grad_()
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +264,17 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEGACY_CASES)
+CPUS = {"BatchNorm2d", "GRU"}
+ON_A_CPU = pytest.mark.skipif(HERE.type != "cpu", reason="a GPU has nodes of its own")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[ON_A_CPU] if name in CPUS else [])
+        for name in LEGACY_CASES
+    ],
+)
 def test_each_entry_is_what_its_name_says(name: str) -> None:
     module, args, node, expected = LEGACY_CASES[name]
     report = report_of(module, *args)
@@ -299,6 +311,7 @@ def test_the_output_of_a_module_inside() -> None:
     torch.testing.assert_close(value, dh)
 
 
+@ON_A_CPU
 def test_lstm_on_one_layer_has_an_entry_for_each_argument_of_its_kernel() -> None:
     report = report_of(nn.LSTM(3, 5), given(4, 2, 3))
     assert report.last_node == "MkldnnRnnLayerBackward0"
@@ -390,7 +403,8 @@ def test_an_output_used_in_another_output() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_use_in_another_output_that_hardly_shows(dtype: torch.dtype) -> None:
-    x = torch.randn(3000, 3, generator=MADE).to(dtype).requires_grad_()
+    x = torch.randn(3000, 3, generator=MADE, device="cpu")
+    x = x.to(HERE, dtype).requires_grad_()
     label = torch.zeros(3000, dtype=torch.long)
     module = Of(lambda x: (y := 2 * x, F.cross_entropy(y, label)))
     first, loss = (entry.what for entry in report_of(module, x).kinds[TENSOR].entries)
@@ -746,6 +760,52 @@ def test_what_cannot_be_copied() -> None:
     vars(module)["stream"] = (item for item in "generators cannot be copied")
     with pytest.raises(gradlib.NotCopyableError, match="cannot be copied: TypeError"):
         gradlib.hook_report(module, given(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    class Nest(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nested.as_nested_tensor([x, x], layout=layout)
+
+    x = torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout)
+    with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
+        gradlib.hook_report(nn.Linear(3, 2), x)
+    with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
+        gradlib.hook_report(Nest(), given(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_script_modules() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 2))
+    with pytest.raises(gradlib.NotAModuleError, match="takes no hooks"):
+        gradlib.hook_report(scripted, given(4, 3))
+    report = gradlib.hook_report(nn.Sequential(scripted, nn.Tanh()), given(4, 3))
+    full = report.kinds["register_full_backward_hook"]
+    assert full.grad_input[0].what == "gradient of input"
+
+
+@pytest.mark.parametrize("where", ["module", "input"])
+def test_what_has_no_values(where: str) -> None:
+    module = nn.Linear(3, 2, device="meta" if where == "module" else None)
+    x = torch.ones(4, 3, device="meta" if where == "input" else None)
+    with pytest.raises(gradlib.NotCopyableError, match="on the device meta have none"):
+        gradlib.hook_report(module, x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_sparse_argument() -> None:
+    class Times(nn.Module):
+        def forward(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(a, x)
+
+    a = torch.diag(torch.tensor([1.0, 2.0])).to_sparse_csr()
+    report = gradlib.hook_report(Times(), a, given(2, 3))
+    assert report.kinds["Tensor.register_hook"].entries[0].what == "gradient of output"
+    error = report.kinds["register_full_backward_hook"].error
+    assert error.startswith("NotImplementedError: Could not run 'aten::view'")
+    assert error.count("\n") == 0
 
 
 def test_a_copy_that_is_none() -> None:

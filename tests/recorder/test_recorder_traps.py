@@ -3,8 +3,10 @@
 import copy
 import gc
 import io
+import pickle
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -1023,6 +1025,37 @@ def test_distributed_data_parallel(inner: bool, options: dict[str, Any]) -> None
         assert_close(call.param_grads_total["bias"], call.param_grads["bias"])
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("parts", ["", "first second", "first"])
+def test_fully_sharded_data_parallel(parts: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model, plain = twins(Net())
+    plain.first.bias.requires_grad_(False)
+    model.first.bias.requires_grad_(False)
+    for part in (*map(model.get_submodule, parts.split()), model):
+        fully_shard(part)
+    inputs = [torch.randn(2, 3, requires_grad=True) for _ in range(4)]
+    with gradlib.record(model) as recording:
+        for a, b in (inputs[:2], inputs[2:]):
+            loss_of(model(a) + model(b)).backward()
+            loss_of(plain(a) + plain(b)).backward()
+    for name in ("first", "second"):
+        calls = recording.calls(name)
+        own = dict(getattr(plain, name).named_parameters())
+        for key in ("weight", "bias"):
+            grads = [call.param_grads[key] for call in calls]
+            found = None if grads[0] is None else sum(grads)
+            assert_close(found, own[key].grad)
+            now = getattr(getattr(model, name), key).grad
+            assert_close(None if now is None else now.full_tensor(), own[key].grad)
+        assert calls[0].note == ("bias does not require grad" * (name == "first"))
+    with pytest.raises(gradlib.CannotReplayError, match="FSDP has sharded"):
+        recording.verify()
+
+
+@pytest.mark.cpu
 def test_data_parallel_without_devices() -> None:
     model = nn.DataParallel(Net())
     x = torch.randn(2, 3, requires_grad=True)
@@ -1097,6 +1130,41 @@ def test_a_checkpoint_with_two_backward_passes(reentrant: bool) -> None:
     assert_shares(found, expected)
 
 
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_the_total_counts_uses_outside_a_checkpoint(
+    use_reentrant: bool, reduce: Any
+) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.fc = Block(), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            y = checkpoint(self.inner, h, use_reentrant=use_reentrant)
+            return 3 * h + y  # pyright: ignore (checkpoint is not typed)
+
+    model, x = Residual(), torch.randn(4, 3)
+    plain = copy.deepcopy(model)
+    h = plain.fc(x)
+    h.retain_grad()
+    for pass_ in range(2):
+        (3 * h + plain.inner(h)).square().sum().backward(retain_graph=pass_ == 0)
+    total = grad_of(h) / 2
+    with gradlib.record(model, reduce=reduce) as recording:
+        loss = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for name in ("inner", "inner.fc"):
+        for pass_ in recording[name].passes:
+            found = pass_.grad_input_total[0]
+            if reduce is None:
+                assert_close(found, total)
+            else:
+                assert found.norm == pytest.approx(total.norm().item())
+
+
 @pytest.mark.parametrize(
     "outer",
     [
@@ -1140,6 +1208,31 @@ def test_nested_checkpoints(outer: bool, inner: bool) -> None:
         assert found[name].grad_input[0] is None or torch.allclose(
             found[name].grad_input[0], expected[name].grad_input[0]
         )
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_passes_that_nested_checkpoints_run_are_one() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Block(), Block()
+
+        def outer(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return h + checkpoint(self.b, h, use_reentrant=True)  # pyright: ignore
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.outer, x, use_reentrant=True)
+
+    model, x = Nested(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        for number in range(2):
+            x.grad = None
+            model(x).sum().backward()
+            for name in ("", "a", "a.fc", "b", "b.fc"):
+                (found,) = recording[name, number].passes
+                assert found.backward == number
+            assert_close(recording["a", number].grad_input_total, (x.grad,))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -1509,6 +1602,30 @@ def test_a_tensor_with_torch_function() -> None:
     assert_close(recording["0"].grad_input[0].as_subclass(Tensor), x.grad)
 
 
+def test_a_backward_that_gives_nothing() -> None:
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            assert ctx.needs_input_grad == (True,)
+            assert len(grads) == 1
+
+    class Last(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Nothing.apply(x)
+
+    model, x = nn.Sequential(Net(), Last()), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert x.grad is None
+    assert recording["1"].grad_input == (None,)
+    assert recording["1"].note == "backward pass 0 gave args[0] no gradient"
+    assert recording["0.first"].note == "no backward pass reached it inside the block"
+
+
 def test_gradients_that_are_nan() -> None:
     class Root(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -1567,21 +1684,80 @@ def test_outputs_without_any_tensor() -> None:
     str(recording)
 
 
+class CopiedByHand(Net):
+    """Hands its hooks on to a copy, as some classes do."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: OrderedDict(value) if isinstance(value, OrderedDict) else value
+            for name, value in vars(self).items()
+        }
+
+
 def test_pickles_and_copies_inside_the_block() -> None:
-    model = Net()
-    x = torch.randn(2, 3)
-    file = io.BytesIO()
-    with gradlib.record(model) as recording:
+    model, x = Net(), torch.randn(2, 3)
+    model.register_forward_hook(print_nothing)
+    hooks, file = module_hooks(model), io.BytesIO()
+    with gradlib.record(model), gradlib.record(model) as recording:
         expected = run(model, x)
         torch.save(model, file)
         twin = copy.deepcopy(model)
         run(twin, x)
+        assert module_hooks(twin) == hooks
+    assert b"gradlib" not in file.getvalue()
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
+    assert module_hooks(loaded) == hooks
     assert_close(loaded(x), expected)
     assert len(recording) == 3
     run(model, x)
     assert len(recording) == 3
+    assert module_hooks(model) == hooks
+    assert not any(map(vars, all_hooks_of(model)))
+
+
+def test_copies_after_an_inner_block_has_ended() -> None:
+    model = Net()
+    with gradlib.record(model):
+        with gradlib.record(model):
+            pass
+        assert not any(module_hooks(copy.deepcopy(model)).values())
+
+
+def test_a_copy_that_hands_hooks_on_does_not_record() -> None:
+    model, x = CopiedByHand(), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        run(twin, x)
+    assert len(recording) == 0
+    run(twin, x)
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensors_are_pickled_inside_the_block_without_a_warning() -> None:
+    model, x = Net(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model):
+        output = model(x)
+        torch.save([x, output, *model.parameters()], io.BytesIO())
+
+
+def print_nothing(*_: object) -> None:
+    """Be a hook that can be pickled."""
+
+
+def all_hooks_of(model: nn.Module) -> list[dict[Any, Any]]:
+    """Return every dict of a model that has to do with hooks."""
+    return [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "_hooks" in name
+    ]
+
+
+def module_hooks(model: nn.Module) -> dict[int, dict[Any, Any]]:
+    """Return what is in these dicts, in their order."""
+    return dict(enumerate(map(dict, all_hooks_of(model))))
 
 
 def test_mixed_devices_of_meta() -> None:

@@ -381,3 +381,24 @@ def test_a_loaded_recording(net: Any, x: Tensor, tmp_path: Any) -> None:
         other.blocks[1].fc.weight.mul_(1.3)
     found = loaded.compare(recorded(other, x))
     assert where(found) == ("blocks.1.fc", 0, "forward", "output")
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_without_values(reduce: Any) -> None:
+    with gradlib.record(model := nn.Linear(3, 2, device="meta"), reduce=reduce) as one:
+        model(torch.ones(4, 3, device="meta")).sum().backward()
+    assert one.compare(one).ok
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 2)])
+def test_statistics_of_what_is_not_finite(counts: tuple[int, int]) -> None:
+    found: list[gradlib.Recording] = []
+    for count in counts:
+        x = torch.ones(4)
+        x[:count] = torch.nan
+        with gradlib.record(
+            model := nn.ReLU(), reduce=gradlib.tensor_stats
+        ) as recording:
+            model(x)
+        found.append(recording)
+    assert found[0].compare(found[1]).ok == (counts[0] == counts[1])

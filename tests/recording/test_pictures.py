@@ -271,6 +271,18 @@ def test_a_histogram_of_sparse_gradients() -> None:
     assert [text.get_text() for text in axes.texts] == ["zeros", "60%"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_histogram_of_nested_gradients(layout: torch.layout) -> None:
+    parts = [torch.ones(2, 2), torch.ones(3, 2)]
+    x = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    weights = torch.tensor([[1.0, 0.0]])
+    with gradlib.record(model := nn.Linear(2, 2)) as recording:
+        (torch.nested.to_padded_tensor(model(x), 0.0) * weights).sum().backward()
+    axes = drawn(recording.plot("histogram"))
+    assert [text.get_text() for text in axes.texts] == ["zeros", "50%"]
+
+
 def test_statistics_are_enough_for_all_but_a_histogram() -> None:
     recording = record(layers(), reduce=gradlib.tensor_stats)
     whole = record(layers())

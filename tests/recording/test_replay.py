@@ -298,6 +298,47 @@ def test_integer_inputs_and_tied_weights() -> None:
     assert_close(total, model.embedding.weight.grad)
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_a_parameter_with_two_owners(used: bool) -> None:
+    """Each call has its own share, both have one total; without a recorder too."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+            if used:
+                self.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.b(torch.tanh(self.a(x)))
+            return F.linear(y, self.weight) if used else y
+
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, totals = torch.randn(4, 3, requires_grad=True), []
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model(x)).backward()
+            totals.append(cast(Tensor, model.a.weight.grad).clone())
+            optimizer.step()
+    owners = ["a", "b", ""] if used else ["a", "b"]
+    for forward, total in zip(recording.forwards, totals, strict=True):
+        shares = {name: forward[name].param_grads["weight"] for name in owners}
+        inner = shares["a"] + shares["b"]
+        assert_close(shares.get("", inner), total)
+        assert (shares["a"] - shares["b"]).norm() > 0.1
+        for name in owners:
+            assert_close(forward[name].param_grads_total["weight"], total)
+    assert_replays(recording, model)
+    assert recording.verify(numerical=True).agreed == len(recording)
+    assert recording.compare(recording).ok
+    frame = recording.to_frame()
+    norms = list(frame[frame["name"] == "a"]["param_grads_total"])
+    assert norms == pytest.approx([total.norm().item() for total in totals])
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     model = Complex() if dtype.is_complex else nn.Linear(4, 4, dtype=dtype)
@@ -332,6 +373,7 @@ def test_the_shares_of_all_calls_add_up() -> None:
         assert_close(sum(shares), parameter.grad)
 
 
+@pytest.mark.cpu
 def test_weights_of_each_step_also_where_they_change_behind_torchs_back() -> None:
     model: Any = nn.Linear(3, 2)
     with gradlib.record(model) as recording:
@@ -340,6 +382,21 @@ def test_weights_of_each_step_also_where_they_change_behind_torchs_back() -> Non
             for parameter in model.parameters():
                 parameter.data.sub_(parameter.grad)
                 parameter.grad = None
+    assert_replays(recording, model)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_dtype_that_is_changed_in_the_block(shared: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    if shared:  # then torch cannot share it with what is kept
+        model.share_memory()
+    x = torch.randn(3, 4)
+    with gradlib.record(model) as recording:
+        loss_of(model(x)).backward()
+        model.zero_grad()
+        model.double()
+        loss_of(model(x.double())).backward()
+    assert recording.verify().agreed == len(recording)
     assert_replays(recording, model)
 
 
@@ -727,7 +784,8 @@ def test_an_argument_that_may_change_is_never_given_again() -> None:
 def test_a_generator_is_not_drawn_from() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
-            return x * torch.rand(x.shape, generator=generator)
+            made = torch.rand(x.shape, generator=generator, device="cpu")
+            return x * made.to(x)
 
     generator = torch.Generator().manual_seed(0)
     model = Noisy()
@@ -745,7 +803,7 @@ def test_plain_values_and_arrays_are_given_again() -> None:
     class Many(nn.Module):
         def forward(self, x: Tensor, shift: Any, *_rest: Any, act: Any) -> Tensor:
             given.append(shift)
-            return act(x * torch.from_numpy(shift))
+            return act(x * torch.from_numpy(shift).to(x))
 
     array = np.ones(2, dtype=np.float32)
     rest = (torch.float32, torch.device("cpu"), x_size := torch.ones(2).shape, "a", int)

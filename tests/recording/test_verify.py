@@ -436,6 +436,79 @@ def test_right_ones_pass(kind: str) -> None:
     assert torch.get_default_dtype() == before[1]
 
 
+NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+
+def nested(layout: torch.layout, *lengths: int) -> Tensor:
+    parts = [torch.randn(length, 4) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+
+
+def recorded_nested(net: nn.Module, x: Tensor) -> gradlib.Recording:
+    with gradlib.record(net) as recording:
+        torch.nested.to_padded_tensor(net(x), 0.0).square().sum().backward()
+    return recording
+
+
+@NESTED
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors(layout: torch.layout) -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nested(layout, *lengths) if lengths else x
+
+    lengths: tuple[int, ...] = ()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4), Cut())
+    recording = recorded_nested(net, nested(layout, 2, 3))
+    found = recording.verify(numerical=True)
+    assert found.agreed == len(recording), str(found)
+    lengths = (4, 1)
+    found = recording.verify().disagreements[-1]
+    assert (found.name, found.reason) == (
+        "3",
+        "shapes [[2, 4], [3, 4]] and [[4, 4], [1, 4]]",
+    )
+
+
+@NESTED
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_wrong_gradient_of_a_nested_tensor(layout: torch.layout) -> None:
+    class Cheat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+            self.bias = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.linear(x, self.weight, self.bias)
+            return y + y.detach()
+
+    net = nn.Sequential(Cheat(), nn.Linear(3, 2))
+    found = recorded_nested(net, nested(layout, 2, 3)).verify(numerical=True)
+    assert {(it.name, it.field) for it in found.disagreements} == {
+        ("0", "grad_input[0]"),
+        ("0", "param_grads['weight']"),
+        ("0", "param_grads['bias']"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_inputs(layout: torch.layout, factor: float) -> None:
+    class Dense(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.to_dense()
+            return factor * y + (1 - factor) * y.detach()
+
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    x = x.to_sparse() if layout == torch.sparse_coo else x.to_sparse_csr()
+    found = recorded(Dense(), x.requires_grad_()).verify(numerical=True)
+    assert found.ok == (factor == 1)
+    assert not found.skipped
+
+
 @pytest.mark.parametrize("backward_inside", [True, False])
 def test_autocast(backward_inside: bool) -> None:
     torch.manual_seed(0)
