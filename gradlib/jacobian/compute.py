@@ -1,13 +1,12 @@
 """Carrying a plan out, and what to do where torch cannot."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
-from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.faster import find_in_graph
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
@@ -72,14 +71,14 @@ def _shortened(
     graph: Graph, plan: Plan, out: dict[Block, Tensor] | None
 ) -> dict[Block, Tensor] | None:
     """Return the blocks where the graph offers a shorter way to them."""
-    if out is not None and not out[0, 0].is_contiguous():
+    if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
     found = find_in_graph(graph, plan)
     if found is None:
         return None
     try:
         blocks = found.blocks(graph, out)
-        _require_proof(graph, blocks)  # a hook may make the gradients anything
+        require_rows(graph, blocks, found.look(graph))  # hooks may change gradients
     except RuntimeError:
         return None
     return blocks
@@ -127,18 +126,8 @@ def _carried_out(
         pieces = reported(pieces, _share_done(graph))
     blocks = _written(graph, pieces, out, create_graph)
     if prove and plan.mode in ("forward", "split"):
-        _require_proof(graph, blocks)
+        require_rows(graph, blocks, Look.at_all(graph))
     return blocks
-
-
-def _require_proof(graph: Graph, blocks: dict[Block, Tensor]) -> None:
-    """Raise where a Jacobian of columns is not what a backward pass gives.
-
-    Columns come from the graph of a backward pass, which somebody's own may not have,
-    and hooks may make it anything.
-    """
-    every = torch.ones(graph.batch, dtype=torch.bool, device="cpu")
-    require_rows(graph, blocks, Look.at(Chance(), graph.roots, graph.points, every))
 
 
 def _written(
@@ -161,7 +150,7 @@ def _written(
 
 def _share_done(graph: Graph) -> Callable[[Piece], str]:
     """Return what says how much of a Jacobian has been computed."""
-    total = sum(torch.Size(graph.shape(*block)).numel() for block in graph.blocks())
+    total = sum(math.prod(graph.shape(*block)) for block in graph.blocks())
     done = 0
 
     def text(piece: Piece) -> str:

@@ -71,7 +71,8 @@ def per_sample_jacobian(
         argnums: Which input to differentiate for, an ``int`` or a tuple of them; or
             ``"parameters"``: those of the module that require grad. What all samples
             share takes a row for each sample and output, through the graph of the whole
-            batch: of many samples, pass some at a time.
+            batch: of many samples, pass some at a time. With "auto", parameters of
+            known layers that are used once take a row for each output, of all samples.
         in_dims: For each input 0, where its first axis is the batch, or ``None``, where
             all samples share it; one for all, or nested as the inputs are.
         mode: ``"reverse"``: row by row. ``"forward"``: column by column. ``"split"``:
@@ -93,9 +94,9 @@ def per_sample_jacobian(
             changes the slope of a sample along a random direction by a thousandth of it
             (by a twentieth, below float32 or in TF32); it warns where rounding hides
             that. A row of padding in an embedding counts as constant, and a symmetric
-            matrix that goes to ``torch.linalg.cholesky`` or ``eigh`` stays symmetric,
-            as torch's derivatives mean it. It costs nothing for a chain of known
-            layers, which has nothing to find.
+            matrix that goes to ``torch.linalg.cholesky``, ``eigh`` or ``pinv`` stays
+            symmetric, as torch's derivatives mean it. It costs nothing for a chain of
+            known layers, which has nothing to find.
         create_graph: Whether gradients flow through the result, for a loss made of it.
             What autograd keeps for that comes on top of `max_bytes`.
         progress: Whether a line on the terminal says how far long work is.
@@ -148,7 +149,7 @@ def _from_one_graph(
     """Do what `per_sample_jacobian` does, for whatever autograd can record."""
     require_no_graph(out, create_graph=create_graph)
     arguments = read(fn, inputs, argnums, in_dims)
-    random = RandomState.now()
+    random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
     plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
     given = None
@@ -158,8 +159,10 @@ def _from_one_graph(
     with without_hooks(graph.points), grads_kept(graph.others):
         # With "auto" they are proven, or rows by now.
         columns = mode in ("forward", "split")
-        look = partial(see, arguments, graph, points, random, columns=columns)
-        seen = look() if check and plan.check_first else None
+        look = random and partial(
+            see, arguments, graph, points, random, columns=columns
+        )
+        seen = look() if look and plan.check_first else None
         blocks = compute(
             graph,
             plan,
@@ -170,7 +173,7 @@ def _from_one_graph(
             create_graph=create_graph,
             progress=progress,
         )
-        if check and not plan.check_first:
+        if look and not plan.check_first:
             seen = look()
         if seen is not None:
             require_truth(seen, graph, points, blocks)

@@ -20,7 +20,7 @@ def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
         counts: How many rows or columns each way asks for.
     """
     roots, points = graph.roots, list(graph.points)
-    once = _of_pass(roots, points, [torch.ones_like(it) for it in roots])
+    once = of_pass(roots, points, [torch.ones_like(it) for it in roots])
     found = {
         mode: rows * once
         for mode, rows in counts.items()
@@ -31,17 +31,18 @@ def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
         h = torch.ones(cut.shape, dtype=cut.dtype, device=cut.device)
         entries = sum(map(graph.columns, range(len(points))))
         product = graph.batch * graph.rows(0) * cut.width * entries
-        parts = _of_pass(roots, [cut.edge], [torch.ones_like(roots[0])])
-        parts += _of_pass([cut.edge], points, [h])
+        parts = of_pass(roots, [cut.edge], [torch.ones_like(roots[0])])
+        parts += of_pass([cut.edge], points, [h])
         found["split"] = cut.width * parts + product
     return found
 
 
-def _of_pass(
+def of_pass(
     outputs: list[Tensor] | list[GradientEdge],
     inputs: list[Tensor] | list[GradientEdge],
     vectors: list[Tensor],
 ) -> int:
+    """Return the multiply-adds of a backward pass."""
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(
             outputs, inputs, vectors, retain_graph=True, allow_unused=True

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import DetachedPathError, JacobianArgumentError
+from gradlib import DetachedPathError, JacobianArgumentError, NoSuchWayError
 
 Function = Callable[[Tensor], Tensor]
 MODES = ("auto", "reverse", "forward", "split", "loop")
@@ -236,6 +236,7 @@ FOR_SYMMETRIC: dict[str, Function] = {
     "eigenvectors": lambda a: torch.linalg.eigh(a)[1].abs(),
     "log-determinant": lambda a: torch.linalg.cholesky(a).diagonal(0, 1, 2).log(),
     "a likelihood": log_likelihood,
+    "pseudo-inverse": lambda a: torch.linalg.pinv(a, hermitian=True),
 }
 
 
@@ -273,6 +274,13 @@ CANCELLED: dict[str, Function] = {
     "the one of Pythagoras": lambda x: x.sin() ** 2 + x.cos() ** 2,
 }
 
+CANCELLED_INSIDE: dict[str, Function] = {
+    "a layer norm's sum": lambda x: F.layer_norm(x, x.shape[1:]).sum(1),
+    "a layer norm's length": lambda x: F.layer_norm(x, x.shape[1:]).norm(dim=1),
+    "a group norm's sum": lambda x: F.group_norm(x, 1).sum(1),
+    "an instance norm's sum": lambda x: F.instance_norm(x[:, None]).sum((1, 2)),
+}
+
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -285,6 +293,42 @@ def test_columns_of_which_rounding_is_left(
         for shape in ((1, 2), (4, 3)):
             x = torch.randn(*shape).to(dtype)
             gradlib.per_sample_jacobian(CANCELLED[name], x, mode="forward", check=check)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CANCELLED_INSIDE)
+def test_columns_of_which_rounding_inside_of_an_operation_is_left(
+    name: str, dtype: torch.dtype
+) -> None:
+    for seed in range(24):
+        torch.manual_seed(seed)
+        for shape in ((1, 2), (1, 3), (2, 2)):
+            x = torch.randn(*shape).to(dtype)
+            gradlib.per_sample_jacobian(
+                CANCELLED_INSIDE[name], x, mode="forward", check=False
+            )
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda grad: (1.05 * grad).detach(),
+        lambda grad: grad.clamp(-0.1, 0.1),
+        lambda grad: grad + 0.05 * torch.randn_like(grad),
+    ],
+    ids=["detached", "clamped", "noisy"],
+)
+def test_what_a_hook_makes_is_no_rounding(hook: Function) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 2), torch.randn(2, 30)
+
+    def fn(x: Tensor) -> Tensor:
+        y = x @ weight
+        y.register_hook(hook)
+        return y.sin()
+
+    with pytest.raises(NoSuchWayError):
+        gradlib.per_sample_jacobian(fn, x, mode="forward", check=False)
 
 
 @pytest.mark.parametrize("constant", [1e11, 1e12, 1e13, 1e16])
@@ -382,6 +426,25 @@ def test_a_generator_of_its_own_hides_no_cut_path(x: Tensor) -> None:
     model = Noisy()
     with pytest.raises(DetachedPathError):
         gradlib.per_sample_jacobian(lambda x: model(x) * x.detach(), x)
+
+
+def seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return x * torch.randn(3)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward", "split"])
+@pytest.mark.parametrize("fn", [seeded, F.dropout], ids=["seeded", "dropout"])
+def test_random_state_is_left_as_one_call_leaves_it(
+    x: Tensor, fn: Function, mode: str, check: bool
+) -> None:
+    torch.manual_seed(2)
+    fn(x)
+    expected = torch.get_rng_state()
+    torch.manual_seed(2)
+    gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    assert torch.equal(torch.get_rng_state(), expected)
 
 
 def test_the_default_generator_by_name_is_replayed(x: Tensor) -> None:

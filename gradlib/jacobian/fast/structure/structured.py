@@ -17,6 +17,7 @@ from gradlib.jacobian.fast.structure.promise import promises
 from gradlib.jacobian.fast.structure.terms import settle
 from gradlib.jacobian.fast.structure.walk import Walk
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 
@@ -45,6 +46,10 @@ class Structured:
     multiply_adds: float
     bytes: int
     _run: Run
+
+    def look(self, graph: Graph) -> Look:
+        """Return what the Jacobian must agree with."""
+        return Look.at_all(graph)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""

@@ -1,0 +1,1 @@
+"""Jacobians with respect to parameters, from gradients inside and what came in."""

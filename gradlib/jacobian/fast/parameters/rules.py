@@ -1,0 +1,241 @@
+"""What a parameter's part of the Jacobian is, for each operation it may go into."""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradlib.jacobian.fast.parameters.use import Samples, Use
+from gradlib.jacobian.passes import chunks
+
+Write: TypeAlias = Callable[[Tensor, Tensor], None]
+"""From gradients of what came out, ``(rows, batch, *out)``, into the parameter's part
+of the Jacobian, ``(batch, rows, *param)``."""
+
+Rule: TypeAlias = Callable[["Use", "Samples", Tensor], Write | None]
+"""From the use of a parameter to that, or ``None`` where it is not known."""
+
+COLUMNS = 2**24
+"""How many bytes of a convolution's input are unfolded at once."""
+
+
+def writer(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    """Return what makes a part of the Jacobian of gradients.
+
+    Args:
+        use: Where the parameter is used.
+        samples: Where the samples are there.
+        param: The parameter.
+
+    Returns:
+        ``None`` where the operation is used in a way that is not known.
+    """
+    return KNOWN[use.node.name()][use.index](use, samples, param)
+
+
+def products(use: Use, param: Tensor) -> int:
+    """Return how many multiply-adds a row of all samples takes."""
+    if use.node.name() not in PRODUCTS or param.dim() < 2:
+        return 0
+    channels = use.shape[PRODUCTS[use.node.name()]]
+    return math.prod(use.shape) // channels * param.numel()
+
+
+def _matrix(name: str, scale: str | None = None) -> Rule:
+    """Return the rule of what is multiplied from the left by something saved."""
+
+    def rule(use: Use, samples: Samples, _param: Tensor) -> Write | None:
+        x = use.saved(name)
+        if x is None:
+            return None
+        x = samples.first(x).flatten(1, -2)  # (batch, tokens, in)
+        alpha = 1 if scale is None else use.saved(scale)
+
+        def write(grads: Tensor, into: Tensor) -> None:
+            g = grads.flatten(2, -2).transpose(0, 1)  # (batch, rows, tokens, out)
+            g = g if alpha == 1 else g * alpha
+            if x.shape[1] == 1 and use.turned:
+                torch.mul(g.mT, x[:, None], out=into)
+            elif x.shape[1] == 1:
+                torch.mul(x[:, None].mT, g, out=into)
+            elif use.turned:
+                torch.bmm(g.mT.flatten(1, 2), x, out=into.flatten(1, 2))
+            else:
+                for row in range(into.shape[1]):
+                    torch.bmm(x.mT, g[:, row], out=into[:, row])
+
+        return write
+
+    return rule
+
+
+def _bias(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    beta = use.saved("beta")
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        _sum(grads if beta == 1 else grads * beta, param, samples, into)
+
+    return write if _spreads(use, samples, param) else None
+
+
+def _added(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    factor = 1
+    if use.index and use.node.name() != "ExpandBackward0":
+        factor = use.saved("alpha") * (-1 if use.node.name() == "SubBackward0" else 1)
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        _sum(grads if factor == 1 else grads * factor, param, samples, into)
+
+    return write if _spreads(use, samples, param) else None
+
+
+def _multiplied(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    other = use.saved("self" if use.index else "other")
+    if other is None or not _spreads(use, samples, param):
+        return None
+    other = samples.first(other.expand(use.shape))
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        _sum(grads * other, param, samples, into)
+
+    return write
+
+
+def _layer_norm(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    if not _spreads(use, samples, param):
+        return None
+    x, mean, rstd = (use.saved(it) for it in ("input", "result1", "result2"))
+    normal = samples.first((x - mean) * rstd)
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        _sum(grads if use.index == 2 else grads * normal, param, samples, into)
+
+    return write
+
+
+def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:
+    x, mean, rstd = (use.saved(it) for it in ("input", "result1", "result2"))
+    shape = *mean.shape, 1
+    normal = x.reshape(*mean.shape, -1) - mean.view(shape)
+    normal = (normal * rstd.view(shape)).view(x.shape)
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        g = grads if use.index == 2 else grads * normal
+        into.copy_(g.flatten(3).sum(3).transpose(0, 1))
+
+    return write if use.saved("N") == samples.batch else None
+
+
+def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    if use.saved("transposed"):
+        return None
+    x, groups = use.saved("input"), use.saved("groups")
+    pad = [it for it in reversed(use.saved("padding")) for _ in range(2)]
+    inside, places = tuple(param.shape[2:]), use.shape[2:]
+    size = x.shape[1] * math.prod((*inside, *places)) * x.element_size()
+    step = max(1, COLUMNS // max(1, size))
+
+    def columns(x: Tensor) -> Tensor:  # torch's unfold takes several times as long
+        x = F.pad(x, pad).contiguous()
+        steps = x.stride()[2:]
+        within = map(operator.mul, use.saved("dilation"), steps)
+        along = map(operator.mul, use.saved("stride"), steps)
+        strides = (*x.stride()[:2], *within, *along)
+        found = x.as_strided((*x.shape[:2], *inside, *places), strides)
+        return found.reshape(len(x), groups, -1, math.prod(places))
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        for start, length in chunks(samples.batch, step):
+            ours = slice(start, start + length)
+            came_in = columns(x[ours]).mT
+            g = grads[:, ours].flatten(3).transpose(0, 1)
+            if groups == 1:
+                part = into[ours].flatten(3).flatten(1, 2)
+                torch.bmm(g.flatten(1, 2), came_in[:, 0], out=part)
+                continue
+            rows, size = g.shape[1], g.shape[2] // groups
+            g = g.reshape(length, rows, groups, size, -1).transpose(1, 2)
+            found = g.flatten(2, 3) @ came_in
+            found = found.view(length, groups, rows, size, -1).transpose(1, 2)
+            into[ours].copy_(found.reshape(into[ours].shape))
+
+    return write
+
+
+def _filters_bias(_use: Use, _samples: Samples, _param: Tensor) -> Write | None:
+    def write(grads: Tensor, into: Tensor) -> None:
+        into.copy_(grads.flatten(3).sum(3).transpose(0, 1))
+
+    return write
+
+
+def _table(use: Use, samples: Samples, param: Tensor) -> Write | None:
+    if use.saved("scale_grad_by_freq"):
+        return None
+    indices = samples.first(use.saved("indices")).reshape(samples.batch, -1)
+    constant = use.saved("padding_idx")
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        g = grads.reshape(len(grads), *indices.shape, -1).transpose(0, 1)
+        into.zero_().scatter_add_(2, indices[:, None, :, None].expand_as(g), g)
+        if 0 <= constant < len(param):
+            into[:, :, constant] = 0
+
+    return write
+
+
+def _spreads(use: Use, samples: Samples, param: Tensor) -> bool:
+    """Tell whether a parameter is the same for all samples of what comes out."""
+    whole = (1,) * (len(use.shape) - param.dim()) + tuple(param.shape)
+    return len(whole) == len(use.shape) and (
+        whole[0] == 1 if samples.of_rows else whole[samples.axis] == 1
+    )
+
+
+def _sum(grads: Tensor, param: Tensor, samples: Samples, into: Tensor) -> None:
+    """Sum over all that a parameter was the same for, ``(rows, batch, *rest)``."""
+    missing = grads.dim() - 1 - param.dim() - samples.of_rows
+    whole = [*[1] * missing, *param.shape]
+    if samples.of_rows:
+        whole = [1, *whole]
+    del whole[samples.axis]
+    same = [2 + i for i, size in enumerate(whole) if size == 1]
+    grads = grads.sum(same, keepdim=True) if same else grads
+    into.copy_(grads.transpose(0, 1).reshape(into.shape))
+
+
+TOKENWISE = frozenset(
+    {
+        "AddBackward0",
+        "EmbeddingBackward0",
+        "ExpandBackward0",
+        "MulBackward0",
+        "NativeLayerNormBackward0",
+        "SubBackward0",
+    }
+)
+"""Operations of which samples may be the second axis."""
+
+PRODUCTS = {"AddmmBackward0": -1, "ConvolutionBackward0": 1, "MmBackward0": -1}
+"""Which axis of what comes out of a product is its channels."""
+
+TURNED = (("AddmmBackward0", 2), ("MmBackward0", 1))
+"""Operations that take a parameter transposed, and as which of the things."""
+
+KNOWN: dict[str, dict[int, Rule]] = {
+    "AddBackward0": {0: _added, 1: _added},
+    "AddmmBackward0": {0: _bias, 2: _matrix("mat1", "alpha")},
+    "ConvolutionBackward0": {1: _filters, 2: _filters_bias},
+    "EmbeddingBackward0": {0: _table},
+    "ExpandBackward0": {0: _added},
+    "MmBackward0": {1: _matrix("self")},
+    "MulBackward0": {0: _multiplied, 1: _multiplied},
+    "NativeGroupNormBackward0": {1: _group_norm, 2: _group_norm},
+    "NativeLayerNormBackward0": {1: _layer_norm, 2: _layer_norm},
+    "SubBackward0": {0: _added, 1: _added},
+}
+"""For each operation, and each of the things that go in, its rule."""
