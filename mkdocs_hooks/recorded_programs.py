@@ -37,12 +37,13 @@ Builds = dict[str, dict[str, Any]]
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
+    recorded = builds() if MARKER.search(content) else {}  # to read them takes long
 
     def made(marker: re.Match[str]) -> str:
         given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
         make = {"program": program, "ran": ran, "sides": sides}[marker[1]]
         try:
-            return make(builds(), **given)
+            return make(recorded, **given)
         except (KeyError, TypeError) as error:
             raise PluginError(
                 f"{page.file.src_uri}: {marker[0]} names no program or build of "

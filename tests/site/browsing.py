@@ -54,7 +54,10 @@ LOUD = ("error", "warning")
 AXE = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
     "resultTypes": ["violations"],
+    "rules": {"color-contrast": {"enabled": False}},  # which pale_text looks at
 }
+# It compares the colours of each link and of the text around, for half of axe's time.
+LINKS = "link-in-text-block"
 
 
 class Server:
@@ -132,11 +135,19 @@ def _listeners(server: Server, heard: list[str]) -> dict[Any, Callable[[Any], No
     }
 
 
-def wrong_for_some_readers(page: Page, within: str = "html") -> list[str]:
-    """Return what axe finds, but for colours."""
-    options = AXE | {"rules": {"color-contrast": {"enabled": False}}}
+def wrong_for_some_readers(
+    page: Page, links: bool = True, within: str = "html"
+) -> list[str]:
+    """Return what axe finds, but for pale text.
+
+    Args:
+        page: The page, open.
+        links: Whether to look at the colours of links, too.
+        within: What to look at.
+    """
+    rules = AXE["rules"] | {LINKS: {"enabled": links}}
     run = "([within, options]) => axe.run(within, options)"
-    return _violations(_with_axe(page, run, within, options))
+    return _violations(_with_axe(page, run, within, AXE | {"rules": rules}))
 
 
 def pale_text(

@@ -49,7 +49,7 @@ def tab(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(
     built_site: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

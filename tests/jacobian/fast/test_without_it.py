@@ -4,10 +4,15 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
+import gradlib
 from mkdocs_hooks import fresh
 
 ROOT = Path(__file__).parents[3]
-ANSWERS = ("test_jacobian_properties.py", "test_jacobian_failures.py")
+FAST = ROOT / "gradlib" / "jacobian" / "fast"
 IT_IS_GONE = """
 import gradlib.jacobian.faster
 
@@ -15,25 +20,63 @@ import gradlib.jacobian.faster
 def test_it_is_gone() -> None:
     assert gradlib.jacobian.faster.find_chain("a") is None
 """
+# With the folder, too, it has no say in the others: see the test below.
+WHERE_IT_HAD_A_SAY = """
+def pytest_collection_modifyitems(items):
+    named = {"reverse", "forward", "split", "loop"}
+    items[:] = [
+        it
+        for it in items
+        if not hasattr(it, "callspec") or it.callspec.params.get("mode") not in named
+    ]
+"""
 
 
-def test_every_answer_is_the_same_without_it(tmp_path: Path) -> None:
-    fast = ROOT / "gradlib" / "jacobian" / "fast"
-    assert fast.is_dir()
+@pytest.fixture(scope="module")
+def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project in which the folder is not."""
+    project = tmp_path_factory.mktemp("without")
     shutil.copytree(
         ROOT / "gradlib",
-        tmp_path / "gradlib",
-        ignore=lambda folder, _: ["fast"] if Path(folder) == fast.parent else [],
+        project / "gradlib",
+        ignore=lambda folder, _: ["fast"] if Path(folder) == FAST.parent else [],
     )
-    assert not (tmp_path / fast.relative_to(ROOT)).exists()
-    tests = tmp_path / "tests" / "jacobian"
+    assert not (project / FAST.relative_to(ROOT)).exists()
+    tests = project / "tests" / "jacobian"
     tests.mkdir(parents=True)
     (tests / "test_it_is_gone.py").write_text(IT_IS_GONE)
-    for name in ANSWERS:
-        shutil.copy(ROOT / "tests" / "jacobian" / name, tests)
+    (tests / "conftest.py").write_text(WHERE_IT_HAD_A_SAY)
     for name in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    done = fresh.run(
-        "-m", "pytest", "-q", "-n0", "-x", str(tests), folder=tmp_path, env=os.environ
-    )
+        shutil.copy(ROOT / name, project / name)
+    return project
+
+
+@pytest.mark.parametrize("name", ["properties", "failures"])
+def test_every_answer_is_the_same_without_it(without_it: Path, name: str) -> None:
+    file = f"tests/jacobian/test_jacobian_{name}.py"
+    shutil.copy(ROOT / file, without_it / file)
+    run = ("-m", "pytest", "-q", "-n0", "-x", "tests/jacobian/test_it_is_gone.py", file)
+    done = fresh.run(*run, folder=without_it, env=os.environ)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward", "split", "loop"])
+def test_it_has_no_say_where_a_mode_is_named(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object) -> None:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.find.chain_of", look)
+    monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", look)
+    monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_graph", look)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)),
+        torch.ones(3, 4),
+    )
+    gradlib.per_sample_jacobian(model, x, mode=mode)
+    gradlib.plan_jacobian(model, x, mode=mode)
+    for ask in (gradlib.per_sample_jacobian, gradlib.plan_jacobian):
+        for fn in (model, model.forward):
+            with pytest.raises(AssertionError, match="it was asked"):
+                ask(fn, x)
