@@ -248,6 +248,15 @@ own_parameters, own_buffers, own_children = map(
 )
 
 
+def parameters_at_call(module: nn.Module) -> dict[str, Any]:
+    """Return what stands for a module's own parameters while it is called.
+
+    A copy that ``nn.DataParallel`` makes for a device has none, but tensors in place of
+    them.
+    """
+    return own_parameters(module) or vars(module).get("_former_parameters", {})
+
+
 @cache
 def is_of_torch(kind: type[nn.Module]) -> bool:
     """Tell whether torch itself brings this class of modules."""

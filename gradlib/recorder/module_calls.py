@@ -28,7 +28,7 @@ from gradlib.private import (
     is_of_torch,
     never_compiled,
     next_sequence_number,
-    own_parameters,
+    parameters_at_call,
     running_frame,
     values_are_stand_ins,
 )
@@ -110,12 +110,13 @@ class ModuleCalls:
             within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
-            self._remember_state(now, call, module)
+            self._remember_state(now, call, hooked.module)
         else:
             call.idle, call.no_pass_because = (), ""
         frame = Frame(
             call, hooked, python, stack[-1].graph if stack else ForwardGraph()
         )
+        frame.module = module  # nn.DataParallel calls copies of it
         if running != -1:
             frame.in_backward, frame.within = True, within
         if not self._gathers:
@@ -129,7 +130,7 @@ class ModuleCalls:
         self._take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
-        if own := own_parameters(module):
+        if own := parameters_at_call(module):
             self._take_parameters(frame, own)
         if not stack:
             frame.graph.leave_out(value.end for value in frame.inputs.values())
@@ -250,7 +251,7 @@ class ModuleCalls:
     def _take_parameters_anew(self, frame: Frame) -> None:
         call = frame.call
         call.idle = [key for key in call.idle if isinstance(key, int)]
-        self._take_parameters(frame, own_parameters(frame.module))
+        self._take_parameters(frame, parameters_at_call(frame.module))
 
     def meet_parameters(
         self, hooked: Hooked, own: dict[str, nn.Parameter | None]

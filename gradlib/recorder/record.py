@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradlib.errors import (
     NotAModuleError,
@@ -205,6 +206,9 @@ class _Recorder:
             self._attach(name, module)
         added = register_module_module_registration_hook(self._added)
         self._undo.append(added.remove)
+        if (history := self._block.history) is not None:
+            learned = register_optimizer_step_post_hook(history.stepped)
+            self._undo.append(learned.remove)
         forget_compiled()
 
     def remove_hooks(self) -> None:

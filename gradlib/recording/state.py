@@ -133,6 +133,12 @@ class History:
         self._look_at(module, own_parameters(module), moment)
         self._look_at(module, own_buffers(module), moment)
 
+    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._kept.pop(id(parameter), None)
+
     def world(self, module: nn.Module, moment: int) -> World:
         """Return what surrounds a call of `module` that begins now."""
         buffers = own_buffers(module)

@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -949,6 +950,68 @@ def _in_threads(*functions: Callable[[], object]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+class Copies(torch.autograd.Function):
+    """Stands for what copies weights to several devices, and adds their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.each = len(tensors)
+        return tuple(it.clone() for _ in range(count) for it in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *(sum(grads[i :: ctx.each]) for i in range(ctx.each))
+
+
+Parallel: Any = nn.DataParallel
+
+
+class OnTwo(Parallel):
+    """DataParallel on two devices that are one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module, self.device_ids, self.output_device = module, [0, 1], 0
+        self.src_device_obj = next(module.parameters()).device
+
+    def scatter(self, inputs: Any, *_: object) -> Any:
+        return [(part,) for part in inputs[0].chunk(2)], [{}, {}]
+
+    def parallel_apply(self, replicas: Any, inputs: Any, _: object) -> Any:
+        found: dict[int, Tensor] = {}
+
+        def call(i: int) -> None:
+            found[i] = replicas[i](*inputs[i])
+
+        _in_threads(*(lambda i=i: call(i) for i in range(2)))
+        return [found[0], found[1]]
+
+    def gather(self, outputs: Any, _: object) -> Tensor:
+        return torch.cat(outputs)
+
+
+@pytest.mark.cpu
+def test_data_parallel_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(tensors: list[Tensor], devices: list[int], *_: bool, **__: bool) -> Any:
+        made = Copies.apply(len(devices), *tensors) if tensors else ()
+        return [made[: len(made) // 2], made[len(made) // 2 :]]
+
+    torchs = sys.modules["torch.nn.parallel.replicate"]
+    monkeypatch.setattr(torchs, "_broadcast_coalesced_reshape", copied)
+    monkeypatch.setattr(torchs, "_get_device_index", lambda it, _: it)
+    model: Any = OnTwo(Net())
+    x: Any = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    calls = recording.calls("module.first")
+    assert len(calls) == 2
+    for name, parameter in model.module.first.named_parameters():
+        assert_close(sum(it.param_grads[name] for it in calls), parameter.grad)
+    given = sorted((it.grad_input[0] for it in calls), key=torch.sum)
+    assert_close(given, sorted(x.grad.chunk(2), key=torch.sum))
+    assert recording.verify().ok
 
 
 @pytest.mark.cpu
@@ -1986,7 +2049,13 @@ def test_buffers_that_grow_in_the_block_and_after_it() -> None:
     model.train()(x)
 
 
-def test_tied_weights_written_to_without_a_new_version() -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_tied_weights_written_to_without_a_new_version(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shared:  # as on a GPU
+        monkeypatch.setattr("gradlib.recording.state._shares_memory", lambda _: False)
+
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

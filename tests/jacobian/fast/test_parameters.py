@@ -433,13 +433,12 @@ def test_samples_elsewhere_are_seen(taken: list[int]) -> None:
 
 def test_samples_that_are_hardly_coupled(taken: list[int]) -> None:
     class Coupled(nn.Sequential):
-        def forward(self, input: Tensor) -> Tensor:
-            h = self[0](input).tanh()
+        def forward(self, x: Tensor) -> Tensor:  # pyright: ignore (its own name)
+            h = self[0](x).tanh()
             return self[1](h + 1e-9 * h.mean(0))
 
     require_same(Coupled(nn.Linear(3, 4), nn.Linear(4, 2)).double(), double(BATCH, 3))
     assert not taken
-
 
 
 @pytest.mark.parametrize("clipped", [False, True])
