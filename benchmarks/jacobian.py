@@ -135,7 +135,8 @@ def _of_net(
             call = one.prepare(net.model, net.x, shape)
             turn = _turn(call, _uses(call, row, device), device)
         except Exception as error:
-            row["skipped"] = f"it raises {type(error).__name__}: {str(error)[:200]}"
+            said = str(error).partition("\n")[0][:200]
+            row["skipped"] = f"it raises {type(error).__name__}: {said}"
             continue
         turns[one.name] = timing.Turn(turn, _every(row, rounds))
     samples = timing.interleave(turns, rounds, f"{net.name}, {label}")
@@ -150,7 +151,12 @@ def _of_net(
 def _plan(net: Net) -> Result:
     """Say which way gradlib takes, and what each takes in multiply-adds."""
     plan = gradlib.plan_jacobian(net.model, net.x)
-    return {"net": net.name, "mode": plan.mode, "multiply_adds": plan.work}
+    return {
+        "net": net.name,
+        "batch": len(net.x),
+        "mode": plan.mode,
+        "multiply_adds": plan.work,
+    }
 
 
 def _tried(
@@ -216,13 +222,17 @@ def as_text(results: Result) -> str:
         size = rows[0]["result_bytes"] / 2**20
         title = f"{net}, {threads_text(threads)}; result {size:.2f} MiB"
         columns = ("way", "ms", "x gradlib", "peak MiB", "difference")
-        lines += ["", Table(title, columns, [_cells(row) for row in rows]).text()]
+        cells = [_cells(row) for row in rows if not row.get("skipped")]
+        left_out = [
+            f"{row['contender']}: {row['skipped']}"
+            for row in rows
+            if row.get("skipped")
+        ]
+        lines += ["", Table(title, columns, cells, tuple(left_out)).text()]
     return "\n".join(lines)
 
 
 def _cells(row: Result) -> tuple[str, ...]:
-    if row.get("skipped"):
-        return row["contender"], row["skipped"], "", "", ""
     return (
         row["contender"],
         f"{row['ms']['median']:.3g}",

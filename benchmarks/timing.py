@@ -127,12 +127,14 @@ def progress(text: str) -> None:
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
     """Keep what is alive now, torch above all, out of the collector's rounds."""
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_before:  # somebody else's, as that of tests, stays
+            gc.unfreeze()
 
 
 def _cpu() -> str:

@@ -36,6 +36,8 @@ WAYS = {
 """Which contender goes the way that a plan counts; ours goes its own."""
 
 Rows = list[dict[str, Any]]
+Ways = dict[str, dict[str, Any]]
+"""The rows of a network, by contender."""
 
 
 def on_page_markdown(
@@ -77,15 +79,18 @@ def where(results: dict[str, Any]) -> str:
 
 def jacobian(results: dict[str, Any]) -> Iterable[str]:
     """Yield a table for each number of threads, and all ways of each network."""
+    batches = {plan["net"]: plan["batch"] for plan in results["plans"]}
     for threads, rows in grouped(results["rows"], "threads"):
-        best = [
-            in_short(net, {row["contender"]: row for row in ways})
+        nets = {
+            net: {row["contender"]: row for row in ways}
             for net, ways in grouped(rows, "net")
-        ]
+        }
         yield f"### {counted_threads(threads)}"
+        yield summed_up(nets)
         yield table(
             (
                 "network",
+                "samples",
                 "ms",
                 "best other way",
                 "it takes",
@@ -93,24 +98,59 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
                 "checked",
                 "peak",
             ),
-            best,
+            [in_short(net, batches[net], ways) for net, ways in nets.items()],
         )
         for net, ways in grouped(rows, "net"):
             yield folded(f"{net}: all ways", all_ways(ways))
 
 
-def in_short(net: str, ways: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """Return a network's row: our time, and those of others as multiples of it."""
-    ours = ways[OURS]
-    peak = ours["peak_bytes"]  # None where a call takes long
+def summed_up(nets: dict[str, Ways]) -> str:
+    """Say where ours is the fastest and where it is not, and what the check takes."""
+    best = {net: best_other(ways) for net, ways in nets.items()}
+    slower = {
+        net: f"{net} ({row['contender']} takes {times(row)} as long)"
+        for net, row in best.items()
+        if row["to_gradlib"]["median"] < 1
+    }
+    lost = f", not on {' or '.join(slower.values())}" if slower else ""
+    return (
+        f"gradlib is the fastest on {len(nets) - len(slower)} of {len(nets)} "
+        f"networks{lost}. {_checked(nets)}"
+    ).strip()
+
+
+def _checked(nets: dict[str, Ways]) -> str:
+    """Say what the check takes, where that was measured."""
+    found = [
+        ways["gradlib, checked"]["to_gradlib"]["median"]
+        for ways in nets.values()
+        if "gradlib, checked" in ways
+    ]
+    if not found:
+        return ""
+    return (
+        "With `check=True`, which is the default, it takes "
+        f"{min(found):.2f} to {max(found):.2f} times as long."
+    )
+
+
+def best_other(ways: Ways) -> dict[str, Any]:
+    """Return the row of the fastest way that is not ours."""
     others = [
         row
         for name, row in ways.items()
         if not name.startswith(OURS) and "ms" in row and not name.endswith("a loss")
     ]
-    best = min(others, key=lambda row: row["to_gradlib"]["median"])
+    return min(others, key=lambda row: row["to_gradlib"]["median"])
+
+
+def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
+    """Return a network's row: our time, and those of others as multiples of it."""
+    ours, best = ways[OURS], best_other(ways)
+    peak = ours["peak_bytes"]  # None where a call takes long
     return (
         net,
+        str(batch),
         f"{ours['ms']['median']:.3g}",
         best["contender"],
         times(best),
@@ -121,13 +161,11 @@ def in_short(net: str, ways: dict[str, dict[str, Any]]) -> tuple[str, ...]:
 
 
 def all_ways(rows: Rows) -> str:
-    """Return the table of one network."""
-    return table(
+    """Return the table of one network, and why others are not in it."""
+    found = table(
         ("way", "ms", "of ours", "quartiles", "peak MiB", "error"),
         [
-            (row["contender"], row["skipped"], "", "", "", "")
-            if row.get("skipped")
-            else (
+            (
                 row["contender"],
                 f"{row['ms']['median']:.3g}",
                 times(row),
@@ -136,8 +174,13 @@ def all_ways(rows: Rows) -> str:
                 f"{row['difference']:.0e}",
             )
             for row in rows
+            if not row.get("skipped")
         ],
     )
+    left_out = [
+        f"- {row['contender']}: {row['skipped']}" for row in rows if row.get("skipped")
+    ]
+    return "\n".join([found, "", *left_out])
 
 
 def recorder(results: dict[str, Any]) -> Iterable[str]:

@@ -55,7 +55,7 @@ def test_a_wrong_result_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         [net], jacobian.contenders(), (1,), 2, torch.device("cpu")
     )
     assert results["rows"][1]["skipped"] == "its result is another"
-    assert "its result is another" in jacobian.as_text(results)
+    assert "\nwrong: its result is another" in jacobian.as_text(results)
 
 
 def test_the_networks_are_what_their_names_say() -> None:

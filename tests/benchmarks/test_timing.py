@@ -40,9 +40,15 @@ def test_the_collector_stays_on_and_freezes_nothing_for_good() -> None:
         seen.append((gc.isenabled(), gc.get_freeze_count()))
         return 1.0
 
+    frozen_before = gc.get_freeze_count()
+    timing.interleave({"a": timing.Turn(sample)}, rounds=2, label="")
+    assert bool(gc.get_freeze_count()) == bool(frozen_before)
+    gc.unfreeze()
     timing.interleave({"a": timing.Turn(sample)}, rounds=2, label="")
     assert all(enabled and frozen > 0 for enabled, frozen in seen)
     assert gc.get_freeze_count() == 0
+    if frozen_before:
+        gc.freeze()
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:

@@ -139,7 +139,7 @@ def test_gradlib_says_the_code_of_the_page(case: Case) -> None:
     assert type(error) is case.error
     assert isinstance(error, gradlib.GradlibError)
     assert error.code == case.code
-    assert str(error).endswith(f"See {case.page}")
+    assert str(error).endswith(f"documentation: {case.page}")
     program = in_try(by_gradlib(case.wrong), f"gradlib.{case.error.__name__}")
     check(first_block(case, "What gradlib says"), program)
 

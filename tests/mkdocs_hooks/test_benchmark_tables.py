@@ -35,6 +35,8 @@ def test_every_network_and_way_is_shown(name: str) -> None:
         assert row["net"].lower() in text.lower()
         if not row.get("skipped"):
             assert f"| {row['contender']} |" in text
+        elif make is tables.jacobian:
+            assert f"- {row['contender']}: {row['skipped']}" in text
 
 
 def test_another_time_is_another_row() -> None:
@@ -60,7 +62,22 @@ def test_the_best_other_way_is_the_one_that_takes_least() -> None:
     chosen = next(it for it in others if not it.endswith("a loss"))
     rows[chosen]["to_gradlib"]["median"] = 2.0
     rows["loop over outputs, in a loss"]["to_gradlib"]["median"] = 0.1
-    assert tables.in_short(net, rows)[2:4] == (chosen, "2.00 times")
+    assert tables.in_short(net, 7, rows)[1:5:2] == ("7", chosen)
+    assert tables.in_short(net, 7, rows)[4] == "2.00 times"
+
+
+def test_where_ours_is_slower_is_said_first() -> None:
+    rows = {it["contender"]: it for it in results()["rows"] if "to_gradlib" in it}
+    for row in rows.values():
+        row["to_gradlib"]["median"] = 3.0
+    rows["gradlib, checked"]["to_gradlib"]["median"] = 1.25
+    good = tables.summed_up({"one": rows, "two": rows})
+    assert "fastest on 2 of 2 networks. With" in good
+    assert "takes 1.25 to 1.25 times" in good
+    slow = {name: {**row} for name, row in rows.items()}
+    slow["TorchJD"]["to_gradlib"] = {"median": 0.5}
+    bad = tables.summed_up({"one": rows, "two": slow})
+    assert "fastest on 1 of 2 networks, not on two (TorchJD takes 0.50 times" in bad
 
 
 def test_the_figure_has_a_point_for_each_way_that_was_counted() -> None:

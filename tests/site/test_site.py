@@ -45,6 +45,9 @@ SHOW_ALL = """() => {
   return Promise.all(shown)
 }"""
 ALL_TABS = ".md-typeset .tabbed-block { display: block !important }"
+# The lists of all pages, which stand on each of them: half of what there is to look at.
+LISTS = ".md-sidebar--primary li, .md-tabs li, .md-search__output"
+LESS = "lists => document.querySelectorAll(lists).forEach(e => e.remove())"
 TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
 
 
@@ -116,22 +119,36 @@ def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
 FINE: set[str] = set()
 
 
-def problems(tab: Page, server: Server, url: str) -> list[str]:
-    """Open a page, look at it from all sides, and return what is wrong with it."""
+def problems(
+    tab: Page, server: Server, url: str, *, with_lists: bool = True
+) -> list[str]:
+    """Open a page, look at it from all sides, and return what is wrong with it.
+
+    Args:
+        tab: Where to open it.
+        server: The site.
+        url: The page.
+        with_lists: Whether to look at the lists of all pages, too, and not only at
+            where their links lead.
+    """
     tab.goto("about:blank")
     with listening(tab, server) as heard:
-        found = seen_problems(tab, server, url)
+        found = seen_problems(tab, server, url, with_lists)
     for problem in heard:
         found[problem] = ["while it was open"]
     return [f"/{url} ({', '.join(at)}): {problem}" for problem, at in found.items()]
 
 
-def seen_problems(page: Page, server: Server, url: str) -> dict[str, list[str]]:
+def seen_problems(
+    page: Page, server: Server, url: str, with_lists: bool
+) -> dict[str, list[str]]:
     """Return what is wrong with a page, and from which sides."""
     found: dict[str, list[str]] = {}
     open_whole(page, server.url + url)
     for problem in wrong_images(page) + wrong_links(page, server) + wrong_text(page):
         found[problem] = ["from any side"]
+    if not with_lists:
+        page.evaluate(LESS, LISTS)
     for width, scheme in product(WIDTHS, SCHEMES):
         look_from(page, width, scheme)
         first = width == WIDTHS[0]
@@ -166,7 +183,10 @@ def look_from(page: Page, width: int, scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("url", page_urls(), ids=lambda url: f"/{url}")
 def test_page(tab: Page, site: Server, url: str) -> None:
-    wrong = problems(tab, site, url)
+    # They are the same on all pages of a folder.
+    one_of_folder = {it.partition("/")[0]: it for it in reversed(page_urls())}
+    with_lists = url in one_of_folder.values()
+    wrong = problems(tab, site, url, with_lists=with_lists)
     assert not wrong, "\n".join(wrong)
 
 
@@ -295,6 +315,17 @@ def test_a_check_bites(
     (small_site.folder / "index.html").write_text(SOUND.replace("BREAK", broken))
     found = problems(tab, small_site, "")
     assert any(message in problem for problem in found), found
+
+
+def test_lists_of_pages_are_looked_at_once(tab: Page, small_site: Server) -> None:
+    broken = '<ul class="md-sidebar--primary"><li><a href="no/">no</a><input></ul>'
+    (small_site.folder / "index.html").write_text(SOUND.replace("BREAK", broken))
+    found = " ".join(problems(tab, small_site, ""))
+    assert "broken link" in found
+    assert "axe label" in found
+    less = " ".join(problems(tab, small_site, "", with_lists=False))
+    assert "broken link" in less
+    assert "axe" not in less
 
 
 def test_without_a_browser_ci_fails_and_others_skip(
