@@ -26,6 +26,28 @@ def bottleneck() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(32, 512)
 
 
+def measure_parameters(max_bytes: int) -> tuple[int, int]:
+    """The same with respect to parameters, which go by sample."""
+    _keep_no_pieces()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 8))
+    x, asked = torch.randn(64, 128), {"argnums": "parameters", "check": False}
+    plan = gradlib.plan_jacobian(model, x, max_bytes=max_bytes, **asked)
+    assert plan.mode == "by sample"
+    gradlib.per_sample_jacobian(model, x[:8], **asked)
+    before = resident()
+    result = gradlib.per_sample_jacobian(model, x, max_bytes=max_bytes, **asked)
+    size = sum(it.numel() * it.element_size() for it in result.values())
+    return resident() - before, size
+
+
+def _keep_no_pieces() -> None:
+    """Have what is given back be free: glibc keeps pieces that nothing fits into."""
+    m_mmap_threshold = -3
+    ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
+
+
 def resident() -> int:
     """The most bytes the process ever had in memory."""
     status = Path("/proc/self/status").read_text()
@@ -41,9 +63,7 @@ def measure(
     A module of known layers is a chain, which has no graph; otherwise it goes the
     general way.
     """
-    # Else glibc keeps much of what it is given back, in pieces that nothing fits into.
-    m_mmap_threshold = -3
-    ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
+    _keep_no_pieces()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, x = {"wide": wide, "deep": deep, "bottleneck": bottleneck}[net]()

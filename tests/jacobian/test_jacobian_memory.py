@@ -13,7 +13,7 @@ import gradlib
 from gradlib import DetachedPathError, OutOfBytesError
 from mkdocs_hooks import fresh
 
-from .measured_memory import measure
+from .measured_memory import measure, measure_parameters
 
 MIB = 2**20
 
@@ -58,6 +58,15 @@ def test_the_check_keeps_within_it_too(net: str) -> None:
     grown, result = measured(net, max_bytes=48 * MIB, check=True)
     assert result == 32 * MIB
     assert result / 2 <= grown <= 48 * MIB + SLACK
+
+
+@linux
+@pytest.mark.parametrize("budget", [54, 160])
+def test_so_does_one_with_respect_to_parameters(budget: int) -> None:
+    folder = Path.cwd()
+    grown, result = fresh.call(measure_parameters, budget * MIB, folder=folder)
+    assert 32 * MIB < result < 36 * MIB
+    assert result / 2 <= grown <= budget * MIB + SLACK
 
 
 @linux
