@@ -286,11 +286,13 @@ class ModuleCalls:
         grads: Grads = {}
         value.grads = grads
         passes = self._passes
-        value.tap = passes.hook_tensor(value.tensor, grads, within, None, is_output)
+        value.tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
         if value.base is not None:
             base, _, region = value.base
             part = partial(_if_overwritten, watch(value.tensor), region)
-            tap = passes.hook_tensor(base, grads, within, part, is_output)
+            tap = passes.hook_tensor(
+                base, grads, within, part=part, is_output=is_output
+            )
             self._now.views.append((value, tap))
 
     def _settle_views(self, now: "_Running") -> None:
@@ -417,7 +419,9 @@ class ModuleCalls:
             if inner:
                 less = partial(_without, self._passes.hook_inner(inner))
                 grads = frame.flow.outputs[place] = Grads()
-                self._passes.hook_tensor(value.tensor, grads, frame.within, less, True)
+                self._passes.hook_tensor(
+                    value.tensor, grads, frame.within, part=less, is_output=True
+                )
 
 
 class _Running(threading.local):

@@ -190,8 +190,9 @@ class Passes:
         tensor: Tensor,
         grads: Grads,
         within: int | None,
-        part: Part | None,
-        is_output: bool,
+        *,
+        part: Part | None = None,
+        is_output: bool = False,
     ) -> Tap:
         """Take the gradient of `tensor` as it is now, all its uses together.
 

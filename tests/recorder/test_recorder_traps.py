@@ -1282,7 +1282,8 @@ def test_passes_that_nested_checkpoints_run_are_one() -> None:
 
         def outer(self, x: Tensor) -> Tensor:
             h = self.a(x)
-            return h + checkpoint(self.b, h, use_reentrant=True)  # pyright: ignore
+            y: Any = checkpoint(self.b, h, use_reentrant=True)
+            return h + y
 
         def forward(self, x: Tensor) -> Any:
             return checkpoint(self.outer, x, use_reentrant=True)
