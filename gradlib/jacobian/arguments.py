@@ -146,8 +146,10 @@ def input_path(tree: Tree, place: int) -> str:
 
 
 def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ...]:
+    if in_dims is None or (type(in_dims) is int and in_dims == 0):
+        return (in_dims is None,) * len(tree.leaves)
     dims: Any = in_dims
-    if dims is None or isinstance(dims, int):
+    if isinstance(dims, int):
         dims = (dims,) * len(inputs)
     if not isinstance(dims, (tuple, list)) or len(cast(Any, dims)) != len(inputs):
         raise JacobianArgumentError(
@@ -176,7 +178,7 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
 
 
 def _batch(tree: Tree, shared: Sequence[bool]) -> int:
-    sizes: dict[str, int] = {}
+    sizes: dict[int, int] = {}
     for place, leaf in enumerate(tree.leaves):
         if not isinstance(leaf, Tensor) or shared[place]:
             continue
@@ -190,8 +192,8 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
                 f"{input_path(tree, place)} is a single number and has no batch axis. "
                 "Give it one, or say in_dims=None for it: all samples share it."
             )
-        sizes[input_path(tree, place)] = leaf.shape[0]
-    if not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
+        sizes[place] = leaf.shape[0]
+    if not sizes and not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree.leaves}))
         raise JacobianArgumentError(
             f"There is no tensor among the inputs, which hold {kinds}: torch.as_tensor "
@@ -203,7 +205,9 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
             "in_dims as 0; the Jacobian of a single sample is that of a batch of one."
         )
     if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        found = ", ".join(
+            f"{input_path(tree, place)} has {size}" for place, size in sizes.items()
+        )
         raise JacobianArgumentError(
             f"The inputs disagree on the number of samples: {found}. What all samples "
             "share gets in_dims=None."

@@ -1,6 +1,6 @@
 """The nodes between what was computed and what it was computed from."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch.autograd.graph import Node
@@ -8,16 +8,18 @@ from torch.autograd.graph import Node
 from gradlib.vjp.connection import Place
 
 
-def between(starts: Sequence[Node], ends: set[Node]) -> dict[Node, list[Place]]:
+def between(starts: Sequence[Node], ends: Set[Place]) -> dict[Node, list[Place]]:
     """Return the nodes below some from which an end can be reached.
 
     Returns:
-        Each before those that it leads to, and the places among them that it leads to.
+        Each before those that it leads to, with the places that lead on to an end; and
+        the nodes that ends are at.
     """
     found: dict[Node, list[Place]] = {}
+    at_ends = {node for node, _ in ends}
     for node, places in reversed(_below(starts).items()):
-        led = [place for place in places if place[0] in found]
-        if led or node in ends:
+        led = [place for place in places if place in ends or found.get(place[0])]
+        if led or node in at_ends:
             found[node] = led
     return dict(reversed(found.items()))
 

@@ -189,7 +189,7 @@ def _require_rows(
 ) -> None:
     """Raise where columns are no Jacobian; where samples are coupled, that is why."""
     try:
-        require_rows(graph, blocks, look)
+        require_rows(graph, blocks, look, columns=True)
     except NoSuchWayError:
         pairs = zip(points, caller.arguments.shared, strict=True)
         own = [it for it, shared in pairs if it is not None and not shared]

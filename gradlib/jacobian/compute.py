@@ -11,7 +11,7 @@ from gradlib.jacobian.faster import find_in_graph
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.pieces import Block, Piece, empty, fill, joined
+from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
 from gradlib.jacobian.plan import FEWER, Plan, in_words
 from gradlib.progress import reported
 
@@ -78,7 +78,8 @@ def _shortened(
         return None
     try:
         blocks = found.blocks(graph, out)
-        require_rows(graph, blocks, found.look(graph))  # hooks may change gradients
+        # Hooks may change gradients.
+        require_rows(graph, blocks, found.look(graph), columns=False)
     except RuntimeError:
         return None
     return blocks
@@ -126,7 +127,7 @@ def _carried_out(
         pieces = reported(pieces, _share_done(graph))
     blocks = _written(graph, pieces, out, create_graph)
     if prove and plan.mode in ("forward", "split"):
-        require_rows(graph, blocks, Look.at_all(graph))
+        require_rows(graph, blocks, Look.at_all(graph), columns=True)
     return blocks
 
 
@@ -139,8 +140,7 @@ def _written(
     if create_graph:
         return joined(graph, pieces)
     if out is None or not all(it.is_contiguous() for it in out.values()):
-        blocks = empty(graph)
-        fill(graph, blocks, pieces)
+        blocks = collected(graph, pieces)
         for block, tensor in (out or {}).items():
             tensor.copy_(blocks[block])
         return out or blocks
@@ -176,5 +176,10 @@ def _explained(error: RuntimeError) -> str:
             "A checkpoint inside fn is of the reentrant kind, which refuses "
             "torch.autograd.grad. Pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint."
+        )
+    if "cudnn RNN backward" in text:
+        return (
+            f"cuDNN goes back through an RNN in training mode only ({text}). Call this "
+            "under torch.backends.cudnn.flags(enabled=False), or .train() the RNN."
         )
     return f"torch cannot go back through what fn computed: {text}"

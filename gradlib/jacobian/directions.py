@@ -26,6 +26,13 @@ FOR_SYMMETRIC = {
 """Nodes whose derivatives hold for symmetric changes, as only half the matrix is read,
 and the functions that made them."""
 
+FOR_TRIANGULAR = {
+    "CholeskyInverseBackward0": "torch.cholesky_inverse",
+    "CholeskySolveBackward0": "torch.cholesky_solve",
+}
+"""Nodes whose derivatives hold for triangular changes: they fill both halves of a
+matrix of which the function reads one."""
+
 
 @dataclass(frozen=True)
 class Meant:
@@ -33,10 +40,12 @@ class Meant:
 
     Attributes:
         symmetric: What takes a matrix for symmetric: those that are so stay so.
+        triangular: What takes a matrix for triangular: those that are so stay so.
         constant: The rows of tables that torch takes for constant, by their key.
     """
 
     symmetric: str | None
+    triangular: str | None
     constant: dict[int | str, set[int]]
 
 
@@ -56,15 +65,17 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
         place_of(point)[0]: key(it)
         for it, point in zip(arguments.asked, graph.points, strict=True)
     }
-    symmetric, constant = None, dict[int | str, set[int]]()
+    symmetric = triangular = None
+    constant: dict[int | str, set[int]] = {}
     for node in in_order(graph.starts):
         name = node.name()
         symmetric = symmetric or FOR_SYMMETRIC.get(name)
+        triangular = triangular or FOR_TRIANGULAR.get(name)
         if name == "EmbeddingBackward0":
             table, row = _table_of(node), _padding_of(node)
             if table in keys and row is not None:
                 constant.setdefault(keys[table], set()).add(row)
-    return Meant(symmetric, constant)
+    return Meant(symmetric, triangular, constant)
 
 
 def drawn(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
@@ -80,6 +91,8 @@ def drawn(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
         made = _by_size(chance, it.value.detach())
         if meant.symmetric is not None and _is_symmetric(it.value):
             made = (made + made.mT) / 2
+        if meant.triangular is not None and _is_square(it.value):
+            made = _as_triangular_as(it.value, made)
         for row in meant.constant.get(key(it), ()):
             made[row] = 0
         moves[key(it)] = made
@@ -95,12 +108,20 @@ def _by_size(chance: Chance, value: Tensor) -> Tensor:
     return sizes.mul_(chance.vector(value))
 
 
+def _is_square(value: Tensor) -> bool:
+    return value.dim() > 1 and value.shape[-2] == value.shape[-1]
+
+
 def _is_symmetric(value: Tensor) -> bool:
-    return (
-        value.dim() > 1
-        and value.shape[-2] == value.shape[-1]
-        and torch.equal(value, value.mT)
-    )
+    return _is_square(value) and torch.equal(value, value.mT)
+
+
+def _as_triangular_as(value: Tensor, made: Tensor) -> Tensor:
+    """Return a direction in which a half that is zero stays so."""
+    for half in (torch.tril, torch.triu):
+        if torch.equal(value, half(value)):
+            made = half(made)
+    return made
 
 
 def _table_of(node: Node) -> Node | None:

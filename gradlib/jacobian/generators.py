@@ -74,6 +74,10 @@ class RandomState:
     def now(cls) -> "RandomState":
         """Return where they stand."""
         cuda = [torch.cuda.get_rng_state(device) for device in cuda_devices()]
+        for device, state in enumerate(cuda):
+            # Once it was set, cuDNN draws the dropout of RNNs anew from it: all calls
+            # have the same then, the first one too.
+            torch.cuda.set_rng_state(state, device)
         return cls(torch.get_rng_state(), cuda)
 
     def set(self) -> None:

@@ -50,13 +50,13 @@ class Graph:
 
     @property
     def starts(self) -> list[Node]:
-        """The nodes that made the outputs."""
-        return [place_of(root)[0] for root in self.roots]
+        """The nodes that made the outputs, where autograd followed."""
+        return [place_of(root)[0] for root in self.roots if root.requires_grad]
 
     @cached_property
     def way(self) -> dict[Node, list[Place]]:
         """The nodes that gradients pass, in order, each with the places it leads to."""
-        return between(self.starts, {place_of(point)[0] for point in self.points})
+        return between(self.starts, set(map(place_of, self.points)))
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""
@@ -222,18 +222,19 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
     for place, leaf in enumerate(outputs.leaves):
         if leaf is None:
             continue
-        name = output_path(outputs, place)
         if not isinstance(leaf, Tensor):
             raise NotPerSampleError(
-                f"{name} is {leaf!r} of type {type(leaf).__name__}, no tensor. Return "
-                "tensors only: lambda x: model(x).logits picks one."
+                f"{output_path(outputs, place)} is {leaf!r} of type "
+                f"{type(leaf).__name__}, no tensor. Return tensors only: "
+                "lambda x: model(x).logits picks one."
             )
-        require_real(leaf, name, "Return the others only.")
+        require_real(leaf, output_path(outputs, place), "Return the others only.")
         if leaf.dim() == 0 or leaf.shape[0] != batch:
             raise NotPerSampleError(
-                f"{name} has shape {list(leaf.shape)}, and there are {batch} samples: "
-                f"its first axis must be the batch, [{batch}, ...]. A mean or sum over "
-                "the batch mixes samples: return the loss of each (reduction='none')."
+                f"{output_path(outputs, place)} has shape {list(leaf.shape)}, and "
+                f"there are {batch} samples: its first axis must be the batch, "
+                f"[{batch}, ...]. A mean or sum over the batch mixes samples: return "
+                "the loss of each (reduction='none')."
             )
         places.append(place)
     if not places:
@@ -248,19 +249,23 @@ def output_path(outputs: Tree, place: int) -> str:
 
 def _require_connection(graph: Graph, *, parameters: bool) -> None:
     """Raise where autograd knows no way from an output to any point, or to one."""
+    ends = list(map(place_of, graph.points))
+    reached: set[Place] = set()
     for place, root in zip(graph.places, graph.roots, strict=True):
-        name = output_path(graph.outputs, place)
-        if not root.requires_grad or len(unconnected([root], graph.points)) == len(
-            graph.points
-        ):
+        start = place_of(root) if root.requires_grad else None
+        if start is None or not (start in ends or graph.way.get(start[0])):
             raise IndependentOutputError(
-                f"{name}, of shape {list(root.shape)}, does not depend on "
-                f"{_listed(graph.names)}: autograd knows no way from the one to the "
-                "other. Either it was not computed from it, or a .detach(), "
-                "torch.no_grad(), NumPy, .item() or an integer cast lies on every way. "
-                "If a zero is what you want, leave that output out."
+                f"{output_path(graph.outputs, place)}, of shape {list(root.shape)}, "
+                f"does not depend on {_listed(graph.names)}: autograd knows no way "
+                "from the one to the other. Either it was not computed from it, or a "
+                ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
+                "every way. If a zero is what you want, leave that output out."
             )
-    missing = [] if parameters else unconnected(graph.roots, graph.points)
+        reached.add(start)
+    if parameters:
+        return
+    reached.update(*graph.way.values())
+    missing = [i for i, end in enumerate(ends) if end not in reached]
     if missing:
         names = _listed(tuple(graph.names[i] for i in missing))
         raise IndependentOutputError(

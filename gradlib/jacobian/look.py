@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.forward import Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.passes import Place
@@ -53,10 +54,14 @@ def may_use_tf32(device: torch.device, nodes: Collection[str]) -> bool:
 
 
 ROUNDING = 10
-"""How many times eps, of all that is added up, a gradient may be off."""
+"""How many times as far as rounding was seen to go a gradient may be off."""
 
-STEPS = (1, 1.37, 2.23)
-"""How many times the square root of eps gradients are changed by to see rounding."""
+TIMES = (1.37, 2.23, 3.71)
+"""What a vector is multiplied by, to see how rows are rounded. By whole numbers they
+would all be rounded alike."""
+
+DRAWS = 3
+"""How many sums of columns are asked for, to see how those are rounded."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,20 @@ class Look:
         return None
 
 
-def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> None:
-    """Raise where columns make another Jacobian than a backward pass.
+def require_rows(
+    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, columns: bool
+) -> None:
+    """Raise where a Jacobian is another than a backward pass has it.
 
     Columns come from the graph of a backward pass, and one that is somebody's Python
     may have none.
+
+    Args:
+        graph: What it is of.
+        blocks: The Jacobian.
+        look: The backward pass.
+        columns: Whether it was computed by columns, which are rounded in ways of their
+            own.
 
     Raises:
         NoSuchWayError: They do.
@@ -118,7 +132,7 @@ def require_rows(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> No
     ]
     if not wrong:
         return
-    rounding = _rounding(graph, look)
+    rounding = _rounding(graph, blocks, look, columns=columns)
     for point, is_wrong in _wrong(graph, blocks, look, rounding).items():
         if is_wrong:
             raise NoSuchWayError(
@@ -188,49 +202,100 @@ def _parts(
         yield (v @ block).view_as(graph.points[point])
 
 
-def _rounding(graph: Graph, look: Look) -> dict[int, Tensor]:
+def _rounding(
+    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, columns: bool
+) -> dict[int, Tensor]:
     """Return the square of what rounding may make of each point's gradient.
 
-    Where derivatives cancel there is nothing else. A pass is linear: where gradients
-    are changed a little all the way, the opposite change leads as far the other way.
-    That it does not is rounding, unless it is more than rounding makes.
+    Where derivatives cancel there is nothing else. Both ways are linear: what they say
+    of a multiple, or a sum, is that of what they say, but for rounding.
+    """
+    found = _rounding_of_rows(graph, look)
+    if columns:
+        for point, off in found.items():
+            in_columns = _rounding_of_columns(graph, blocks, point).to(off)
+            found[point] = torch.maximum(off, in_columns)
+    return {point: ROUNDING**2 * off for point, off in found.items()}
+
+
+def _rounding_of_rows(graph: Graph, look: Look) -> dict[int, Tensor]:
+    """Return the square of what rounding made of backward passes, by point.
+
+    A hook may be no linear function: then there is more than rounding makes.
     """
     eps = torch.finfo(narrowest_dtype(graph)).eps
     found: dict[int, Tensor] = {}
-    for little in (times * eps**0.5 for times in STEPS):
-        (ahead, most), (behind, _) = (
-            _changed(graph, look, it) for it in (little, -little)
-        )
-        for point, grads in enumerate(zip(look.grads, ahead, behind, strict=True)):
-            if any(it is None for it in grads):
-                continue
-            grad, one, two = (cast(Tensor, it).double() for it in grads)
-            off = _square((one + two) / 2 - grad)
-            off = ROUNDING**2 * torch.minimum(off, eps * most.to(off))
-            found[point] = torch.maximum(found.get(point, off), off)
+    for times in TIMES:
+        scaled, most = _seen(graph, [times * it for it in look.vectors])
+        for point, (grad, it) in enumerate(zip(look.grads, scaled, strict=True)):
+            if grad is not None and it is not None:
+                off = _square(it.double() / times - grad)
+                off = torch.minimum(off, eps * most.to(off))
+                found[point] = torch.maximum(found.get(point, off), off)
     return found
 
 
-def _changed(
-    graph: Graph, look: Look, little: float
+def _rounding_of_columns(
+    graph: Graph, blocks: Mapping[Block, Tensor], point: int
+) -> Tensor:
+    """Return the square of what rounding made of the columns of a point.
+
+    A column is asked for along a random direction, and held against the others. It is 0
+    where there are no columns.
+    """
+    chance = Chance()
+    tensor = graph.points[point]
+    found = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    try:
+        columns = Linearized(graph.roots, tensor)
+        for _ in range(DRAWS):
+            u = chance.vector(tensor)
+            offs = [
+                _square(_along(graph, blocks[root, point], point, u) - asked.double())
+                for root, asked in enumerate(columns.push(u[None]))
+                if asked is not None
+            ]
+            found = torch.maximum(found, torch.stack(offs).sum())
+    except RuntimeError:  # as somebody's Python has none
+        pass
+    return found
+
+
+def _along(graph: Graph, block: Tensor, point: int, u: Tensor) -> Tensor:
+    """Return what a Jacobian makes of a direction, like ``(1, *output)``, in float64.
+
+    Sample by sample: a copy in float64 of all of it may have no room.
+    """
+    shared = graph.shared[point]
+    rows = block.detach().reshape(graph.batch, -1, graph.columns(point))
+    made = [
+        it.double() @ (u if shared else u[sample]).flatten().double()
+        for sample, it in enumerate(rows)
+    ]
+    return torch.stack(made).view(1, *block.shape[: block.dim() - _inside(u, shared)])
+
+
+def _inside(u: Tensor, shared: bool) -> int:
+    """Return how many axes of a Jacobian are those of the input."""
+    return u.dim() if shared else u.dim() - 1
+
+
+def _seen(
+    graph: Graph, vectors: Sequence[Tensor]
 ) -> tuple[list[Tensor | None], Tensor]:
-    """Go back once more, with each gradient on its way changed by a little of it.
+    """Go back once.
 
     Returns:
         What comes of it, and the square of the largest gradient on its way.
     """
-    chance = Chance()
-    squares: list[Tensor] = [_square(it) for it in look.vectors]
+    squares: list[Tensor] = [_square(it) for it in vectors]
 
-    def changed(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def seen(grads: Sequence[Tensor | None]) -> None:
         squares.extend(_square(it) for it in grads if it is not None)
-        return tuple(
-            it if it is None else it * (1 + little * chance.vector(it)) for it in grads
-        )
 
-    hooks = [cast(Any, node).register_prehook(changed) for node in graph.way]
+    hooks = [cast(Any, node).register_prehook(seen) for node in graph.way]
     try:
-        grads = _dense(graph.roots, graph.points, look.vectors)
+        grads = _dense(graph.roots, graph.points, vectors)
     finally:
         for hook in hooks:
             hook.remove()

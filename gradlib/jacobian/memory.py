@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch.autograd.graph import Node
 
+from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at, sequence_number
+from gradlib.private import forms_at, graph_is_captured, sequence_number
 from gradlib.vjp.connection import Place, place_of
 
 SHARE = 0.5
@@ -27,6 +28,11 @@ def room_on(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int:
     """Return how many bytes are free on a device."""
     if device.type == "cuda":
+        if graph_is_captured():
+            raise JacobianArgumentError(
+                "max_bytes must be given while a CUDA graph is captured: how much "
+                "memory is free cannot be asked for meanwhile. Pass a number of bytes."
+            )
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         return free + reserved - torch.cuda.memory_allocated(device)

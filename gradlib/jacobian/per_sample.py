@@ -1,12 +1,14 @@
 """The Jacobian of every sample of a batch, and how it would be computed."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import state_kept
@@ -25,8 +27,8 @@ from gradlib.jacobian.out import (
     require_own_memory,
 )
 from gradlib.jacobian.plan import Plan
-from gradlib.jacobian.retained import grads_kept
-from gradlib.private import without_hooks
+from gradlib.jacobian.retained import grads_between_kept, grads_kept
+from gradlib.private import graph_is_captured, values_are_stand_ins, without_hooks
 from gradlib.recording.state import random_state_kept
 
 
@@ -59,53 +61,55 @@ def per_sample_jacobian(
     #> torch.Size([10, 2, 3])
     ```
 
-    The batch is passed whole, once, as the model was written for; then autograd goes
-    back through that one graph. Dropout has one mask for each sample, the same for all
-    of its rows.
+    The model is called once, with the whole batch, and autograd goes back through that
+    one graph. Dropout has one mask for each sample, the same for all of its rows.
 
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
             or tensors nested in tuples, lists, dicts and dataclasses.
-        inputs: What it is called with: tensors ``(batch, *in)``, also nested; integers
-            and what is no tensor are passed on.
-        argnums: Which input to differentiate for, an ``int`` or a tuple of them; or
-            ``"parameters"``: those of the module that require grad. What all samples
-            share takes a row for each sample and output, through the graph of the whole
-            batch: of many samples, pass some at a time. With "auto", parameters of
-            known layers that are used once take a row for each output, of all samples.
-        in_dims: For each input 0, where its first axis is the batch, or ``None``, where
-            all samples share it; one for all, or nested as the inputs are.
-        mode: ``"reverse"``: row by row. ``"forward"``: column by column. ``"split"``:
-            both, from the narrowest tensor inside outwards. ``"loop"``: rows, one at a
-            time, the reference. ``"auto"``: the one with the cheapest passes, or, for
-            layers and operations whose Jacobians are known, products of those.
-        chunk_size: How many rows (reverse) or columns (forward) one pass asks for;
-            ``"auto"``: as many as `max_bytes` has room for and as are fast; fewer where
-            memory runs out.
-        max_bytes: What may be held at once on top of the forward pass, the result
-            included, in bytes; ``None``: half of what is free on the device. It is
-            about tensors: a process may keep what they leave free. The check's calls
-            are counted too, and come first where there is no room beside the result.
+        inputs: The arguments of `fn`: tensors ``(batch, *in)``, also nested. Integer
+            tensors and other objects are passed on as they are.
+        argnums: Which input to differentiate with respect to, an ``int`` or a tuple of
+            them; or ``"parameters"``, those of the module that require grad. What all
+            samples share costs a row for each sample and output, through the graph of
+            the whole batch, so pass large batches in parts. With ``mode="auto"``,
+            parameters of known layers that are used once cost a row for each output.
+        in_dims: For each input 0 if its first axis is the batch, or ``None`` if all
+            samples share it; one value for all inputs, or nested as they are.
+        mode: ``"reverse"`` goes row by row, ``"forward"`` column by column, ``"split"``
+            both ways from the narrowest tensor in the middle, and ``"loop"`` one row at
+            a time, as a reference. ``"auto"`` takes the one with the cheapest passes
+            or, if the Jacobians of layers and operations are known, their products.
+        chunk_size: How many rows (reverse) or columns (forward) one pass computes.
+            ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
+            if memory runs out.
+        max_bytes: How many bytes may be held at once on top of the forward pass, the
+            result included; ``None``: half of what is free on the device. Only tensors
+            are counted. The check's calls are too, and come first if there is no room
+            for them beside the result.
         out: Tensors to write the result into, nested as it is.
-        check: Whether to look if the result says how the output changes. It takes a
-            pair of calls in float64 and a backward pass, and more where these are
-            unclear. It leaves parameters, buffers and random state as they are; what
-            `fn` changes outside of modules changes three times. It sees a cut path that
+        check: Whether to test that the result is right. This takes a pair of calls in
+            float64 and a backward pass, and more if these leave doubt. It leaves
+            parameters, buffers and random state as they are; what `fn` changes outside
+            of modules is changed three times. It detects a cut path that
             changes the slope of a sample along a random direction by a thousandth of it
-            (by a twentieth, below float32 or in TF32); it warns where rounding hides
-            that. A row of padding in an embedding counts as constant, and a symmetric
-            matrix that goes to ``torch.linalg.cholesky``, ``eigh`` or ``pinv`` stays
-            symmetric, as torch's derivatives mean it. It costs nothing for a chain of
-            known layers, which has nothing to find.
-        create_graph: Whether gradients flow through the result, for a loss made of it.
-            What autograd keeps for that comes on top of `max_bytes`.
-        progress: Whether a line on the terminal says how far long work is.
+            (by a twentieth, below float32 or in TF32), and warns if rounding hides
+            that. What torch's derivatives leave out stays as it is: the row of padding
+            in an embedding, the symmetry of a matrix that goes to
+            ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero half of one
+            that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``, whose
+            columns there mean nothing. It costs nothing for a chain of known layers,
+            which has nothing to find.
+        create_graph: Whether gradients flow through the result, for a loss computed
+            from it. What autograd keeps for that comes on top of `max_bytes`.
+        progress: Whether to show the progress of long work on the terminal.
 
     Returns:
-        ``(batch, *out, *in)``, or ``(batch, *out, *param)`` by name: the outputs'
-        structure outside, that of `argnums` inside. Dtype and device are those of what
-        is differentiated for. What all samples share has a batch axis too. It shares no
-        memory with inputs or weights.
+        ``(batch, *out, *in)``, or ``(batch, *out, *param)`` by name. If outputs or
+        inputs are nested, the result is nested as the outputs and, inside, as
+        `argnums`. Dtype and device are those of the input or parameter. For what all
+        samples share there is a batch axis too. The result shares no memory with inputs
+        or weights.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
@@ -147,7 +151,14 @@ def _from_one_graph(
     progress: bool,
 ) -> Any:
     """Do what `per_sample_jacobian` does, for whatever autograd can record."""
+    _require_values()
     require_no_graph(out, create_graph=create_graph)
+    if graph_is_captured() and (check or mode not in ("reverse", "loop")):
+        raise JacobianArgumentError(
+            "While a CUDA graph is captured no number can be read, which a check and "
+            'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
+            "the function once before."
+        )
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
@@ -191,7 +202,7 @@ def per_sample_jacobian_from_graph(
     check: bool = True,
     create_graph: bool = False,
 ) -> Any:
-    """Return dY/dX for every sample, of Y and X that are there already.
+    """Return dY/dX for every sample, from a Y that was already computed from X.
 
     ```python
     import torch
@@ -208,21 +219,24 @@ def per_sample_jacobian_from_graph(
     y.sum().backward()  # the graph is still there
     ```
 
-    It goes in reverse, and leaves the graph alive. There is no function to call again,
-    so a cut path and randomness are not seen; `per_sample_jacobian` sees them. The
-    ``.grad`` of a tensor between the two that retains it means nothing afterwards.
+    It goes in reverse, and keeps the graph. It has no function to call again, so it
+    does not detect cut paths and randomness, as `per_sample_jacobian` does.
 
     Args:
         outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.
         inputs: The tensor ``(batch, *in)`` it was computed from, or nested ones.
         max_bytes: As for `per_sample_jacobian`.
         out: As for `per_sample_jacobian`.
-        check: Whether to see if samples influence each other. It takes two backward
-            passes for each time that the batch can be halved.
+        check: Whether to test that samples do not influence each other. This takes two
+            backward passes for each time that the batch can be halved, and one that
+            finds the tensors between `inputs` and `outputs` that retain their
+            ``.grad``, which is kept. With ``check=False`` theirs means nothing
+            afterwards.
         create_graph: Whether gradients flow through the result.
 
     Returns:
-        ``(batch, *out, *in)``: the outputs' structure outside, the inputs' inside.
+        ``(batch, *out, *in)``. If outputs or inputs are nested, the result is nested as
+        the outputs and, inside, as the inputs.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
@@ -233,6 +247,7 @@ def per_sample_jacobian_from_graph(
         NoSuchWayError: torch cannot go back through the graph.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
+    _require_values()
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
     plan = plans.make(graph, "reverse", "auto", max_bytes, has_room=out is not None)
@@ -240,7 +255,8 @@ def per_sample_jacobian_from_graph(
     if out is not None:
         given = blocks_of(out, graph, inner)
         require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
-    with without_hooks(graph.points), grads_kept(graph.others):
+    between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
+    with without_hooks(graph.points), grads_kept(graph.others), between:
         blocks = compute(
             graph, plan, may_change=False, out=given, create_graph=create_graph
         )
@@ -264,7 +280,7 @@ def plan_jacobian(
     create_graph: bool = False,
     progress: bool = False,
 ) -> Plan:
-    """Return how `per_sample_jacobian` would compute what it is given, and why.
+    """Return how `per_sample_jacobian` would compute the Jacobian, and why.
 
     ```python
     import torch
@@ -297,9 +313,9 @@ def plan_jacobian(
         chunk_size: See there.
         max_bytes: See there.
         out: See there.
-        check: Whether to say what the check takes. A plan itself checks nothing.
+        check: Whether to count what the check takes. A plan itself checks nothing.
         create_graph: See there.
-        progress: Not looked at.
+        progress: Ignored.
 
     Returns:
         The plan. Printing it shows which way, why, the passes, multiply-adds and bytes
@@ -314,6 +330,7 @@ def plan_jacobian(
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     del progress
+    _require_values()
     arguments = read(fn, inputs, argnums, in_dims)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
@@ -327,6 +344,17 @@ def plan_jacobian(
     chain = find_chain(fn, inputs, *asked)
     # It has nothing to check.
     return plan if chain is None else planned(replace(plan, check_bytes=0), chain)
+
+
+def _require_values() -> None:
+    """Raise inside of a transform, where autograd cannot be asked about a tensor."""
+    if values_are_stand_ins():
+        raise JacobianArgumentError(
+            "This is called inside of torch.func (vmap, grad, jvp and so on) or "
+            "torch.jit.trace, where inputs only stand for tensors. Call it outside, "
+            "with the whole batch; create_graph=True lets gradients flow through the "
+            "result. Inside of torch.func, vmap(jacrev(fn)) gives such Jacobians."
+        )
 
 
 def _plan(

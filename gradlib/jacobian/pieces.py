@@ -1,5 +1,6 @@
 """The result, put together from the pieces that a way of computing hands over."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -47,15 +48,60 @@ def fill(graph: Graph, blocks: Mapping[Block, Tensor], pieces: Iterable[Piece]) 
     """
     views = {block: _flat(graph, block, tensor) for block, tensor in blocks.items()}
     for piece in pieces:
-        whole = views[piece.block]
-        if piece.axis == EVERY_ROW:
-            part = whole.flatten(0, 1).narrow(0, piece.start, piece.length)
-        else:
-            part = whole.narrow(piece.axis, piece.start, piece.length)
-        if piece.values is None:
-            part.zero_()
-        else:
-            part.copy_(piece.values.detach())
+        _write(piece, views[piece.block])
+
+
+def collected(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
+    """Return the blocks; a piece that is a whole one is taken as it is.
+
+    Args:
+        graph: What the blocks are of.
+        pieces: In any order.
+    """
+    found: dict[Block, Tensor] = {}
+    views: dict[Block, Tensor] = {}
+    taken: set[int] = set()  # whose memory is: x + y has one gradient for both
+    for piece in pieces:
+        block, values = piece.block, piece.values
+        if block not in found:
+            if values is not None and _is_whole(graph, piece, values, taken):
+                taken.add(values.untyped_storage().data_ptr())
+                found[block] = values.detach().reshape(graph.shape(*block))
+                continue
+            found[block] = _empty(graph, block)
+            views[block] = _flat(graph, block, found[block])
+        _write(piece, views[block])
+    for block in graph.blocks():
+        if block not in found:  # what has no entries has no pieces
+            found[block] = _empty(graph, block)
+    return found
+
+
+def _is_whole(graph: Graph, piece: Piece, values: Tensor, taken: set[int]) -> bool:
+    """Tell whether a piece is a block, in memory that is nobody else's.
+
+    What a single vector gives may be: a backward pass may return what it has saved.
+    """
+    memory = values.untyped_storage()
+    return (
+        piece.length > 1
+        and values.numel() == math.prod(graph.shape(*piece.block))
+        and values.dtype == graph.points[piece.block[1]].dtype
+        and values.numel() * values.element_size() == memory.nbytes()
+        and memory.data_ptr() not in taken
+    )
+
+
+def _write(piece: Piece, whole: Tensor) -> None:
+    """Write a piece to its place in a block seen as ``(batch, rows, columns)``."""
+    if piece.axis == EVERY_ROW:
+        part = whole.flatten(0, 1).narrow(0, piece.start, piece.length)
+    else:
+        part = whole.narrow(piece.axis, piece.start, piece.length)
+    if piece.values is None:
+        part.zero_()
+    else:
+        part.copy_(piece.values.detach())
 
 
 def joined(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
@@ -78,10 +124,11 @@ def joined(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
 
 def empty(graph: Graph) -> dict[Block, Tensor]:
     """Return blocks with nothing written in them."""
-    return {
-        block: graph.points[block[1]].detach().new_empty(graph.shape(*block))
-        for block in graph.blocks()
-    }
+    return {block: _empty(graph, block) for block in graph.blocks()}
+
+
+def _empty(graph: Graph, block: Block) -> Tensor:
+    return graph.points[block[1]].detach().new_empty(graph.shape(*block))
 
 
 def _flat(graph: Graph, block: Block, tensor: Tensor) -> Tensor:

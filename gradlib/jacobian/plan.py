@@ -1,6 +1,7 @@
 """Which way a Jacobian is computed, why, and what it takes."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -56,25 +57,26 @@ FEWER = (
 
 @dataclass(frozen=True)
 class Plan(Printable):
-    """How a Jacobian will be computed. It prints as a table of the ways there are.
+    """How a Jacobian will be computed. It prints as a table of all ways.
 
     Attributes:
         mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``. Or a shorter way:
-            ``"chain"`` multiplies the layers' own Jacobians, ``"structure"`` those of
-            the graph's nodes, axis by axis, and ``"by sample"`` what came in where a
-            parameter is used with the gradients there, of all samples at once.
-        why: In a sentence, why that one.
-        chunk: How many rows, or columns, one pass asks for.
-        counts: Of each way how many rows or columns it asks for, or why it cannot be
-            taken. A split asks for as many rows before its tensor as columns after it;
-            a shorter way for none, and says what it does instead.
-        result_bytes: What the Jacobian itself takes; 0 where the caller brings it.
-        part_bytes: What the two parts of a split take, or a shorter way's products.
-        pass_bytes: What one pass holds for each row or column it asks for.
+            ``"chain"`` multiplies the Jacobians of the layers, ``"structure"`` those of
+            the graph's operations, axis by axis, and ``"by sample"``, for parameters,
+            each sample's input of an operation with the gradient of its output.
+        why: Why this way, in a sentence.
+        chunk: How many rows or columns one pass computes.
+        counts: For each way, how many rows or columns it computes, or why it cannot be
+            taken. A split computes as many rows before its tensor as columns after it;
+            a shorter way computes none, and says what it does instead.
+        result_bytes: The size of the Jacobian itself; 0 if the caller passes memory.
+        part_bytes: The size of the two parts of a split, or of a shorter way's
+            products.
+        pass_bytes: What one pass holds for each row or column.
         max_bytes: What may be held at once on top of the forward pass.
-        shapes: Of each block of the Jacobian, ``(batch, *out, *in)``.
-        work: Of each way how many multiply-adds it takes, where that was counted.
-        check_bytes: What the check's calls take; 0 where there is nothing to check.
+        shapes: The shape of each block of the Jacobian, ``(batch, *out, *in)``.
+        work: For each way, how many multiply-adds it takes, if that was counted.
+        check_bytes: What the check's calls take; 0 if there is nothing to check.
     """
 
     mode: str
@@ -204,8 +206,7 @@ def make(
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.look(graph)
-    cut = split.find(graph) if mode in ("auto", "split") else None
-    counts = _counts(graph, known, cut)
+    counts, cut = _counts(graph, known, mode)
     why = "it was asked for"
     on_cpu = graph.points[0].device.type == "cpu"
     each = bytes_of_pass(graph)
@@ -228,10 +229,12 @@ def make(
             f"our count, and max_bytes is {in_words(max_bytes)}. Pass fewer samples at "
             "a time, or check=False."
         )
+    count = counts[mode]
+    most = count if isinstance(count, int) else sys.maxsize
     if mode == "loop":
         chunk = 1
     elif isinstance(chunk_size, int):
-        chunk = chunk_size
+        chunk = max(1, min(chunk_size, most))
         needs = BATCHED * each * chunk if chunk > 1 else each
         if room < needs:
             raise OutOfBytesError(
@@ -240,9 +243,8 @@ def make(
                 'chunk_size, or "auto".'
             )
     else:
-        most = min(room, FAST if on_cpu else FILLING) // max(1, BATCHED * each)
-        total = counts[mode]
-        chunk = max(1, min(most, total if isinstance(total, int) else most))
+        fitting = min(room, FAST if on_cpu else FILLING) // max(1, BATCHED * each)
+        chunk = max(1, min(fitting, most))
     shapes = tuple(graph.shape(*block) for block in graph.blocks())
     return Plan(
         mode,
@@ -276,13 +278,21 @@ def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
         )
 
 
-def _counts(graph: Graph, known: nodes.Nodes, cut: Cut | None) -> dict[str, int | str]:
+def _counts(
+    graph: Graph, known: nodes.Nodes, mode: str
+) -> tuple[dict[str, int | str], Cut | None]:
+    """Return what each way asks for, or why it cannot be taken, and where to split."""
     rows = reverse.passes(graph)
     columns: int | str = forward.passes(graph)
-    halves: int | str = "no tensor inside that all pass" if cut is None else cut.width
+    halves: int | str = "no tensor inside that all pass"
+    cut: Cut | None = None
+    if mode != "split" and min(rows, FORWARD * columns) <= SPLIT:
+        halves = "would not be cheaper"  # so nobody needs to look for one
+    elif (cut := split.find(graph)) is not None:
+        halves = cut.width
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
-    return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
+    return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
 
 
 def _choice(counts: dict[str, int | str], *, by_row: bool) -> tuple[str, str]:

@@ -4,12 +4,24 @@ A backward pass for a Jacobian is nobody's `backward()`, and may hold batched va
 that nobody can read afterwards.
 """
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+import gc
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any, cast
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gradlib.private import no_function_modes
 
 
 @contextmanager
@@ -38,6 +50,81 @@ def grads_kept(tensors: Iterable[Tensor]) -> Generator[None]:
     finally:
         for tensor, grad in before:
             tensor.grad = grad
+
+
+@contextmanager
+def grads_between_kept(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Generator[None]:
+    """Put the ``.grad`` back of every tensor between two that retains it.
+
+    It takes one backward pass, which looks for them.
+    """
+    vectors = [torch.ones_like(it) for it in outputs]
+    filled = _Filled()
+    before: list[tuple[Tensor, Tensor | None]] = []
+    try:
+        try:
+            # Of what goes wrong the next pass says more.
+            with suppress(RuntimeError), filled:
+                torch.autograd.grad(
+                    outputs, inputs, vectors, retain_graph=True, allow_unused=True
+                )
+        finally:
+            before = filled.before()  # the next pass fills it anew
+        yield
+    finally:
+        for tensor, grad in before:
+            tensor.grad = grad
+
+
+class _Filled(TorchDispatchMode):
+    """Sees in a backward pass what becomes somebody's ``.grad``.
+
+    Autograd puts a copy of the gradient there, or the sum of it and what was there. Of
+    all copies and sums these alone are alive afterwards.
+    """
+
+    def __init__(self) -> None:
+        cast(Any, super()).__init__()
+        # What may have been there before, by what may be there now.
+        self._were: MutableMapping[Tensor, Tensor | None] = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is _CLONE:
+            self._were[result] = None
+        elif func is _ADD and args[0] not in self._were:  # that is of this pass
+            self._were[result] = args[0]
+        return result
+
+    def before(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the tensors that had theirs filled, each with what it had before."""
+        found = dict(self._were.items())
+        if not found:
+            return []
+        # Nothing leads from a .grad to its tensor, so all that there are are asked.
+        own = {id(now): were for now, were in found.items()}
+        return [(it, own[id(it.grad)]) for it in _retaining() if id(it.grad) in own]
+
+
+_CLONE, _ADD = torch.ops.aten.clone.default, torch.ops.aten.add.Tensor
+
+
+def _retaining() -> list[Tensor]:
+    """Return every tensor that retains its ``.grad``."""
+    everything = gc.get_objects()
+    # Their types, as what only stands for an object may do anything when asked for its
+    # class; and each once, as there are many objects.
+    kinds = {it for it in set(map(type, everything)) if issubclass(it, Tensor)}
+    with no_function_modes():
+        return [it for it in everything if type(it) in kinds and it.retains_grad]
 
 
 # Autograd tells nobody which tensors these are, so the method says it. Calls may be

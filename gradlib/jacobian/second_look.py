@@ -15,7 +15,7 @@ from gradlib.errors import DetachedPathError, NotRepeatableError
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
-from gradlib.jacobian.directions import Moves, key
+from gradlib.jacobian.directions import Meant, Moves, key
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
 
@@ -229,16 +229,23 @@ def _cut_path(
     hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
     if seen:
         hint = f"and fn uses {', '.join(seen[:3])}"
-    symmetric = "an operation may take"
-    if caller.meant.symmetric is not None:
-        symmetric = f"{caller.meant.symmetric} takes"
     return DetachedPathError(
         f"{name} changes with the input in a way that autograd does not see "
         f"({_samples(rows)}): its slope by finite differences is another than by the "
         f"Jacobian. Something cuts a path, {hint}; a backward of your own may be "
-        f"wrong; or {symmetric} a matrix A for symmetric, and wants (A + A.mT) / 2. If "
-        "it is meant, as with a straight-through estimator, pass check=False."
+        f"wrong; or {_half_read(caller.meant)}. If it is meant, as with a "
+        "straight-through estimator, pass check=False."
     )
+
+
+def _half_read(meant: Meant) -> str:
+    """Return what may take a matrix for another than it is."""
+    if meant.symmetric is None and meant.triangular is not None:
+        return f"{meant.triangular} takes a matrix A for triangular, and wants A.tril()"
+    taken = "an operation may take"
+    if meant.symmetric is not None:
+        taken = f"{meant.symmetric} takes"
+    return f"{taken} a matrix A for symmetric, and wants (A + A.mT) / 2"
 
 
 def _samples(rows: Tensor) -> str:

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from gradlib.private import AccumulateGrad, leaf_of
+from gradlib.errors import NotDifferentiableArgumentError
+from gradlib.private import AccumulateGrad, leaf_of, no_function_modes
 
 Differentiable: TypeAlias = Tensor | GradientEdge
 
@@ -16,12 +17,26 @@ Place: TypeAlias = tuple[Node, int]
 
 
 def place_of(given: Differentiable) -> Place:
-    """Return where in the graph the gradient of a tensor comes in."""
+    """Return where in the graph the gradient of a tensor comes in.
+
+    Raises:
+        NotDifferentiableArgumentError: Autograd records nothing here.
+    """
     if isinstance(given, GradientEdge):
         return given.node, given.output_nr
     if given.grad_fn is not None:
         return given.grad_fn, given.output_nr
-    edge = get_gradient_edge(given)
+    with no_function_modes():  # a subclass would put a node of its own before the leaf
+        try:
+            edge = get_gradient_edge(given)
+        except AttributeError as error:  # it looks at a view of the leaf
+            raise NotDifferentiableArgumentError(
+                f"Autograd gives a view of the leaf of shape {list(given.shape)} no "
+                "graph, though the leaf requires grad: something that is in force "
+                "around this call keeps it from recording, such as "
+                "torch.inference_mode(), or a mode or transform of torch.func that an "
+                "earlier error left behind. Leave it, or begin anew."
+            ) from error
     return edge.node, edge.output_nr
 
 

@@ -736,6 +736,54 @@ def test_an_output_that_is_there_already_and_does_not_depend() -> None:
         gradlib.per_sample_jacobian_from_graph(x.sin(), y)
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_output_of_the_other_part_alone(beside: bool) -> None:
+    # One node made both parts, so to reach it is not to reach the part asked for.
+    ours, other = (points(4, 6).requires_grad_() * 2).chunk(2, 1)
+    outputs = (ours.sin(), other.sin()) if beside else other.sin()
+    with pytest.raises(IndependentOutputError, match="output"):
+        gradlib.per_sample_jacobian_from_graph(outputs, ours)
+
+
+def test_both_parts_of_one_node() -> None:
+    parts = (points(4, 6).requires_grad_() * 2).chunk(2, 1)
+    rows = gradlib.per_sample_jacobian_from_graph(parts[1].sin() * 3 + parts[0], parts)
+    torch.testing.assert_close(rows[0], torch.eye(3).to(rows[0]).expand(4, 3, 3))
+    torch.testing.assert_close(rows[1], (3 * parts[1].cos()).diag_embed())
+
+
+def test_no_two_blocks_share_memory() -> None:
+    # Their gradients do: those of a sum are one tensor.
+    x, y = points(4, 3), points(4, 3)
+    of_x, of_y = gradlib.per_sample_jacobian(
+        lambda x, y: (x + y).sin(), x, y, argnums=(0, 1), mode="reverse"
+    )
+    of_x.zero_()
+    torch.testing.assert_close(of_y, (x + y).cos().diag_embed())
+
+
+@pytest.mark.parametrize("mode", ["reverse", "loop"])
+def test_what_a_backward_returns_is_copied(mode: str) -> None:
+    kept = points(1, 3)
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return (x * kept).sum(1)
+
+        @staticmethod
+        def backward(ctx: Any, *_grads: Tensor) -> Tensor:
+            del ctx
+            return kept
+
+    before = kept.clone()
+    rows = gradlib.per_sample_jacobian(
+        cast(Any, Same.apply), points(1, 3), mode=mode, check=False
+    )
+    rows.zero_()
+    assert torch.equal(kept, before)
+
+
 def test_blocks_that_are_zero_beside_others() -> None:
     x, y = points(4, 3), points(4, 2)
     ours = gradlib.per_sample_jacobian(

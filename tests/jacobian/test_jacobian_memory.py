@@ -232,6 +232,13 @@ def test_passes_are_rows_by_chunks() -> None:
     assert plan.passes_of("loop") == 7
 
 
+def test_a_pass_asks_for_no_more_than_there_is() -> None:
+    model, x = chain(5, 6, 7), torch.randn(4, 5)
+    ours = {"mode": "reverse", "max_bytes": 2**15}
+    plan = gradlib.plan_jacobian(model, x, chunk_size=10**6, **cast(Any, ours))
+    assert (plan.chunk, plan.passes) == (7, 1)
+
+
 def test_passes_are_those_that_are_made() -> None:
     model, x = chain(5, 6, 7), torch.randn(4, 5)
     seen: list[int] = []

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import NoSuchWayError, OutOfBytesError
-from gradlib.jacobian import passes, per_sample
+from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
+from gradlib.jacobian import memory, passes, per_sample
 from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.chain import chain_of
 from gradlib.jacobian.fast.structure import chunks
@@ -181,6 +181,26 @@ def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     assert plan_on("meta", "reverse").chunk > plan_on("cpu", "reverse").chunk > 1
 
 
+class States(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("cudnn_looks_on")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_weights_of_an_lstm_that_is_checked_lie_together(
+    dtype: torch.dtype,
+) -> None:
+    model, x = States().to(dtype), torch.randn(2, 5, 3, dtype=dtype)
+    assert gradlib.per_sample_jacobian(model, x).any()
+    assert gradlib.plan_jacobian(model, x).mode
+
+
 @pytest.mark.parametrize("matmul", [False, True])
 @pytest.mark.parametrize("cudnn", [False, True])
 def test_where_tf32_may_take_digits(matmul: bool, cudnn: bool) -> None:
@@ -196,3 +216,40 @@ def test_where_tf32_may_take_digits(matmul: bool, cudnn: bool) -> None:
             assert not may_use_tf32(cpu, conv)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this thread capture a CUDA graph, as far as we can see."""
+    for module in (per_sample, memory):
+        monkeypatch.setattr(module, "graph_is_captured", lambda: True)
+
+
+@pytest.mark.usefixtures("captured")
+def test_what_reads_numbers_is_refused_while_a_graph_is_captured() -> None:
+    bent = nn.Sequential(nn.Linear(5, 7), nn.Softmax(1))
+    refused: list[dict[str, Any]] = [
+        {"mode": "reverse"},
+        {"check": False},
+        {"mode": "split", "check": False},
+    ]
+    for how in refused:
+        with pytest.raises(JacobianArgumentError, match="no number can be read"):
+            gradlib.per_sample_jacobian(bent, X, max_bytes=2**20, **how)
+    with pytest.raises(JacobianArgumentError, match="max_bytes must be given"):
+        free_bytes(torch.device("cuda"))
+    for mode in ("reverse", "loop"):
+        how = {"mode": mode, "max_bytes": 2**20, "check": False}
+        assert gradlib.per_sample_jacobian(bent, X, **how).any()
+    assert gradlib.per_sample_jacobian(TANH, X).any()  # a chain, which reads nothing
+
+
+def test_an_rnn_that_cudnn_does_not_go_back_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")
+
+    monkeypatch.setattr(torch.autograd, "grad", broken)
+    with pytest.raises(NoSuchWayError, match=r"cudnn\.flags\(enabled=False\)"):
+        reverse()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import DetachedPathError, JacobianArgumentError, NoSuchWayError
+from gradlib import (
+    DetachedPathError,
+    JacobianArgumentError,
+    NoSuchWayError,
+    NotDifferentiableArgumentError,
+)
+from gradlib.jacobian import retained
+from gradlib.vjp.connection import place_of
 
 Function = Callable[[Tensor], Tensor]
 MODES = ("auto", "reverse", "forward", "split", "loop")
@@ -99,6 +106,43 @@ def test_a_complex_tensor_inside_is_no_place_to_split() -> None:
 
     expected = gradlib.per_sample_jacobian(filtered, x, mode="loop")
     assert torch.allclose(gradlib.per_sample_jacobian(filtered, x), expected)
+
+
+class Marked(Tensor):
+    """A tensor of somebody's own class, whose views have a node of their own."""
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "forward", "loop"])
+def test_inputs_of_a_class_of_their_own(x: Tensor, mode: str, check: bool) -> None:
+    given = x.as_subclass(Marked)
+    found = gradlib.per_sample_jacobian(
+        lambda x: x.sin(), given, mode=mode, check=check
+    )
+    assert torch.allclose(found.as_subclass(Tensor), diagonal(x.cos()))
+
+
+def test_where_autograd_records_no_view_it_is_said() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    below: Any = torch._C._AutoDispatchBelowAutograd
+    with below(), pytest.raises(NotDifferentiableArgumentError, match=r"shape \[2\]"):
+        place_of(leaf)
+
+
+def test_inside_of_torch_func_it_is_refused_by_name(x: Tensor) -> None:
+    def inside(x: Tensor) -> Tensor:
+        return gradlib.per_sample_jacobian(torch.sin, x).sum()
+
+    def planned(x: Tensor) -> Tensor:
+        return x * gradlib.plan_jacobian(torch.sin, x).chunk
+
+    def by_graph(x: Tensor) -> Tensor:
+        return gradlib.per_sample_jacobian_from_graph(x.sin(), x)
+
+    for fn in (inside, planned, by_graph):
+        for transform in (torch.func.grad, torch.func.vmap):
+            with pytest.raises(JacobianArgumentError, match=r"inside of torch\.func"):
+                cast(Any, transform)(fn)(x)
 
 
 # Good calls.
@@ -267,6 +311,53 @@ def test_a_matrix_taken_for_symmetric_that_is_not() -> None:
     gradlib.per_sample_jacobian(lambda a: torch.linalg.cholesky((a + a.mT) / 2), a)
 
 
+FOR_TRIANGULAR: dict[str, Function] = {
+    "cholesky_inverse": lambda a: torch.cholesky_inverse(a),
+    "cholesky_solve": lambda a: torch.cholesky_solve(a.new_ones(4, 3, 2), a),
+}
+
+
+def slopes_by_differences(fn: Function, a: Tensor) -> Tensor:
+    """Return dY/dA for each sample, by moving one entry after the other."""
+    step = a.new_zeros(a.shape[1:])
+    columns: list[Tensor] = []
+    for place in range(a[0].numel()):
+        step.zero_().flatten()[place] = 1e-6
+        columns.append((fn(a + step) - fn(a - step)) / 2e-6)
+    slopes = torch.stack(columns, -1)
+    return slopes.reshape(*slopes.shape[:-1], *a.shape[1:])
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+@pytest.mark.parametrize("name", FOR_TRIANGULAR)
+def test_triangular_matrices(name: str, mode: str, upper: bool) -> None:
+    def fn(a: Tensor) -> Tensor:
+        if name == "cholesky_inverse":
+            return torch.cholesky_inverse(a, upper=upper)
+        return torch.cholesky_solve(a.new_ones(4, 3, 2), a, upper=upper)
+
+    a = torch.linalg.cholesky(matrices(symmetric=True), upper=upper)
+    found = gradlib.per_sample_jacobian(fn, a, mode=mode)
+    half = torch.ones(3, 3, dtype=torch.bool)
+    half = half.triu() if upper else half.tril()
+    expected = slopes_by_differences(fn, a)
+    assert torch.allclose(found[..., half], expected[..., half], atol=1e-6)
+    assert not expected[..., ~half].any()  # it reads nothing there
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda a: fn(a) * fn(a).detach(), a)
+
+
+@pytest.mark.parametrize("name", FOR_TRIANGULAR)
+def test_a_matrix_taken_for_triangular_that_is_not(name: str) -> None:
+    fn, a = FOR_TRIANGULAR[name], matrices(symmetric=True)
+    with pytest.raises(DetachedPathError, match=rf"{name} .*wants A.tril\(\)"):
+        gradlib.per_sample_jacobian(fn, a)
+    found = gradlib.per_sample_jacobian(lambda a: fn(a.tril()), a)
+    expected = slopes_by_differences(lambda a: fn(a.tril()), a)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 CANCELLED: dict[str, Function] = {
     "a softmax's sum": lambda x: x.softmax(1).sum(1),
     "a steep softmax's sum": lambda x: (1e6 * x).softmax(1).sum(1),
@@ -279,6 +370,8 @@ CANCELLED_INSIDE: dict[str, Function] = {
     "a layer norm's length": lambda x: F.layer_norm(x, x.shape[1:]).norm(dim=1),
     "a group norm's sum": lambda x: F.group_norm(x, 1).sum(1),
     "an instance norm's sum": lambda x: F.instance_norm(x[:, None]).sum((1, 2)),
+    "a layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "a group norm": lambda x: F.group_norm(x, 1),
 }
 
 
@@ -295,7 +388,7 @@ def test_columns_of_which_rounding_is_left(
             gradlib.per_sample_jacobian(CANCELLED[name], x, mode="forward", check=check)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CANCELLED_INSIDE)
 def test_columns_of_which_rounding_inside_of_an_operation_is_left(
     name: str, dtype: torch.dtype
@@ -307,6 +400,35 @@ def test_columns_of_which_rounding_inside_of_an_operation_is_left(
             gradlib.per_sample_jacobian(
                 CANCELLED_INSIDE[name], x, mode="forward", check=False
             )
+
+
+class MoreInRows(torch.autograd.Function):
+    """Nothing; its backward adds a fifth of the gradient that has no graph."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return grads[0] + 0.2 * grads[0].detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("check", [True, False])
+def test_columns_that_are_a_fifth_off_are_no_rounding(
+    check: bool, dtype: torch.dtype
+) -> None:
+    more = cast(Any, MoreInRows.apply)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        for shape in ((1, 3), (4, 3), (2, 16)):
+            x = torch.randn(*shape).to(dtype)
+            with pytest.raises(NoSuchWayError, match="is not what a backward pass"):
+                gradlib.per_sample_jacobian(
+                    lambda x: more(x.sin() * x), x, mode="forward", check=check
+                )
 
 
 @pytest.mark.parametrize(
@@ -393,6 +515,97 @@ def test_retained_gradients_of_tensors_that_are_there_are_left(x: Tensor) -> Non
     before = given.grad, y.grad
     gradlib.per_sample_jacobian_from_graph(y, given)
     assert (given.grad, y.grad) == before
+
+
+def one_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h = x.sin()
+    h.retain_grad()
+    return h.cos(), [h]
+
+
+def filled_before(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h = x.sin()
+    h.retain_grad()
+    h.cos().sum().backward(retain_graph=True)
+    return h * h, [h]
+
+
+def several_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h, between = x, list[Tensor]()
+    for _ in range(4):
+        h = (1.5 * h).tanh()
+        h.retain_grad()
+        between.append(h)
+    between[1].grad = torch.ones_like(h)
+    return h.exp() + between[0], between
+
+
+def views_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h = x @ x.new_ones(3, 5)
+    between = [h, h[:, 1:3], h.mT]
+    for it in between:
+        it.retain_grad()
+    return between[1].sin() + between[2].mT[:, :2], between
+
+
+def written_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h = x.sin()
+    h.retain_grad()
+    h.mul_(2)
+    return h.cos(), [h]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    "make",
+    [one_between, filled_before, several_between, views_between, written_between],
+)
+def test_retained_gradients_between_tensors_that_are_there_are_left(
+    x: Tensor,
+    make: Callable[[Tensor], tuple[Tensor, list[Tensor]]],
+    batch: int,
+    create_graph: bool,
+) -> None:
+    x = x[:batch].clone().requires_grad_()
+    y, between = make(x)
+    before = [it.grad for it in between]
+    values = [None if it is None else it.clone() for it in before]
+    gradlib.per_sample_jacobian_from_graph(y, x, create_graph=create_graph)
+    for it, grad, value in zip(between, before, values, strict=True):
+        assert it.grad is grad
+        assert grad is None or (value is not None and torch.equal(grad, value))
+        it.grad = None
+    y.sum().backward()  # they are still retained
+    assert all(it.grad is not None for it in between)
+
+
+def test_a_retained_gradient_of_which_only_the_graph_knows_is_left(x: Tensor) -> None:
+    x.requires_grad_()
+    h = x.sin()
+    h.retain_grad()
+    y = h * h
+    del h
+    gradlib.per_sample_jacobian_from_graph(y, x)
+    node: Any = y.grad_fn
+    assert node._saved_self.retains_grad
+    assert node._saved_self.grad is None
+
+
+def test_where_none_is_retained_nobody_looks_through_all_tensors(
+    x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> list[Tensor]:
+        raise AssertionError("for nothing")
+
+    monkeypatch.setattr(retained, "_retaining", look)
+    attention = nn.MultiheadAttention(3, 1, batch_first=True).double()
+    x = x[:, None].requires_grad_()
+    y = attention(x, x, x)[0] + x.sin() * x  # copies and sums on the way
+    gradlib.per_sample_jacobian_from_graph(y, x)
+    y.retain_grad()
+    with pytest.raises(AssertionError, match="for nothing"):
+        gradlib.per_sample_jacobian_from_graph(y, x)
 
 
 class Noisy(nn.Module):

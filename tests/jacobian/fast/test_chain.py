@@ -400,6 +400,13 @@ def test_a_call_that_is_not_for_a_chain(asked: dict[str, Any]) -> None:
     assert chain(plain_net(), x, **asked) is None
 
 
+def test_a_single_layer_takes_its_result() -> None:
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    size = 4 * 2 * 3 * x.element_size()
+    assert chain(layer, x, max_bytes=size - 1) is None
+    assert chain(layer, x, max_bytes=size) is not None
+
+
 def test_out_is_no_memory_that_the_result_is_computed_from() -> None:
     memory = torch.randn(24 + 12, dtype=torch.float64)
     x, out = memory[24:].view(4, 3), memory[:24].view(4, 2, 3)

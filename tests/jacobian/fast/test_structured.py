@@ -2,8 +2,9 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +18,15 @@ from gradlib.jacobian.arguments import read
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.fast.structure import chunks, structured
+from gradlib.jacobian.fast.structure.operation import Operation
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph, run
 
 Function = Callable[[Tensor], Tensor]
 
 AMPLE = 10**12
+
+ON_CPU = torch.ones(()).device.type == "cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +83,72 @@ def by_steps(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(
             x[:, None], x[:, None].cos(), x[:, None].sin()
         )
+
+
+def of_a_gpu(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **how: Any
+) -> Tensor:
+    """Attention with the node of the kernel that a GPU has for float32."""
+    kernel: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(q, k, v, mask, True, **how)[0]
+
+
+def _formula(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, float]:
+    """Return the probabilities of attention, and the scale of the scores."""
+    by = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q @ k.mT * by
+    scores = scores if mask is None else scores + mask
+    if causal:
+        later = torch.ones_like(scores).triu(1).bool()
+        scores = scores.masked_fill(later, -math.inf)
+    return torch.softmax(scores, -1), by
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    _: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """What that kernel computes, but for the dropout, which it only notes."""
+    del dropout
+    p, _scale = _formula(q, k, mask, causal, scale)
+    none = torch.zeros((), dtype=torch.long)
+    return p @ v, q.new_zeros(q.shape[:-1]), none, none
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *others: Any,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    """What the kernel of its backward pass computes."""
+    causal = others[6] if len(others) > 6 else False
+    p, by = _formula(q, k, mask, causal, scale)
+    slope = grad @ v.mT
+    slope = p * (slope - (slope * p).sum(-1, keepdim=True)) * by
+    return slope @ k, slope.mT @ q, p.mT @ grad, None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels_of_a_gpu() -> Iterator[None]:  # pyright: ignore (pytest uses it)
+    """Bring a CPU the kernels that `of_a_gpu` calls, in float64 too."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_efficient_attention", _forward, "CPU")
+    library.impl("_scaled_dot_product_efficient_attention_backward", _backward, "CPU")
+    yield
+    library._destroy()
 
 
 def heads(x: Tensor) -> Tensor:
@@ -171,6 +241,21 @@ ALONE: dict[str, Function] = {
 }
 
 
+OF_A_GPU: dict[str, Function] = {
+    "attention of a GPU": lambda x: of_a_gpu(
+        heads(x) @ W[:2, :2], heads(x) @ W[2:, :2], heads(x) @ V[:2, 2:]
+    ),
+    "attention of a GPU, causal": lambda x: of_a_gpu(
+        heads(x).sin(), heads(x), heads(x) @ W[:2, :2], is_causal=True, scale=0.7
+    ),
+    "attention of a GPU, masked": lambda x: of_a_gpu(
+        x[:, None], x[:, None].cos(), x[:, None].sin(), W.masked_fill(W > 1, -math.inf)
+    ),
+}
+if ON_CPU:
+    ALONE |= OF_A_GPU
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_an_operation(name: str) -> None:
     torch.manual_seed(len(name))
@@ -182,8 +267,9 @@ def test_every_rule_is_among_them() -> None:
     for fn in ALONE.values():
         seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
     missing = set(RULES) - seen
-    if torch.ones(()).device.type != "cpu":  # which has a kernel of its own
+    if not ON_CPU:  # which has a kernel of its own, and those it was brought
         missing.discard("ScaledDotProductFlashAttentionForCpuBackward0")
+        missing.discard("ScaledDotProductEfficientAttentionBackward0")
     assert missing == set()
 
 
@@ -330,6 +416,20 @@ UNKNOWN: dict[str, Function] = {
 def test_what_is_not_known_is_left_to_others(name: str) -> None:
     torch.manual_seed(0)
     assert by_structure(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU has that kernel for float32 only")
+@pytest.mark.parametrize("unknown", ["", "dropout_p", "is_causal", "query"])
+def test_attention_that_is_not_the_formula_is_left_to_others(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropout = 0.0 if unknown else 0.1
+    graph = graph_of(lambda x: of_a_gpu(x, x, x, dropout_p=dropout), double(4, 2, 4, 4))
+    saved = Operation.saved
+    monkeypatch.setattr(
+        Operation, "saved", lambda op, it: None if it == unknown else saved(op, it)
+    )
+    assert by_structure(graph) is None
 
 
 def test_autocast_is_left_to_others() -> None:

@@ -133,4 +133,5 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
         return min(of(first, last, columns), other, key=lambda it: it.cost)
 
     chosen = cheapest(0, len(widths) - 2)
-    return chosen._replace(each=chosen.entries // batch - widths[0] * widths[-1])
+    each = chosen.entries // batch - widths[0] * widths[-1]
+    return chosen._replace(each=max(0, each))  # of one matrix there is no product

@@ -118,8 +118,12 @@ def layer_norm(op: Operation) -> dict[int, Edge]:
 
 def attention(op: Operation) -> dict[int, Edge]:
     """Return the maps of attention, whose probabilities are computed again."""
-    q, k, v = (op.saved(it) for it in ("query", "key", "value"))
-    if op.number or op.saved("dropout_p") or q.shape[:-2] != k.shape[:-2]:
+    q, k, v, dropout, causal = (
+        op.saved(it) for it in ("query", "key", "value", "dropout_p", "is_causal")
+    )
+    if any(it is None for it in (q, k, v, dropout, causal)):
+        return {}
+    if op.number or dropout or q.shape[:-2] != k.shape[:-2]:
         return {}
     if k.shape[:-2] != v.shape[:-2]:
         return {}
@@ -129,11 +133,13 @@ def attention(op: Operation) -> dict[int, Edge]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.mT * scale
     mask = op.saved("attn_mask")
+    if mask is None:
+        mask = op.saved("attn_bias")
     if mask is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(scores).masked_fill(~mask, -math.inf)
         scores = scores + mask
-    if op.saved("is_causal"):
+    if causal:
         later = torch.ones_like(scores, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     p = scores.softmax(-1)

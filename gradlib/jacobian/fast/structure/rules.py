@@ -102,6 +102,8 @@ RULES: dict[str, Rule] = {
     "NativeLayerNormBackward0": mixing.layer_norm,
     "NativeBatchNormBackward0": _batch_norm,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
+    # Of a GPU's other kernels none takes float32 or float64.
+    "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
 RULES.update(
     dict.fromkeys(
