@@ -7,6 +7,7 @@ Each was there in torch 2.8, 2.13 and 2.15.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -53,6 +54,11 @@ backward_pass_id: Callable[[], int] = _C._current_graph_task_id
 
 # The node whose gradients a running backward pass has just gathered.
 current_node: Callable[[], Node | None] = _C._current_autograd_node
+
+# Has a function called when the running backward pass ends, unless it raises.
+when_pass_ends: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
 
 # The sequence number that autograd gives to the next node this thread makes.
 next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
@@ -111,7 +117,10 @@ def forget_compiled() -> None:
     """
     dynamo = cast(Any, sys.modules.get("torch._dynamo"))
     if dynamo is not None and dynamo.convert_frame.input_codes.seen:
-        dynamo.reset()
+        with warnings.catch_warnings():
+            # Where there is a GPU it imports what warns of itself.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            dynamo.reset()
 
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any]:

@@ -310,6 +310,11 @@ def _replace(path: Path, parts: list[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # It names the other file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
 

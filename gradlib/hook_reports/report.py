@@ -78,7 +78,7 @@ class HookReport(Printable):
     Attributes:
         module_type: The name of the module's class.
         last_node: The autograd node of the first output tensor, as
-            ``"AddmmBackward0"``; ``""`` where it has none. The legacy hook sits on it.
+            ``"AddmmBackward0"``; ``""`` if it has none. The old hook is set on it.
         last_node_inputs: One name for each input of its operation: that of an argument
             or parameter, or else of the node the input comes from; ``"-"`` where the
             input needs no gradient.
@@ -117,7 +117,7 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
     that requires grad is given a random cotangent, and each entry is named by its
     value: by the gradient it is equal to.
 
-    A copy has the forward hooks of `module`, and no backward hook but the one tried.
+    A copy has the forward hooks of `module`, but no backward hook except the one tried.
 
     Args:
         module: The module to call, on any device, in either mode.

@@ -30,6 +30,7 @@ class Frame:
     # What gradients are asked of: its own parameters, and its inputs by place.
     parameters: Parameters | None = None
     has_views = False  # among the inputs
+    has_threads = False  # that compute a part of it
     overwritten: Sequence[Value] = ()  # of these, by the call
     # autograd's sequence numbers: its first, and the first after it.
     since = until = sys.maxsize
@@ -58,6 +59,15 @@ class Frame:
         self.handled = sys.exception()
         self.flow = Flow()
         self.inputs: dict[int, Value] = {}
+
+    def stand_alone(self) -> None:
+        """Take a graph of its own: all that is made between what it is given and gives.
+
+        What other threads have made of it has numbers that say nothing here.
+        """
+        self.graph = ForwardGraph()
+        self.graph.since = self.since = 0
+        self.graph.leave_out(value.end for value in self.inputs.values())
 
     def find_overwritten(self) -> None:
         """Find the views among its inputs that the call has overwritten."""

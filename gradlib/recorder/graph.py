@@ -52,7 +52,7 @@ class ForwardGraph:
         """Walk what was made since the last time."""
         edges, walked, since = self._edges, self._walked, self.since
         several: dict[End, list[Made]] = {}
-        stack, self.roots = self.roots, []
+        stack = self.roots  # to which another thread may add
         node: Any
         while stack:
             node = stack.pop()

@@ -1,5 +1,6 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
+import itertools
 import sys
 from collections.abc import Collection
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ class Hooked:
 
     __slots__ = (
         "_ids",
+        "_known",
         "calls",
         "is_left_out",
         "module",
@@ -40,13 +42,23 @@ class Hooked:
         self.name = name
         self.module = module
         self.is_left_out = is_left_out
-        self.calls = 0
+        self.calls = itertools.count()  # which no two threads get the same from
         self.parameters: Parameters = {}  # its own
         self.names: list[str] = []
         self._ids: list[int] = []
+        self._known: list[int] = []  # these, if they are so for good
+
+    def holds(self, other: nn.Module) -> bool:
+        """Tell whether another module is inside this one."""
+        modules: Any = self.module.modules()
+        return other is not self.module and other in modules
 
     def knows(self, own: Collection[nn.Parameter | None]) -> bool:
         """Tell whether `own`, what the module has now, is what it had before."""
+        return self._known == [*map(id, own)]
+
+    def has_seen(self, own: Collection[nn.Parameter | None]) -> bool:
+        """Tell whether `own` are the same tensors as before."""
         return self._ids == [*map(id, own)]
 
     def remember(
@@ -59,16 +71,36 @@ class Hooked:
         """Remember what was made of `own`, for the next call too if it is for good."""
         self.parameters = parameters
         self.names = list(parameters)
-        self._ids = [*map(id, own)] if for_good else []
+        self._ids = [*map(id, own)]
+        self._known = self._ids if for_good else []
 
 
 def swaps_parameters(module: nn.Module) -> bool:
     """Tell whether FSDP gives a module other parameters for the time of a call."""
-    # Who has not imported it has none of it, and it takes long.
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    fsdp = _fsdp()
     return fsdp is not None and isinstance(
         module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
     )
+
+
+def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return the modules whose weights are parts of a flat parameter of FSDP.
+
+    With ``use_orig_params=False`` a module's own are plain views of that one, which
+    FSDP puts there anew for each forward. Each module comes with their names.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    found: dict[nn.Module, list[str]] = {}
+    for part in (
+        () if fsdp is None else fsdp.FullyShardedDataParallel.fsdp_modules(model)
+    ):
+        handle = part._handle
+        if handle is not None and not handle._use_orig_params:
+            flat = handle.flat_param
+            found.setdefault(part.module, [])  # which holds the flat one itself
+            for name, owner, *_ in (*flat._param_infos, *flat._shared_param_infos):
+                found.setdefault(owner, []).append(name)
+    return found
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -79,3 +111,8 @@ def is_sharded(model: nn.Module) -> bool:
         tensor is not None
         and any(isinstance(it, tensor.DTensor) for it in inner.parameters())
     )
+
+
+def _fsdp() -> Any:
+    # Who has not imported it has none of it, and it takes long.
+    return sys.modules.get("torch.distributed.fsdp")

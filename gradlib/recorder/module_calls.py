@@ -13,11 +13,11 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from types import FrameType
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.opaque import keep_opaque
@@ -42,9 +42,10 @@ from gradlib.recorder.forward_values import Value, Values, end_of
 from gradlib.recorder.frame import Frame, Receivers
 from gradlib.recorder.graph import End, ForwardGraph, inner_edges, overwriting
 from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.passes import Passes, Tap
+from gradlib.recorder.passes import Part, Passes, Receiver, Tap
 from gradlib.recorder.views import Region, watch
 from gradlib.recording import notes
+from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grads
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
@@ -66,7 +67,9 @@ class ModuleCalls:
         self._passes = passes
         self._forwards = itertools.count()
         self._moments = itertools.count()
-        self._now = _Running(keep)
+        # What each thread runs; the number of one that ended goes to a new one.
+        self._stacks: dict[int, list[Frame]] = {}
+        self._now = _Running(keep, self._stacks)
         self._checkpoints = Checkpoints(self.traces)
         # The calls that have returned and whose part of the graph is not hooked yet.
         self._returned: list[Frame] = []
@@ -110,7 +113,7 @@ class ModuleCalls:
             within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
-            self._remember_state(now, call, hooked.module)
+            self._remember_state(call, hooked.module)
         else:
             call.idle, call.no_pass_because = (), ""
         frame = Frame(
@@ -169,11 +172,10 @@ class ModuleCalls:
 
     def _begin(self, now: "_Running", hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
-        index, kind = hooked.calls, type(hooked.module).__name__
-        hooked.calls = index + 1
+        index, kind = next(hooked.calls), type(hooked.module).__name__
         call = CallTrace(self._block, hooked.name, index, kind, next(self._moments))
-        if now.stack:
-            outer = now.stack[-1].call
+        outer = now.stack[-1].call if now.stack else self._call_elsewhere(hooked)
+        if outer is not None:
             outer.calls_others = True
             call.caller, call.forward = outer.moment, outer.forward
         else:
@@ -186,13 +188,29 @@ class ModuleCalls:
             self.traces.append(call)
         return call
 
-    def _remember_state(
-        self, now: "_Running", call: CallTrace, module: nn.Module
-    ) -> None:
+    def _call_elsewhere(self, hooked: Hooked) -> CallTrace | None:
+        """Return the call of another thread that has this one do a part of its work.
+
+        It is one of a module that holds this one. What such a call makes is not to be
+        told by numbers that each thread counts for itself.
+        """
+        stacks = self._stacks.copy().values()  # their threads go on
+        if len(stacks) == 1:
+            return None
+        every = [frame for stack in stacks for frame in stack.copy()]
+        found = [frame for frame in every if frame.hooked.holds(hooked.module)]
+        for frame in found:
+            frame.has_threads = True
+        last = max(found, key=_MOMENT, default=None)
+        # Several threads may run it, each with others that work for it.
+        is_known = last and set(found) <= _around(last, every)
+        return last.call if last and is_known else None
+
+    def _remember_state(self, call: CallTrace, module: nn.Module) -> None:
         """Keep what it takes to compute the call again."""
         history = self._block.history
         if history is not None:
-            if not now.stack:
+            if call.caller == -1:
                 history.look(call.moment)
             call.module = module
             call.world = history.world(module, call.moment)
@@ -229,6 +247,9 @@ class ModuleCalls:
         """Take the parameters a module has now: they may be new since the last call."""
         call, hooked = frame.call, frame.hooked
         if not hooked.knows(own.values()):
+            history = self._block.history
+            if history is not None and not hooked.has_seen(own.values()):
+                history.meet(hooked.module, call.moment)  # as functional_call() does it
             frame.lazy = self.meet_parameters(hooked, own)
         asked = hooked.parameters
         call.parameters = hooked.names
@@ -242,16 +263,28 @@ class ModuleCalls:
             frame.parameters = asked
 
     @never_compiled
-    def swapped(self, module: nn.Module, _args: object) -> None:
-        """Take the parameters that FSDP has put into a module whose call began."""
+    def swapped(
+        self, views: list[str] | None, module: nn.Module, _args: object
+    ) -> None:
+        """Take the parameters that FSDP has put into a module whose call began.
+
+        Args:
+            views: Their names, if they stand there as plain tensors.
+            module: The module.
+        """
         stack = self._now.stack
         if stack and stack[-1].module is module:
-            self._take_parameters_anew(stack[-1])
+            own = parameters_at_call(module)
+            if views is not None:
+                own = {name: vars(module)[name] for name in views}
+            self._take_parameters_anew(stack[-1], own)
 
-    def _take_parameters_anew(self, frame: Frame) -> None:
+    def _take_parameters_anew(
+        self, frame: Frame, own: dict[str, nn.Parameter | None]
+    ) -> None:
         call = frame.call
         call.idle = [key for key in call.idle if isinstance(key, int)]
-        self._take_parameters(frame, parameters_at_call(frame.module))
+        self._take_parameters(frame, own)
 
     def meet_parameters(
         self, hooked: Hooked, own: dict[str, nn.Parameter | None]
@@ -309,10 +342,38 @@ class ModuleCalls:
                     self._passes.hook_overwriting(
                         overwriting(base, end), value.tap, region.of
                     )
+        for frame, value in now.handed_on:
+            if value.overwritten():
+                self._hook_handed_on(frame, value)
+
+    def _hook_handed_on(self, frame: Frame, view: Value) -> None:
+        """Add to a call's shares what flows back past it, to the base of its output.
+
+        It returned a view of an input, or of what that is a view of, and the view was
+        overwritten: that is what the view's own gradient is made of.
+        """
+        base, end, region = cast(tuple[Tensor, End, Region], view.base)
+        receivers: dict[int, Receiver] = {}
+        for place, value in frame.inputs.items():
+            part: Part | None = None
+            if value.end == end:
+                part = region.alone
+            elif value.base is not None and value.base[1] == end:
+                part = partial(_seen_through, value.base[2], region)
+            if part is not None:
+                share = frame.flow.shares[place]
+                receivers[id(share)] = 0, share, part
+        if receivers and not isinstance(end, int):
+            for node in overwriting(base, end):
+                self._passes.hook_node(node, [*receivers.values()], frame.within)
 
     @never_compiled
     def after(
-        self, module: nn.Module, _args: object, _kwargs: object, output: object
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
     ) -> None:
         """Write down that a call returns, and hook what flows back to it."""
         now = self._now
@@ -329,17 +390,24 @@ class ModuleCalls:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
         else:
             if frame.lazy:  # its parameters are there now
-                self._take_parameters_anew(frame)
+                self._take_parameters_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
-            self._take_outputs(now, frame, output)
+            self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not stack:
             self._hook_graphs()
             self._settle_views(now)
             now.end_forward()
 
-    def _take_outputs(self, now: "_Running", frame: Frame, output: object) -> None:
+    def _take_outputs(
+        self,
+        now: "_Running",
+        frame: Frame,
+        output: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
         call = frame.call
         asked: dict[int, Value] = {}
@@ -356,6 +424,8 @@ class ModuleCalls:
         if not (frame.gathers and grad_is_enabled()):
             return
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
+        if frame.has_threads:
+            frame.stand_alone()
         for place, value in asked.items():
             if value.node is not None:
                 frame.graph.roots.append(value.node)
@@ -363,8 +433,11 @@ class ModuleCalls:
                 _mark_returned(frame, value.tensor)
             if value in inputs:
                 self._hook_returned(frame, value)
-            elif value.tap is None:
-                self._hook_value(value, frame.within, is_output=True)
+            else:
+                if value.tap is None:
+                    self._hook_value(value, frame.within, is_output=True)
+                if value.base is not None:
+                    now.handed_on.append((frame, value))
             outputs[place] = value.grads
         if not asked:
             call.no_pass_because = notes.NO_GRAD_OUT
@@ -372,13 +445,13 @@ class ModuleCalls:
             self._hook_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
-        frame.until = next_sequence_number()
+        frame.until = sys.maxsize if frame.has_threads else next_sequence_number()
         self._returned.append(frame)
         if frame.in_backward:
             self._hook_graphs()
         elif not is_of_torch(type(frame.module)):
-            # It may go backward itself, through what it keeps in attributes too.
-            frame.graph.roots += _nodes_in_attributes(frame.module)
+            # It may go backward itself, through what it has left somewhere too.
+            frame.graph.roots += nodes_left_in(frame.module, (*args, *kwargs.values()))
             self._hook_graphs()
 
     def _hook_graphs(self) -> None:
@@ -427,15 +500,32 @@ class ModuleCalls:
 class _Running(threading.local):
     """The forward that runs in a thread."""
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, keep: Keep, stacks: dict[int, list[Frame]]) -> None:
         self.stack: list[Frame] = []
+        stacks[threading.get_ident()] = self.stack
         self.values = Values(keep)  # the tensors met
         self.views: list[tuple[Value, Tap]] = []  # hooked, each with its base's hook
+        self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
         self.values.clear()
         self.views.clear()
+        self.handed_on.clear()
+
+
+_MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
+
+
+def _around(frame: Frame, every: list[Frame]) -> set[Frame]:
+    """Return a call and those around it, of all that run."""
+    by_moment = {it.call.moment: it for it in every}
+    found: set[Frame] = set()
+    around: Frame | None = frame
+    while around is not None and around not in found:
+        found.add(around)
+        around = by_moment.get(around.call.caller)
+    return found
 
 
 def _mark_returned(frame: Frame, leaf: Tensor) -> None:
@@ -449,17 +539,16 @@ def _is_open(module: nn.Module, stack: list[Frame]) -> bool:
     return any(frame.module is module for frame in stack)
 
 
-def _nodes_in_attributes(module: nn.Module) -> list[Node]:
-    """Return the nodes of tensors that a module made and kept, to use them later."""
-    made = [it.grad_fn for it in vars(module).values() if isinstance(it, Tensor)]
-    return [node for node in made if node is not None]
-
-
 def _if_overwritten(
     overwritten: Callable[[], bool], region: Region, grad: Tensor
 ) -> Tensor | None:
     """Return a view's part of its base's gradient, if its own is lost."""
     return region.of(grad) if overwritten() else None
+
+
+def _seen_through(shown: Region, region: Region, grad: Tensor) -> Tensor:
+    """Return what one view of a base shows of the gradient of another."""
+    return shown.of(region.alone(grad))
 
 
 def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:

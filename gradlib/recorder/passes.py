@@ -3,6 +3,7 @@
 The hooks only keep what they are given, and never change it.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,6 +18,7 @@ from gradlib.private import (
     current_node,
     gradients_are_batched,
     hook_tensor,
+    when_pass_ends,
 )
 from gradlib.recording.trace import Grads, Sum, whole
 from gradlib.values import Keep, keep
@@ -179,6 +181,8 @@ class Passes:
         self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
         self.when_reached: Callable[[], None] = _nothing  # called as a pass is
+        self._count = itertools.count()  # which gives no two threads the same
+        self._running: set[int] = set()  # torch's numbers of those that may go on
         self._taps: list[Tap] = []
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         self._open: list[Grads] = []  # of which more parts may come
@@ -282,21 +286,27 @@ class Passes:
         self._taps.clear()
         self.handles.clear()
         self.when_reached = _nothing  # a circle would keep all until it is collected
+        self._running.clear()  # of one that raised nobody hears
         self.finish()
 
     def finish(self) -> None:
-        """Reduce what is still open: no pass runs, so nothing more will come."""
+        """Reduce what is still open of passes that have ended: nothing more will come.
+
+        One may go on in another thread.
+        """
+        going_on = {self.numbers[running] for running in self._running.copy()}
         for grads in self._open + self._of_parts:
             sums = {key: part for key, part in grads.items() if isinstance(part, Sum)}
-            for number in {self.numbers.get(key) for key in sums}:
+            for number in {self.numbers.get(key) for key in sums} - going_on:
                 same = [key for key in sums if self.numbers.get(key) == number]
                 kept = whole([grads.pop(key) for key in same])
                 if number is not None:
                     grads[same[0]] = kept
-        for sums in self._inner:
-            sums.clear()
         self.handles = [it for it in self.handles if it.hooks_dict_ref() is not None]
-        self._open.clear()
+        if not going_on:
+            self._open.clear()
+            for sums in self._inner:
+                sums.clear()
 
     def admits(
         self, running: int, within: int | None, *, reaches_call: bool = True
@@ -323,7 +333,10 @@ class Passes:
         self.when_reached()
         self._be_last()
         if within is None or within == running:
-            number = self.numbers[running] = len(set(self.numbers.values()))
+            number = self.numbers[running] = next(self._count)
+            if self.reduces or self._inner:
+                self._running.add(running)
+                when_pass_ends(partial(self._running.discard, running))
             if torch.is_grad_enabled():
                 self.with_graph.add(number)
         else:

@@ -21,7 +21,12 @@ from gradlib.errors import (
 )
 from gradlib.module_hook import ModuleHook
 from gradlib.private import forget_compiled, hook_module, own_parameters
-from gradlib.recorder.hooked import Hooked, is_sharded, swaps_parameters
+from gradlib.recorder.hooked import (
+    Hooked,
+    flattened,
+    is_sharded,
+    swaps_parameters,
+)
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
 from gradlib.recording.recording import Recording
@@ -47,31 +52,32 @@ def record(
 ) -> AbstractContextManager[Recording]:
     """Record every module call in the block, forward and backward.
 
-    Call ``backward()`` inside the block: after it no hook is left, and the recording
-    keeps what it saw. Results and gradients are what they would be without it.
+    Call ``backward()`` inside the block too: no hook is left after it. Results and
+    gradients are the same as without recording.
 
     Args:
-        model: The module to record, with all modules inside it. On any device.
-        modules: Which of them: names as ``named_modules()`` gives them, patterns as
-            ``"layers.*"``, or a function ``(name, module) -> bool``. Default: all.
-        keep: Which fields of a call: any of ``"args"``, ``"output"``,
-            ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. The keyword
-            arguments travel with ``"args"``, the totals with their shares.
-        reduce: A function of a tensor, as `tensor_stats`. What it returns is kept
+        model: The module to record, with all modules inside it, on any device.
+        modules: Which of these modules to record: names as in ``named_modules()``,
+            patterns such as ``"layers.*"``, or a function ``(name, module) -> bool``.
+            Default: all.
+        keep: Which fields of a call to keep: any of ``"args"``, ``"output"``,
+            ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. ``"args"``
+            includes keyword arguments, and each share its total.
+        reduce: A function of a tensor, such as `tensor_stats`. What it returns is kept
             instead of the tensor. It gets each tensor detached, on its own device.
-        device: Where the kept tensors go: ``"cpu"`` to spare the memory of a GPU. The
-            copies are waited for when the block ends, or somebody reads.
+        device: Where to put the kept tensors, such as ``"cpu"`` to save a GPU's memory.
+            The end of the block, or reading a value, waits for the copies.
 
     Returns:
-        A context manager that gives the recording, which fills while the block runs.
+        A context manager that gives the recording, which grows as the block runs.
 
     Raises:
         NotAModuleError: `model` is not a ``torch.nn.Module``.
         NoSuchModuleError: A name or pattern in `modules` fits no module, or it is a
             class or a module.
         UnknownFieldError: `keep` names something that no call has.
-        RecordingArgumentError: `reduce` is no function, or no tensor can be put on
-            `device`.
+        RecordingArgumentError: `reduce` is not a function, or tensors cannot be put
+            on `device`.
 
     Example:
         ```python
@@ -151,14 +157,15 @@ def _check(reduce: object, device: Any) -> None:
 
 def _fields(keep: object) -> frozenset[Any]:
     several = isinstance(keep, Iterable) and not isinstance(keep, str)
-    fields: frozenset[Any] = frozenset(cast(Any, keep if several else [keep]))
-    for name in sorted(fields.difference(FIELDS), key=str):
-        known = ", ".join(f'"{field}"' for field in FIELDS)
-        raise UnknownFieldError(
-            f'record(keep=...): "{name}" is no field that can be kept. There are: '
-            f"{known}."
-        )
-    return fields
+    fields: list[Any] = list(cast(Any, keep if several else [keep]))
+    for name in fields:
+        if name not in FIELDS:
+            known = ", ".join(f'"{field}"' for field in FIELDS)
+            raise UnknownFieldError(
+                f'record(keep=...): "{name}" is no field that can be kept. There are: '
+                f"{known}."
+            )
+    return frozenset(fields)
 
 
 class _Recorder:
@@ -197,6 +204,7 @@ class _Recorder:
         )
         keep_value = keep if values else _nothing
         self._calls = ModuleCalls(self._block, self._passes, keep_value)
+        self._flattened = flattened(model)
         self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
@@ -235,9 +243,10 @@ class _Recorder:
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
         self._undo.append(hook_module(module, before, after))
-        if swaps_parameters(module):
-            swapped = module.register_forward_pre_hook(ModuleHook(calls.swapped))
-            self._undo.append(swapped.remove)
+        views = self._flattened.get(module)
+        if views is not None or swaps_parameters(module):
+            swapped = ModuleHook(calls.swapped, views)
+            self._undo.append(module.register_forward_pre_hook(swapped).remove)
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
         """Hook what is added to a module while the block runs."""

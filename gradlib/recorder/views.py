@@ -35,6 +35,15 @@ class Region:
         offset = gradient.storage_offset() + self.offset
         return gradient.as_strided(self.size, self.stride, offset)
 
+    def alone(self, gradient: Tensor) -> Tensor:
+        """Return the base's gradient with zeros around the part of the view."""
+        part = self.of(gradient)
+        made = torch.empty_strided(
+            self.base_size, self.base_stride, dtype=part.dtype, device=part.device
+        ).zero_()
+        self.of(made).copy_(part)
+        return made
+
 
 def base_of(view: Tensor) -> tuple[Tensor, Region] | None:
     """Return what `view` is a view of, and which part of it; ``None`` for no view."""

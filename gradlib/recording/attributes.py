@@ -6,11 +6,13 @@ holds: of it there is one.
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from typing import Any, cast
 
 import optree
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gradlib.recording.state import Kept
 from gradlib.values import clone
@@ -36,6 +38,45 @@ def tensors_with_graph(value: object) -> Iterator[Tensor]:
     for leaf in optree.tree_leaves(cast(Any, value), none_is_leaf=True):
         if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
             yield leaf
+
+
+def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
+    """Return the nodes of tensors that a call made and left, to be used later.
+
+    In attributes and arguments, and in lists, dicts and the like there and in these:
+    not in one of more than `MANY` things, as a vocabulary is, since this is asked at
+    every call.
+
+    Args:
+        module: Whose call it was.
+        given: Its arguments.
+    """
+    own = vars(module)
+    places = [own[name] for name in own.keys() - OF_TORCH]
+    return _nodes_in([*places, *given], 3)
+
+
+MANY = 1000
+
+
+def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
+    found: list[Node] = []
+    for kind in filter(_may_hold, set(map(type, entries))):
+        for entry in entries:
+            if type(entry) is not kind:
+                continue
+            if isinstance(entry, Tensor):
+                found += [entry.grad_fn] if entry.grad_fn is not None else []
+            elif depth > 1 and len(entry) <= MANY:
+                is_dict = isinstance(entry, dict)
+                held: Any = cast(Any, entry).values() if is_dict else entry
+                found += _nodes_in(held, depth - 1)
+    return found
+
+
+@cache
+def _may_hold(kind: type[Any]) -> bool:
+    return kind in CONTAINERS or issubclass(kind, Tensor)
 
 
 class Copies:

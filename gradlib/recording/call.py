@@ -18,9 +18,10 @@ from gradlib.tree import Tree
 class Pass(Printable):
     """What one backward pass gave one call.
 
-    A gradient has the shape and dtype of the tensor it belongs to. A bare name is this
-    call's share: what flowed through this call alone. ``_total`` is the gradient of the
-    tensor itself, all its uses together. They differ where a tensor has two uses.
+    A gradient has the shape and dtype of the tensor it belongs to. A name without
+    ``_total`` is this call's share: what flowed through this call alone. One with
+    ``_total`` is the gradient of the tensor over all its uses. The two differ if the
+    tensor has other uses.
 
     Example:
         ```python

@@ -49,7 +49,7 @@ class Comparison(Printable):
     """What `Recording.compare` found.
 
     Attributes:
-        first: Where the two part first; ``None`` where they agree.
+        first: Where the two first differ; ``None`` if they agree.
         unmatched: The calls that only one of them has.
         skipped: What could not be compared, in words.
         compared: How many calls both have.

@@ -25,7 +25,7 @@ class Difference:
         name: The module's name; the root is ``""``.
         index: Which call of this module in the block, from 0.
         direction: ``"forward"`` or ``"backward"``.
-        field: How one asks the call for it, as ``"args[0]"`` or
+        field: Where in the call, such as ``"args[0]"`` or
             ``"param_grads['weight']"``.
         error: The norm of the difference, as a part of the larger of the two norms.
             Infinite where they cannot be subtracted.

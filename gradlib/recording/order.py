@@ -1,5 +1,6 @@
 """In which order the things that were recorded happened."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,13 +33,20 @@ def steps(calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, bool]]:
     """Return each call when it begins, with ``True``, and when it ends.
 
     A call inside another begins after it and ends before it. In a backward pass it is
-    the other way around.
+    the other way around. What several threads ran at once comes one after the other.
     """
-    running: list[CallTrace] = []
+    moments = {call.moment for call in calls}
+    inside: defaultdict[int, list[CallTrace]] = defaultdict(list)
     for call in calls:
-        while running and running[-1].moment != call.caller:
-            yield running.pop(), False
-        running.append(call)
-        yield call, True
-    while running:
-        yield running.pop(), False
+        inside[call.caller if call.caller in moments else OUTERMOST].append(call)
+    to_come = [(call, True) for call in reversed(inside[OUTERMOST])]
+    while to_come:
+        call, begins = to_come.pop()
+        yield call, begins
+        if begins:
+            to_come.append((call, False))
+            to_come += [(it, True) for it in reversed(inside[call.moment])]
+
+
+OUTERMOST = -1
+"""The caller of a call that no recorded one made."""

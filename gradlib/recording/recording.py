@@ -138,25 +138,25 @@ class Recording(Printable):
     def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
         """Draw the gradients, module by module, the first on top.
 
-        Modules that call other modules are left out, and with them the parameters they
-        have of their own. The kinds:
+        Modules that call other modules are left out, along with their own parameters.
+        The kinds:
 
         - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
           parameters of a module, ``grad_input`` that over all arguments, keyword
-          arguments included. Where a module has several passes the line is their
-          median and the band runs from the smallest to the largest. A total is drawn
-          where one sees that it differs from the share.
+          arguments included. If a module has several passes, the line is their
+          median, and the band reaches from the smallest to the largest. A total is
+          drawn where it visibly differs from the share.
         - ``"steps"``: a column for each forward of the block; the colour is the norm of
-          ``grad_output``, the largest where a forward has several passes.
-        - ``"histogram"``: how the magnitudes of all entries of ``grad_output`` are
-          distributed.
+          ``grad_output``, and the largest if a forward has several passes.
+        - ``"histogram"``: the distribution of the magnitudes of all entries of
+          ``grad_output``.
 
-        Where ``grad_output`` was not kept, the last two show ``grad_input``, or
+        If ``grad_output`` was not kept, the last two show ``grad_input`` or
         ``param_grads``.
 
         Args:
             kind: Which picture.
-            ax: Where to draw; a new figure without it.
+            ax: Where to draw; by default a new figure.
 
         Returns:
             The figure drawn on.
@@ -172,12 +172,12 @@ class Recording(Printable):
     def first_nonfinite(self) -> Nonfinite | None:
         """Return where NaN or inf first appeared, forward or backward.
 
-        What a call is given counts where its output has it too: the -inf of a mask that
-        does its work does not. Works with `tensor_stats` too, but then the weights
-        cannot be looked at.
+        NaN or inf in a call's arguments counts only if it is in the output too, so the
+        -inf of an attention mask does not. Works with `tensor_stats` too, but then
+        without looking at the weights.
 
         Returns:
-            The innermost call in which it appeared; ``None`` where it never did.
+            The innermost call in which it appeared; ``None`` if it never did.
 
         Raises:
             NotKeptError: The outputs were not kept.
@@ -217,21 +217,21 @@ class Recording(Printable):
         """Replay each call, and compare with what was recorded.
 
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
-        Compared are the output and this call's shares. A call that disagrees does not
-        repeat, computes its gradient in more ways than one, or got gradients by another
-        way than its output, as through a tensor it left in an attribute: the reason
-        names it where it is known. On a terminal, work that takes longer shows how far
-        it is.
+        The output and this call's shares are compared. A call disagrees if it does not
+        repeat, if it computes its gradient in more ways than one, or if gradients
+        reached it other than through its output, such as through a tensor kept in an
+        attribute; the reason says which, where that is known. Long work shows its
+        progress on a terminal.
 
         Args:
-            numerical: Whether to check each call's VJP against finite differences too,
-                which names a backward that is wrong, also where it is so on purpose, as
-                behind a ``detach()``: in float64, along one random direction for each
-                input and own parameter that requires grad. A few forwards for each.
+            numerical: Whether to check each call's VJP against finite differences too.
+                This finds a backward that is wrong, even on purpose, as with a
+                ``detach()``. It takes a few forwards in float64, along one random
+                direction, for each input and own parameter that requires grad.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together.
-            atol: What the root mean square of the difference may be besides.
+            atol: How large the root mean square of the difference may be on top.
 
         Returns:
             What disagrees, innermost calls only, and what could not be replayed.
@@ -288,12 +288,12 @@ class Recording(Printable):
         rtol: float | None = None,
         atol: float | None = None,
     ) -> Comparison:
-        """Find where two runs part first.
+        """Find where two runs first differ.
 
-        In the order in which it happened: a call's arguments when it begins, its output
-        when it ends, and backwards in a pass. So it is the innermost call whose inputs
-        agree and whose output does not. Calls are matched by name, and by their order
-        under one name.
+        Values are compared in the order in which they were computed: a call's arguments
+        when it begins, its output when it ends, and backwards in a pass. So the result
+        is the innermost call whose inputs agree and whose output does not. Calls are
+        matched by name, and calls of one name by their order.
 
         Args:
             other: The recording of another model, dtype, device or run.
@@ -302,10 +302,10 @@ class Recording(Printable):
                 ``torch.testing.assert_close`` together, those of the coarsest dtype in
                 either recording. Where the difference has grown little by little from
                 call to call, as rounding does, up to ten times as much.
-            atol: What the root mean square of the difference may be besides.
+            atol: How large the root mean square of the difference may be on top.
 
         Returns:
-            Where they part, and the calls that only one of them has.
+            Where they first differ, and the calls that only one of them has.
 
         Raises:
             RecordingArgumentError: `other` is no recording, or `rtol` or `atol` is no
@@ -344,10 +344,10 @@ class Recording(Printable):
     def to_frame(self) -> "DataFrame":
         """Return a pandas data frame with a row for each call and pass.
 
-        Its columns: which call and pass it is, the shape of the output, and for the
-        output and each kind of gradient the norm over all entries, ``NaN`` where there
-        is none; ``grad_input`` counts keyword arguments too. Where `reduce` gave plain
-        numbers, it is these. What was not kept has no column.
+        The columns are the call and the pass, the shape of the output, and the norms of
+        the output and of each kind of gradient over all entries, ``NaN`` if there is
+        none; ``grad_input`` includes keyword arguments. If `reduce` gave plain numbers,
+        the columns hold these. What was not kept has no column.
 
         Raises:
             MissingPackageError: pandas is not installed.
@@ -357,7 +357,7 @@ class Recording(Printable):
     def save(self, path: "str | PathLike[str]") -> None:
         """Write what was recorded into a file, for `load_recording`.
 
-        A file that is there is replaced when the new one is complete, and not before.
+        An existing file is replaced only when the new one is complete.
         It is a safetensors file, which holds equal tensors once and has a checksum.
 
         Args:

@@ -335,6 +335,13 @@ def _known(trace: CallTrace) -> tuple[History, World]:
                 "other processes when it is called. Replay the module that it wraps, "
                 'as recording["module"].replay().'
             )
+        if _draws_by_itself(module, history.training(module, trace.moment)):
+            raise CannotReplayError(
+                f"{label(trace)} contains an {type(module).__name__} with dropout, "
+                "whose random numbers cuDNN draws from a state of its own. Record and "
+                "replay it under torch.backends.cudnn.flags(enabled=False), or without "
+                "dropout."
+            )
     _must_be_kept(trace)
     if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
         raise CannotReplayError(
@@ -342,6 +349,22 @@ def _known(trace: CallTrace) -> tuple[History, World]:
             'the device "meta". Record with another device.'
         )
     return history, world
+
+
+def _draws_by_itself(module: nn.Module, training: bool) -> bool:
+    """Tell whether a call draws random numbers that no generator of torch gives.
+
+    cuDNN makes the state that the dropout of an RNN is drawn from when a generator was
+    set, and goes on with it: see get_dropout_state() in
+    https://github.com/pytorch/pytorch/blob/357b8267a5eb930eeb73ebd3bc18b841a7c1f03b/aten/src/ATen/native/cudnn/RNN.cpp
+    """
+    return (
+        isinstance(module, nn.RNNBase)
+        and training
+        and module.dropout > 0
+        and module.num_layers > 1
+        and cast(Any, torch.backends.cudnn).is_acceptable(module.weight_ih_l0)
+    )
 
 
 def _must_be_kept(trace: CallTrace) -> None:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.private import (
     any_autocast,
+    data_address,
     is_copy_on_write,
     is_of_torch,
     own_buffers,
@@ -38,6 +39,7 @@ class Kept:
     """A parameter or buffer as it was."""
 
     __slots__ = (
+        "_address",
         "_is_copy",
         "_shares_memory",
         "_tensor",
@@ -66,7 +68,7 @@ class Kept:
         if self._is_copy:  # a look at another device's memory would wait for the device
             return tensor.device.type != "cpu" or not same_values(tensor, self.value)
         if not self._shares_memory:
-            return tensor.dtype != self.value.dtype
+            return tensor.dtype != self.value.dtype or _address(tensor) != self._address
         if is_copy_on_write(tensor):
             return False
         if not same_values(tensor, self.value):
@@ -83,6 +85,7 @@ class Kept:
         self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
         # Until somebody writes to one of the two, behind torch's back too.
         self._shares_memory = not self._is_copy and _shares_memory(tensor)
+        self._address = _address(tensor)  # tensor.data = other changes no version
 
 
 UNKNOWN = -1
@@ -216,6 +219,14 @@ def _shares_memory(tensor: Tensor) -> bool:
         return is_copy_on_write(tensor)
     except NotImplementedError:  # no memory of its own, as inside torch.func
         return False
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Return where a tensor's data begins; ``None`` for one that has no such place."""
+    try:
+        return data_address(tensor)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _autocast() -> dict[str, torch.dtype]:

@@ -311,6 +311,13 @@ def test_the_output_of_a_module_inside() -> None:
     torch.testing.assert_close(value, dh)
 
 
+@pytest.mark.cpu
+@pytest.mark.usefixtures("cudnn_looks_on")
+def test_that_the_weights_of_a_copied_lstm_lie_apart_is_nobodys_concern() -> None:
+    x = torch.randn(4, 2, 3)  # on the CPU, wherever the others are
+    assert "contiguous" not in str(gradlib.hook_report(nn.LSTM(3, 5), x))
+
+
 @ON_A_CPU
 def test_lstm_on_one_layer_has_an_entry_for_each_argument_of_its_kernel() -> None:
     report = report_of(nn.LSTM(3, 5), given(4, 2, 3))

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib.tree import tensors_in
 
 
 class Net(nn.Module):
@@ -801,6 +802,46 @@ def test_a_loss_that_a_module_keeps_in_an_attribute() -> None:
         (model(x) + model.penalty).backward()
     assert recording[""].param_grads["scale"].item() == 35
     assert recording[""].grad_input[0].item() == 17
+
+
+kept: list[Any] = []  # an argument of a module
+
+
+@pytest.mark.parametrize("base", [nn.Module, nn.Identity], ids=["user's", "torch's"])
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda module, made: module.made.append(made),
+        lambda module, made: module.named.update(aux=[made, "text"]),
+        lambda module, made: setattr(module, "pair", (1.0, {"aux": made})),
+        lambda _, made: kept.append(made),
+        lambda _, made: kept.append((2, made)),
+    ],
+)
+def test_a_loss_that_a_module_leaves_in_a_list_or_dict(base: Any, leave: Any) -> None:
+    class Noisy(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+            self.made: list[Tensor] = []
+            self.named: dict[str, Any] = {}
+
+        def forward(self, x: Tensor, _: list[Any]) -> Tensor:
+            leave(self, 5 * self.scale * x)
+            return x * 2
+
+    kept.clear()
+    x = torch.tensor(7.0, requires_grad=True)
+    model: Any = nn.Sequential(Noisy(), nn.Identity())
+    model.forward = lambda x: model[0](x, kept)
+    with gradlib.record(model) as recording:
+        y = model(x)
+        module = model[0]
+        left = (module.made, module.named, vars(module).get("pair"), kept)
+        (penalty,) = tensors_in(left)
+        (y + penalty).backward()
+    assert recording["0"].param_grads["scale"].item() == 35
+    assert recording["0"].grad_input[0].item() == 17
 
 
 def test_arguments_are_handed_on_as_they_are() -> None:

@@ -10,7 +10,9 @@ from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.order import steps
 from gradlib.recording.recording import ROWS
+from gradlib.recording.trace import Block, CallTrace
 
 
 @pytest.fixture(autouse=True)
@@ -244,3 +246,19 @@ def test_a_plot_of_many_modules_stays_within_bounds() -> None:
     assert figure.get_size_inches()[1] < 40
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:2] == ["0", "3"]
+
+
+def test_the_order_of_calls_that_threads_made_at_once() -> None:
+    """One after the other, each with the calls inside it."""
+    block = Block(frozenset(), {})
+    calls: list[CallTrace] = []
+    for moment, (name, caller) in enumerate(
+        [("root", -1), ("a", 0), ("b", 0), ("a.in", 1), ("b.in", 2), ("next", -1)]
+    ):
+        call = CallTrace(block, name, 0, "", moment)
+        call.caller = caller
+        calls.append(call)
+    found = [(call.name, begins) for call, begins in steps(calls)]
+    a, b = ("a", "a.in", "a.in", "a"), ("b", "b.in", "b.in", "b")
+    assert [name for name, _ in found] == ["root", *a, *b, "root", "next", "next"]
+    assert [begins for _, begins in found[1:5]] == [True, True, False, False]

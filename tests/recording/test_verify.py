@@ -422,7 +422,13 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RIGHT)
+# cuDNN has a random state of its own for dropout: such a call is not replayed.
+ON_A_CPU = pytest.param("recurrent", marks=pytest.mark.cpu)
+
+
+@pytest.mark.parametrize(
+    "kind", [ON_A_CPU if it == "recurrent" else it for it in RIGHT]
+)
 def test_right_ones_pass(kind: str) -> None:
     torch.manual_seed(0)
     make, given = RIGHT[kind]

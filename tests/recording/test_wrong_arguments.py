@@ -37,6 +37,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         gradlib.UnknownFieldError,
         '"1" is no field',
     ),
+    "keep, a list in a list": (
+        {"keep": [["output"]]},
+        gradlib.UnknownFieldError,
+        r'"\[\'output\'\]" is no field',
+    ),
     "reduce, a name": (
         {"reduce": "norm"},
         gradlib.RecordingArgumentError,
