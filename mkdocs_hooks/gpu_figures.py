@@ -76,7 +76,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         yield "Kernels that a call launches:"
         yield _launches(results["launches"])
     if "replayed" in results:
-        yield "Replayed by a CUDA graph, which takes what calling takes without Python:"
+        yield results["answer"]
         yield _replayed(results["replayed"])
     if results["failed"]:
         yield "Not measured:"

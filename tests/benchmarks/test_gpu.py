@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import gpu, gpu_nets, jacobian_ways
 from benchmarks.jacobian_nets import nets
+from gradlib.jacobian import memory
 from mkdocs_hooks import gpu_figures
 
 CPU = torch.device("cpu")
@@ -167,6 +168,7 @@ def test_the_page_shows_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "| network | kept | ms | peak MiB | held MiB | kernel launches |" in text
     assert "| network | recorded by | peak MiB | held MiB |" in text
     assert "| is_grads_batched, replayed |" in text
+    assert gpu.answer([]) in text or torch.cuda.is_available()
     assert "| network | gradlib | loop over outputs |" in text
     assert "Not measured" not in text
 
@@ -202,6 +204,36 @@ def test_what_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         way.prepare(torch.nn.Identity(), torch.ones(3), torch.Size())
     assert captured == []
     assert modes == ["default", "error", "default"]
+
+
+def test_ours_asks_for_nothing_while_it_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (ours,) = (it for it in jacobian_ways.contenders() if it.name == gpu.OURS)
+    for last, mode in ((torch.nn.Linear(4, 2), "auto"), (torch.nn.Softmax(1), None)):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), last)
+        x = torch.randn(5, 3)
+        call: Any = gpu.capturable(ours).prepare(model, x, torch.Size())
+        monkeypatch.setattr(memory, "free_bytes", None)
+        assert call.keywords["mode"] == (mode or "reverse")
+        found = call()
+        monkeypatch.undo()
+        torch.testing.assert_close(found, ours.prepare(model, x, torch.Size())())
+
+
+def replays(*shares: float) -> list[dict[str, Any]]:
+    name = f"{gpu.OURS}, replayed"
+    return [
+        {"net": str(i), "contender": name, "to_gradlib": {"median": it}}
+        for i, it in enumerate(shares)
+    ]
+
+
+def test_it_says_whether_cuda_graphs_pay() -> None:
+    assert "0.20 to 0.90 times" in gpu.answer(replays(0.2, 0.9, 0.5))
+    assert "on 2 of 3 networks" in gpu.answer(replays(0.2, 0.9, 0.5))
+    skipped = {"net": "a", "contender": f"{gpu.OURS}, replayed", "skipped": "it raises"}
+    assert gpu.answer([skipped]).startswith("No call of gradlib was replayed")
 
 
 def test_compiling_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

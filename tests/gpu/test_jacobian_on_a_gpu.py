@@ -1,10 +1,13 @@
 """Jacobians of CUDA tensors, in its types, and in the memory it has."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradlib
 from benchmarks.waiting import no_waiting
@@ -102,6 +105,57 @@ def test_attention_of_a_gpu(masked: bool) -> None:
 
     found = gradlib.per_sample_jacobian(fn, x, check=False)
     expected = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_is_taken_apart_on_a_gpu_too() -> None:
+    torch.manual_seed(0)
+    x, v = (torch.randn(8, 4, 32, 16, device=GPU) for _ in range(2))
+    weight = torch.randn(16, 16, device=GPU) / 4
+
+    def fn(x: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            found = F.scaled_dot_product_attention(x, x @ weight, v, is_causal=True)
+        return (found @ weight).flatten(2)
+
+    assert gradlib.plan_jacobian(fn, x, check=False).mode == "structure"
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    expected = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+class States(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(6, 5, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+def test_an_lstm_of_cudnn() -> None:
+    # In its checks the weights are others, and cuDNN must not warn of how they lie.
+    model, x = States().to(GPU), torch.randn(4, 7, 6, device=GPU)
+    found = gradlib.per_sample_jacobian(model, x)
+    expected = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_rows_are_captured_in_a_graph(name: str) -> None:
+    model, x = made(name, torch.float32)
+    how: dict[str, Any] = {"mode": "reverse", "max_bytes": 2**30, "check": False}
+    static, side = torch.zeros_like(x), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradlib.per_sample_jacobian(model, static, **how)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradlib.per_sample_jacobian(model, static, **how)
+    static.copy_(x)
+    graph.replay()
+    expected = gradlib.per_sample_jacobian(model, x, **how)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 

@@ -237,6 +237,8 @@ def test_a_graph_that_is_captured_is_not_recorded_and_is_right() -> None:
     assert {call.note for call in recording} == {notes.CAPTURED}
 
 
+# torch's own function keeps its warm-up alive, and says so of itself.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 def test_a_replay_does_not_write_to_what_was_kept() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).to(GPU), batch()
     expected = [model(x).detach(), model(2 * x).detach()]
@@ -280,6 +282,23 @@ def test_an_lstm_of_cudnn(layers: int) -> None:
     torch.testing.assert_close(call.grad_input[0], x.grad)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(call.param_grads[name], parameter.grad)
+
+
+def test_an_lstm_of_cudnn_is_replayed() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 6, 2, batch_first=True).to(GPU)
+    with gradlib.record(model) as recording:
+        model(torch.randn(3, 5, 4, device=GPU))[0].square().sum().backward()
+    assert recording.verify(numerical=True, rtol=1e-2, atol=1e-4).ok
+    assert "contiguous" not in str(gradlib.hook_report(model, *recording[""].args))
+
+
+def test_an_lstm_whose_dropout_is_cudnns_is_not_replayed() -> None:
+    model = nn.LSTM(4, 6, 2, dropout=0.4).to(GPU)
+    with gradlib.record(model) as recording:
+        model(torch.randn(3, 5, 4, device=GPU))[0].square().sum().backward()
+    with pytest.raises(gradlib.CannotReplayError, match="cuDNN draws from a state"):
+        recording[""].replay()
 
 
 def test_channels_last() -> None:
