@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -53,6 +55,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("it needs a GPU, and torch.cuda.is_available() is False")
+
+
+@pytest.fixture
+def cudnn_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have LSTMs warn as cuDNN does, where it cannot take their weights as they lie."""
+    import torch
+
+    kernel: Any = torch._VF.lstm
+    laid: list[list[Any]] = []
+
+    def lay_together(rnn: "torch.nn.RNNBase") -> None:
+        laid.append([*rnn._flat_weights])
+
+    def lstm(x: Any, states: Any, weights: Any, *how: Any) -> Any:
+        if not any(list(map(id, it)) == list(map(id, weights)) for it in laid):
+            warnings.warn(
+                "RNN module weights are not part of single contiguous chunk of memory.",
+                stacklevel=2,
+            )
+        return kernel(x, states, weights, *how)
+
+    monkeypatch.setattr(torch.nn.RNNBase, "flatten_parameters", lay_together)
+    monkeypatch.setattr(torch._VF, "lstm", lstm)
 
 
 def nav_pages(nav: list[object]) -> list[str]:

@@ -1,5 +1,6 @@
 """The Python blocks each page of the built site shows, and those run for it."""
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,14 @@ def page_paths(site: Path) -> list[str]:
 
 
 def parsed(site: Path, path: str) -> BeautifulSoup:
-    """A page of a built site. All of them take seconds."""
-    return BeautifulSoup((site / path).read_text(encoding="utf-8"), "html.parser")
+    """What a page of a built site says, where that has blocks or documents a name.
+
+    All pages whole take many seconds.
+    """
+    text = (site / path).read_text(encoding="utf-8")
+    (article,) = re.findall("<article.*?</article>", text, re.DOTALL)
+    has_any = "language-py" in article or "doc-heading" in article
+    return BeautifulSoup(article if has_any else "", "html.parser")
 
 
 def shown(page: BeautifulSoup) -> list[str]:

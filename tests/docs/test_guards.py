@@ -353,10 +353,10 @@ def test_a_block_only_on_one_side_is_found():
 
 def test_the_blocks_of_a_page_are_seen(tmp_path: Path):
     (tmp_path / "index.html").write_text(
-        '<div class="language-python highlight"><pre><code><span>x</span> = 1\n'
-        '</code></pre></div><div class="language-python doc-signature highlight">'
+        '<article><div class="language-python highlight"><pre><code><span>x</span> = 1'
+        '\n</code></pre></div><div class="language-python doc-signature highlight">'
         '<pre><code>f(x)</code></pre></div><div class="language-text highlight">'
-        "<pre><code>text</code></pre></div>"
+        "<pre><code>text</code></pre></div></article>"
     )
     assert page_paths(tmp_path) == ["index.html"]
     assert shown(parsed(tmp_path, "index.html")) == ["x = 1"]

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from .browsing import Server, no_browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     names = ("chromium", "chromium-browser", "google-chrome")
     executable = next(filter(None, map(shutil.which, names)), None)
@@ -40,7 +40,7 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tab(browser: Browser) -> Iterator[Page]:
     """A page that is not fresh: to open one takes longer than to look at it."""
     page = browser.new_page(reduced_motion="reduce")

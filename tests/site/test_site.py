@@ -6,13 +6,13 @@ A page is loaded once, then resized and switched on the spot.
 import html
 import re
 from functools import cache
-from itertools import product
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
+from .alike import FIND_ALIKE, LEAVE_OUT
 from .browsing import (
     SCHEMES,
     STILL,
@@ -27,7 +27,13 @@ from .browsing import (
 )
 
 ROOT = Path(__file__).parents[2]
-WIDTHS = (1280, 390)
+# From one to the next only the width changes, or the scheme.
+VIEWS: list[tuple[int, Scheme]] = [
+    (1280, "light"),
+    (390, "light"),
+    (390, "dark"),
+    (1280, "dark"),
+]
 # Text a reader sees that is not code.
 PROSE = """() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
@@ -45,9 +51,11 @@ SHOW_ALL = """() => {
   return Promise.all(shown)
 }"""
 ALL_TABS = ".md-typeset .tabbed-block { display: block !important }"
-# The lists of all pages, which stand on each of them: half of what there is to look at.
-LISTS = ".md-sidebar--primary li, .md-tabs li, .md-search__output"
-LESS = "lists => document.querySelectorAll(lists).forEach(e => e.remove())"
+# What stands on every page of a folder: half of what there is to look at.
+SHARED = (
+    ".md-header__inner > :not([data-md-component=palette]), .md-tabs li, "
+    ".md-sidebar--primary li, .md-footer > *"
+)
 TEX = re.compile(r"\\[A-Za-z(\[]|\$[^\s$][^$\n]*\$")
 
 
@@ -66,8 +74,9 @@ def page_urls() -> list[str]:
 
 
 def wrong_images(page: Page) -> list[str]:
-    images = page.locator("img").evaluate_all(
-        "all => all.map(i => [i.outerHTML, i.complete && i.naturalWidth > 0, i.alt])"
+    images = page.evaluate(
+        "[...document.images].map("
+        "i => [i.outerHTML, i.complete && i.naturalWidth > 0, i.alt])"
     )
     return [
         f"image {'has no alt text' if loaded else 'does not load'}: {tag}"
@@ -83,7 +92,7 @@ def anchors(file: Path) -> set[str]:
 
 
 def wrong_links(page: Page, server: Server) -> list[str]:
-    links = page.locator("a[href]").evaluate_all("all => all.map(a => a.href)")
+    links = page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)")
     return [f"broken link: {link}" for link in links if not link_holds(link, server)]
 
 
@@ -120,7 +129,7 @@ FINE: set[str] = set()
 
 
 def problems(
-    tab: Page, server: Server, url: str, *, with_lists: bool = True
+    tab: Page, server: Server, url: str, *, with_shared: bool = True
 ) -> list[str]:
     """Open a page, look at it from all sides, and return what is wrong with it.
 
@@ -128,43 +137,47 @@ def problems(
         tab: Where to open it.
         server: The site.
         url: The page.
-        with_lists: Whether to look at the lists of all pages, too, and not only at
-            where their links lead.
+        with_shared: Whether axe is to look at what is on all pages of the folder, too.
     """
     tab.goto("about:blank")
     with listening(tab, server) as heard:
-        found = seen_problems(tab, server, url, with_lists)
+        found = seen_problems(tab, server, url, "" if with_shared else SHARED)
     for problem in heard:
         found[problem] = ["while it was open"]
     return [f"/{url} ({', '.join(at)}): {problem}" for problem, at in found.items()]
 
 
 def seen_problems(
-    page: Page, server: Server, url: str, with_lists: bool
+    page: Page, server: Server, url: str, not_for_axe: str
 ) -> dict[str, list[str]]:
     """Return what is wrong with a page, and from which sides."""
     found: dict[str, list[str]] = {}
+
+    def find(side: str, problems: list[str]) -> None:
+        for problem in dict.fromkeys(problems):
+            found.setdefault(problem, []).append(side)
+
     open_whole(page, server.url + url)
-    for problem in wrong_images(page) + wrong_links(page, server) + wrong_text(page):
-        found[problem] = ["from any side"]
-    if not with_lists:
-        page.evaluate(LESS, LISTS)
-    for width, scheme in product(WIDTHS, SCHEMES):
+    find("from any side", wrong_images(page) + wrong_links(page, server))
+    find("from any side", wrong_text(page))
+    for width, scheme in VIEWS:
         look_from(page, width, scheme)
-        first = width == WIDTHS[0]
-        for problem in (
-            *wrong_layout(page, scheme),
-            # No width changes a colour, and no scheme anything but colours.
-            *(pale_text(page, fine=FINE) if first else []),
-            *(wrong_for_some_readers(page, first) if scheme == "light" else []),
-        ):
-            found.setdefault(problem, []).append(f"{width} px {scheme}")
+        find(f"{width} px {scheme}", wrong_layout(page, scheme))
+        if scheme == "light":
+            page.evaluate(FIND_ALIKE)
+    page.evaluate(LEAVE_OUT, not_for_axe)
+    # No width changes a colour, and no scheme anything but colours.
+    find("1280 px dark", pale_text(page, fine=FINE))
+    look_from(page, 1280, "light")
+    find("1280 px light", pale_text(page, fine=FINE) + wrong_for_some_readers(page))
+    look_from(page, 390, "light")
+    find("390 px light", wrong_for_some_readers(page, links=False))
     return found
 
 
 def open_whole(page: Page, address: str) -> None:
     """Open a page with all that a reader can unfold."""
-    look_from(page, WIDTHS[0], "light")
+    look_from(page, *VIEWS[0])
     page.goto(address, wait_until="load")
     page.add_style_tag(content=STILL + ALL_TABS)
     page.evaluate(SHOW_ALL)
@@ -185,8 +198,8 @@ def look_from(page: Page, width: int, scheme: Scheme) -> None:
 def test_page(tab: Page, site: Server, url: str) -> None:
     # They are the same on all pages of a folder.
     one_of_folder = {it.partition("/")[0]: it for it in reversed(page_urls())}
-    with_lists = url in one_of_folder.values()
-    wrong = problems(tab, site, url, with_lists=with_lists)
+    with_shared = url in one_of_folder.values()
+    wrong = problems(tab, site, url, with_shared=with_shared)
     assert not wrong, "\n".join(wrong)
 
 
@@ -277,7 +290,7 @@ BREAKS = {
     ),
     "contrast": (
         '<p style="color: #aaa">faint</p>',
-        "(1280 px light, 1280 px dark): axe color-contrast",
+        "(1280 px dark, 1280 px light): axe color-contrast",
     ),
     "contrast in the dark": (
         "<style>[data-md-color-scheme=slate] p { color: #aaa }</style><p>faint",
@@ -294,11 +307,17 @@ BREAKS = {
     ),
     "contrast of some only": (
         "<p>dark</p><p style='color: #aaa'>faint</p>",
-        "(1280 px light, 1280 px dark): axe color-contrast",
+        "(1280 px dark, 1280 px light): axe color-contrast",
+    ),
+    "code of another kind": (
+        "<style>.s { color: #222 } .s .n { color: #aaa }</style><pre><code>"
+        "<span class=n>dark</span> <span class=s>dark</span>"
+        " <span class=s><span class=n>faint</span></span> <span class=n>dark</span>",
+        "(1280 px dark, 1280 px light): axe color-contrast",
     ),
     "scheme": (
         "<script>setTimeout(() => dark.onchange = null)</script>",
-        "(1280 px dark, 390 px dark): the scheme is default",
+        "(390 px dark, 1280 px dark): the scheme is default",
     ),
 }
 
@@ -317,14 +336,100 @@ def test_a_check_bites(
     assert any(message in problem for problem in found), found
 
 
-def test_lists_of_pages_are_looked_at_once(tab: Page, small_site: Server) -> None:
-    broken = '<ul class="md-sidebar--primary"><li><a href="no/">no</a><input></ul>'
+BOX = "<details><summary>More</summary><p><a href='' style='{}'>there</a>{}</details>"
+ROOM = "display: block; padding: 1em"
+IN_A_LATER_BOX = {
+    "label": (BOX.format(ROOM, "<input>"), "axe label"),
+    "list": (BOX.format(ROOM, "<ul><div>it</div></ul>"), "axe list"),
+    "name": (BOX.format(ROOM, "").replace("there", " "), "axe link-name"),
+    "contrast": (BOX.format(ROOM + "; color: #aaa", ""), "axe color-contrast"),
+    "scrolls": (
+        BOX.format(
+            ROOM, "<div style='overflow: auto; height: 30px'><p>a<p>b<p>c</div>"
+        ),
+        "axe scrollable-region-focusable",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), IN_A_LATER_BOX.values(), ids=IN_A_LATER_BOX.keys()
+)
+def test_a_box_is_left_out_only_if_it_is_like_others(
+    tab: Page, small_site: Server, broken: str, message: str
+) -> None:
+    boxes = BOX.format(ROOM, "") * 3
+    (small_site.folder / "sound.html").write_text(SOUND.replace("BREAK", boxes))
+    assert problems(tab, small_site, "sound.html") == []
+    assert tab.locator("details").count() == 1
+    (small_site.folder / "index.html").write_text(
+        SOUND.replace("BREAK", boxes + broken)
+    )
+    found = problems(tab, small_site, "")
+    assert any(message in problem for problem in found), found
+
+
+LIKE_BUT_FOR_A_LENGTH = {
+    "scrolls": (
+        "pre { width: 300px; overflow: auto }",
+        "<pre>{}</pre>",
+        "wide " * 99,
+        "(1280 px light, 390 px light): axe scrollable-region-focusable",
+    ),
+    "small": (
+        "a { display: inline-block; height: 30px }",
+        "<p><a href=''>{0}</a><a href=''>{0}</a>",
+        "i",
+        "(1280 px light, 390 px light): axe target-size",
+    ),
+    "small on a phone": (
+        "a { display: inline-block; height: 30px; font-size: 2vw }",
+        "<p><a href=''>{0}</a><a href=''>{0}</a>",
+        "the",
+        "(390 px light): axe target-size",
+    ),
+    "small where it is wide": (
+        "a { display: inline-block; height: 30px; font-size: calc(20px - 1vw) }",
+        "<p><a href=''>{0}</a><a href=''>{0}</a>",
+        "there",
+        "(1280 px light): axe target-size",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("style", "part", "words", "message"),
+    LIKE_BUT_FOR_A_LENGTH.values(),
+    ids=LIKE_BUT_FOR_A_LENGTH.keys(),
+)
+def test_a_box_is_like_others_if_it_can_be_used_as_they_can(
+    tab: Page, small_site: Server, style: str, part: str, words: str, message: str
+) -> None:
+    fine, other = (
+        f"<details><summary>More</summary>{part.format(it)}</details>"
+        for it in ("here and there", words)
+    )
+    page = SOUND.replace("BREAK", f"<style>{style}</style>{fine}{fine}BREAK")
+    (small_site.folder / "sound.html").write_text(page.replace("BREAK", ""))
+    assert problems(tab, small_site, "sound.html") == []
+    (small_site.folder / "index.html").write_text(page.replace("BREAK", other))
+    found = problems(tab, small_site, "")
+    assert any(message in problem for problem in found), found
+
+
+def test_what_pages_share_is_looked_at_once(tab: Page, small_site: Server) -> None:
+    broken = (
+        '<ul class="md-sidebar--primary"><li><a href="no/">no</a><input></ul>'
+        '<div class="md-header"><a href="no2/">no</a><p style="width: 600px">wide</div>'
+    )
     (small_site.folder / "index.html").write_text(SOUND.replace("BREAK", broken))
     found = " ".join(problems(tab, small_site, ""))
-    assert "broken link" in found
+    assert "no/" in found
     assert "axe label" in found
-    less = " ".join(problems(tab, small_site, "", with_lists=False))
-    assert "broken link" in less
+    less = " ".join(problems(tab, small_site, "", with_shared=False))
+    assert "no/" in less
+    assert "no2/" in less
+    assert "scrolls sideways" in less
     assert "axe" not in less
 
 

@@ -324,7 +324,7 @@ def test_the_most_rows_there_are() -> None:
 
 def test_the_docstring_names_the_bounds() -> None:
     text = " ".join((gradlib.explain_vjp.__doc__ or "").split())
-    assert f"up to {ENTRIES:,} entries in {ROWS:,} rows" in text
+    assert f"at most {ENTRIES:,} entries in {ROWS:,} rows" in text
 
 
 def test_more_axes_than_letters() -> None:
