@@ -1,10 +1,10 @@
 # %% [markdown]
 # # What an autoencoder keeps: singular values
 #
-# An autoencoder hands its input through a narrow code and back. How many directions get
-# through? Change an input a little, by `v`, and the output changes by `Jv`, where `J` is
-# the Jacobian at that input. The singular values of `J` belong to directions of the input:
-# each says how many times as long a change in its direction comes out. Near one, the
+# An autoencoder passes its input through a narrow code and back. How many directions
+# get through? Change an input a little, by `v`, and the output changes by `Jv`, where
+# `J` is the Jacobian at that input. The singular values of `J` belong to directions of
+# the input: each says by what factor a change in that direction grows. Near one, the
 # change is kept; near zero, it is lost.
 
 # %%
@@ -43,7 +43,8 @@ x = blobs(places)
 # ## The autoencoder
 #
 # Its code has room for more than two numbers. It gets each image with noise on every
-# pixel, so a point near the surface, and learns to return the image without the noise.
+# pixel, which is a point near the surface, and learns to return the image without the
+# noise.
 
 # %%
 net = nn.Sequential(
@@ -76,9 +77,10 @@ shown = x[:SHOWN]
 print(gradlib.plan_jacobian(net, shown, max_bytes=2**30))
 
 # %% [markdown]
-# All that goes from the input to the output passes the code. So `J` is a product: the
-# Jacobian of the output by the code, times that of the code by the input. The column
-# `multiply-adds` says what it saves to compute these two, both narrow, and multiply them.
+# Everything passes through the code. So `J` is a product: the Jacobian of the output
+# with respect to the code, times that of the code with respect to the input. The column
+# `multiply-adds` shows how much it saves to compute these two, both narrow, and to
+# multiply them.
 
 # %%
 jacobian = gradlib.per_sample_jacobian(net, shown)
@@ -110,15 +112,15 @@ for number in (2, 3, CODE, CODE + 1):
     print(f"singular value {number}, median over the images: {median:.2g}")
 
 # %% [markdown]
-# The code sets how many directions *can* get through: after its width there is only
-# rounding. How many *do* is fewer. Two come out about as long as they went in, as many as
-# the surface has. The others that the code has room for come out far shorter.
+# The code sets how many directions *can* get through: beyond its width there is only
+# rounding. Fewer *do* get through. Two come out about as long as they went in, as many
+# as the surface has. The others that the code has room for come out far shorter.
 #
 # ## Are they the right two?
 #
 # When a blob moves a little, its image changes along the surface. These changes are a
-# Jacobian too: that of `blobs`, by the place. How much of them lies in the two directions
-# that the net keeps best?
+# Jacobian too: that of `blobs` with respect to the place. How much of them lies in the
+# two directions that the net keeps best?
 
 # %%
 moves = gradlib.per_sample_jacobian(blobs, places[:SHOWN])
@@ -130,4 +132,4 @@ for name, two in {"best kept": kept, "drawn at random": anyhow}.items():
     print(f"in the two directions {name}: {share.median():.0%}")
 
 # %% [markdown]
-# They are, nearly: what the net keeps is what can happen to a blob.
+# Nearly: the net keeps what can happen to a blob.

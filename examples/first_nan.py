@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The first NaN of a training run
 #
-# The loss is NaN, and so is every weight. By then it is too late to look: all that one
-# can see came after the first NaN. A [recording](../guide/record-your-model.md) of the
-# run says in which step and in which module it began.
+# The loss is NaN, and so is every weight. By then it is too late to look: everything
+# you can see came after the first NaN. A [recording](../guide/record-your-model.md) of
+# the run says in which step and in which module it began.
 
 # %%
 import matplotlib.pyplot as plt
@@ -23,8 +23,8 @@ X, Y, pairs = X.to(device), Y.to(device), pairs.to(device)
 # %% [markdown]
 # ## A network that compares
 #
-# It is given two rows and returns how far apart it puts them. It shall learn to put rows
-# of one class close together, and rows of two classes at least a margin apart.
+# The network takes two rows and returns their distance. It learns to put rows of one
+# class close together, and rows of different classes at least a margin apart.
 
 
 # %%
@@ -81,8 +81,8 @@ print(found)
 
 # %% [markdown]
 # With `reduce=gradlib.tensor_stats` a recording holds a few numbers for each tensor, so
-# the whole run fits. `found.index` counts the calls of that module. The call itself knows
-# its step, `forward`, and so the loss before and after:
+# the whole run fits. `found.index` counts the calls of that module. The call's
+# `forward` is its step, which gives the losses before and after:
 
 # %%
 call = recording.calls(found.name)[found.index]
@@ -91,22 +91,22 @@ for at in (step - 1, step, step + 1):
     print(f"loss of step {at}: {losses[at]:.3f}")
 
 # %% [markdown]
-# In the step that did the damage, the loss is still finite. It is the next one that is
-# NaN: by then the optimizer has written NaN into the weights.
+# In the step that did the damage, the loss is still finite. The next loss is NaN, as
+# the optimizer has written NaN into the weights.
 
 # %% alt="A heat map of gradient norms, a column for each step, a row for each of fc1, relu, fc2, their second calls, and distance from top to bottom. Colours fill the first two thirds of the run. Then comes one column with crosses in every row but the lowest, distance, which still has a colour, and after it nothing but crosses."
 recording.plot(kind="steps")
 plt.show()
 
 # %% [markdown]
-# A colour is the norm of the gradient that came to the output of a call; `fc1 (1)` is the
-# second call of `fc1` in a step, for the other row of each pair. In the first column with
-# crosses, `distance` still has its colour: what came to it was finite, what it handed up
-# was not.
+# The colour is the norm of a call's `grad_output`; `fc1 (1)` is the second call of
+# `fc1` in a step, for the other row of each pair. In the first column with crosses,
+# `distance` still has a colour: the gradient it received was finite, the one it passed
+# on was not.
 #
 # ## What was different in that step
 #
-# The statistics of the call tell already:
+# The statistics of the call show it:
 
 # %%
 print("distances that are zero:", round(call.output.zeros * BATCH))
@@ -114,7 +114,7 @@ print("NaN or inf that came:   ", call.grad_output[0].nonfinite)
 print("NaN or inf handed up:   ", call.grad_input[0].nonfinite)
 
 # %% [markdown]
-# One distance is zero. With the step in hand, look at its data:
+# One distance is zero. The step is known, so look at its data:
 
 # %%
 for i, j in pairs[step].T.tolist():
@@ -124,14 +124,14 @@ with_itself = (pairs[:, 0] == pairs[:, 1]).any(dim=1)
 print("steps with such a pair:", with_itself.nonzero().flatten().tolist())
 
 # %% [markdown]
-# The rows were drawn at random, and nothing forbids to draw the same one twice. The
-# distance is zero then, and [the derivative of a square root at zero is
+# The rows were drawn at random, and nothing prevents drawing the same one twice. Then
+# the distance is zero, and [the derivative of a square root at zero is
 # infinite](../questions/where-did-the-nan-come-from.md#why).
 #
 # ## The cure
 #
-# `torch.linalg.vector_norm` computes the same length, and knows what to hand up where it
-# is zero: zero.
+# `torch.linalg.vector_norm` computes the same length, but its gradient is zero where
+# the length is zero.
 
 
 # %%
@@ -156,6 +156,6 @@ cured.plot(kind="steps")
 plt.show()
 
 # %% [markdown]
-# Not to draw such pairs would have hidden it, until two rows of the data are equal. More
-# ways to make a NaN, and cures that do not help:
-# [Where did the NaN come from?](../questions/where-did-the-nan-come-from.md)
+# Avoiding such pairs would only hide the problem until two rows of the data are equal.
+# More ways to make a NaN, and cures that do not help: [Where did the NaN come
+# from?](../questions/where-did-the-nan-come-from.md)

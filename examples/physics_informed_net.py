@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Derivatives inside a loss: a physics-informed net
 #
-# A net can learn a motion from the equation it obeys, without any data: the loss says how
-# far the net is from fulfilling the equation. For that the loss needs the derivatives of
-# the outputs by the inputs, and gradients must flow through them to the weights. With
-# `create_graph=True`, [`gradlib.per_sample_jacobian`](../reference/jacobian.md) returns
-# such derivatives, and applied to its own result it returns second ones.
+# A net can learn a motion from the equation it obeys, without any data: the loss says
+# how far the net is from fulfilling the equation. For that the loss needs the
+# derivatives of the outputs with respect to the inputs, and gradients must flow through
+# them to the weights. With `create_graph=True`,
+# [`gradlib.per_sample_jacobian`](../reference/jacobian.md) returns such derivatives;
+# applied to its own result, it returns second derivatives.
 
 # %%
 from collections.abc import Callable
@@ -23,12 +24,12 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 # ## The equation, and the net
 #
 # Two masses stand in a row between two walls, held by three springs. Springs pull, and
-# friction slows both masses: $u'' + 2d\,u' + Ku = 0$, where $u(t)$ has the places of the
-# two, each from where it rests, and $d$ is `FRICTION`. At the start the first is pulled
-# aside, and both are at rest.
+# friction slows both masses: $u'' + 2d\,u' + Ku = 0$, where $u(t)$ holds the
+# displacements of the two masses from rest, and $d$ is `FRICTION`. At the start the
+# first is pulled aside, and both are at rest.
 #
-# The net takes a time and returns two places. Each tanh is a step at some time; the biases
-# of the first layer spread these steps over the whole motion.
+# The net takes a time and returns two displacements. Each tanh is a step at some time;
+# the biases of the first layer spread these steps over the whole motion.
 
 # %%
 END, TIMES, WIDTH, FRICTION = 8.0, 61, 32, 0.15
@@ -45,9 +46,9 @@ net = nn.Sequential(first, nn.Tanh(), nn.Linear(WIDTH, 2)).to(device)
 # %% [markdown]
 # ## The derivatives
 #
-# The Jacobian of every sample has a row for each output and a column for each input. Here
-# the input is the time alone, so its one column is dropped. What is left has the shape of
-# `u`, and can be differentiated again.
+# The Jacobian of every sample has a row for each output and a column for each input.
+# Here the time is the only input, so the single column is dropped. What is left has the
+# shape of `u`, and can be differentiated again.
 
 # %%
 Motion = Callable[[torch.Tensor], torch.Tensor]
@@ -69,9 +70,9 @@ for name, motion in {"u": net, "u'": velocity, "u''": acceleration}.items():
     print(f"{name:3} {list(motion(t).shape)}")
 
 # %% [markdown]
-# `torch.autograd.grad` with a vector of ones is often used for this. It cannot tell the
-# masses apart: it returns
-# [the sum over the outputs](../questions/how-do-i-get-dy-dx.md#when-ones).
+# `torch.autograd.grad` with a vector of ones is often used for this. But it does not
+# separate the masses: it returns [the sum over the
+# outputs](../questions/how-do-i-get-dy-dx.md#when-ones).
 
 # %%
 times = t.clone().requires_grad_()
@@ -83,8 +84,8 @@ print("the sum of both velocities:", torch.allclose(by_ones, both, atol=1e-6))
 # %% [markdown]
 # ## Train
 #
-# The check of `per_sample_jacobian` has passed above. It takes a pair of calls and a
-# backward pass each time, and the function stays the same while its weights change. So
+# The check of `per_sample_jacobian` has passed above. It costs a pair of calls and a
+# backward pass each time, and training changes only the weights, not the function. So
 # [the loss asks for `check=False`](../questions/jacobians-in-a-loss.md#check).
 
 # %%
@@ -124,9 +125,9 @@ print(f"loss after:  {loss():.5f}")
 # %% [markdown]
 # ## Is it the motion?
 #
-# This equation can be solved by hand. The sum of the two places swings by itself, and so
-# does their difference, each with a frequency of its own. The net has not seen this
-# solution.
+# This equation can be solved by hand. The sum and the difference of the two
+# displacements swing independently, each with its own frequency. The net has not seen
+# this solution.
 
 
 # %%
@@ -146,8 +147,8 @@ print(f"largest place:    {exact.abs().max():.4f}")
 print(f"largest mistake:  {(places - exact).abs().max():.4f}")
 
 # %% [markdown]
-# Above, the net and the solution; below, the residual: what the left side of the equation
-# is at each time, where it should be zero.
+# Above are the net and the solution; below is the residual, the left side of the
+# equation at each time, which should be zero.
 
 # %% alt="Two charts over time. Above, the places of two masses: the first starts at one, the second at zero, and both swing, one taking over the motion from the other, ever less. The dashed lines of the exact solution lie on those of the net. Below, the residual of the equation for both masses, small waves around zero, far smaller than the places."
 figure, (above, below) = plt.subplots(

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A residual network: share and total
 #
-# In a residual block `x + branch(x)` the gradient of `x` comes back by two ways: through
-# the branch, and past it over the sum. A hook on the branch sees the first alone; `x.grad`
-# is both together. A [recording](../reference/recording.md) has the two by name:
+# In a residual block `x + branch(x)` the gradient of `x` comes back on two paths:
+# through the branch, and past it through the sum. A hook on the branch sees only the
+# first; `x.grad` is both together. A [recording](../reference/recording.md) has both:
 # `grad_input` is the *share* of one call, `grad_input_total` the gradient of the tensor
 # with all its uses.
 
@@ -46,8 +46,8 @@ recording = record(residual=True)
 # %% [markdown]
 # ## One block
 #
-# What the block's output gets, what comes back through the branch, and what its input
-# gets in all:
+# Here are the gradient of the block's output, the gradient that comes back through the
+# branch, and the whole gradient of the block's input:
 
 # %%
 block, branch = recording["4"], recording["4.branch"]
@@ -59,14 +59,14 @@ print(f"share, through the branch:     {share.norm():.4f}")
 print(f"total, at the block's input:   {total.norm():.4f}")
 
 # %% [markdown]
-# The way past the branch is a sum, and a sum hands its gradient on as it is. So the total
-# is the share plus what arrived, entry by entry:
+# The path past the branch is a sum, and a sum passes its gradient on unchanged. So the
+# total is the share plus what arrived, entry by entry:
 
 # %%
 print("total = share + what arrived:", torch.allclose(total, share + arrives))
 
 # %% [markdown]
-# For the block itself, share and total are one: it holds both ways.
+# For the block itself, share and total are equal, as it contains both paths.
 
 # %%
 print("block:", torch.equal(block.grad_input[0], block.grad_input_total[0]))
@@ -75,8 +75,8 @@ print(block)
 # %% [markdown]
 # ## The whole network
 #
-# The plot draws the total, as a hollow square, wherever one sees that it differs from the
-# share: at the first layer of each branch.
+# The plot draws the total as a hollow square where it visibly differs from the share:
+# at the first layer of each branch.
 
 # %% alt="Gradient norms, a line for each layer of eight residual blocks, the first on top. At the linear layer of every block except the first, whose input needs no gradient, the share of the branch lies far to the left, and a dotted line leads to a hollow square, the total, which grows from block to block on the way up."
 recording.plot()
@@ -85,8 +85,8 @@ plt.show()
 # %% [markdown]
 # ## Without the way past
 #
-# The same blocks, and no sum. Now all that reaches a block's input comes through its
-# branch, and there is no total to draw beside the share.
+# These are the same blocks without the sum. Now the whole gradient of a block's input
+# comes through its branch, so there is no separate total.
 
 # %% alt="Two lines over the blocks, on a logarithmic axis. With the way past the branches the gradient at the input of a block grows a little from the last block to the first. Without it the gradient falls from block to block, to a small fraction of what it was."
 plain = record(residual=False)
@@ -106,6 +106,6 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Somebody who reads the share of a branch as the gradient of its input would think that
-# the first network loses its gradient too. Which of the two you see, tool by tool:
-# [This call's share or the tensor's total?](../questions/share-or-total.md)
+# If you took a branch's share for the gradient of its input, you would think that the
+# first network loses its gradient too. Which tool shows which: [This call's share or
+# the tensor's total?](../questions/share-or-total.md)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Sensitivity maps: which pixels decide the class
 #
-# How does the score of a class change when one pixel gets a little more ink? Asked of
-# every pixel, that is a picture as large as the image: a sensitivity map. One call of
-# [`gradlib.per_sample_jacobian`](../reference/jacobian.md) computes the maps of all images
-# in a batch, for all classes.
+# How does the score of a class change when one pixel gets a little more ink? The
+# answers for all pixels make a picture as large as the image: a sensitivity map. One
+# call of [`gradlib.per_sample_jacobian`](../reference/jacobian.md) computes the maps of
+# all images in a batch, for all classes.
 
 # %%
 import matplotlib.pyplot as plt
@@ -83,10 +83,9 @@ def right(x: torch.Tensor) -> str:
 print("right on images kept back:", right(x))
 
 # %% [markdown]
-# In training mode BatchNorm
-# [mixes the images of a batch](../questions/when-samples-are-not-independent.md).
-# `net.eval()` ends that: the scores of an image depend on no other image, and each has
-# maps of its own.
+# In training mode BatchNorm [mixes the images of a
+# batch](../questions/when-samples-are-not-independent.md). After `net.eval()` the
+# scores of an image depend on no other image, so each image has maps of its own.
 #
 # ## All maps in one call
 
@@ -96,9 +95,10 @@ print("image, class, channel, row, column:", list(jacobian.shape))
 maps = jacobian.squeeze(2)
 
 # %% [markdown]
-# `maps[b, c]` belongs to image `b` and the score of class `c`. Do these pixels decide? Put
-# noise in place of as many pixels as a shape's square has: where the map of the right
-# class is strongest, up or down; and, to compare, at places drawn at random.
+# `maps[b, c]` belongs to image `b` and the score of class `c`. Do these pixels really
+# decide? To find out, replace as many pixels as a shape's square has by noise: those
+# where the map of the right class is largest in magnitude and, for comparison, pixels
+# drawn at random.
 
 
 # %%
@@ -147,9 +147,9 @@ plt.show()
 
 # %% [markdown]
 # The patches of colour go where the shape goes, though the net was never told where a
-# shape is. The colours say what it looks for: on bars and crosses, ink along the lying
-# line raises the score of bar; on crosses, ink along the standing line raises the score
-# of cross.
+# shape is. The colours say what it looks for: on bars and crosses, ink along the
+# horizontal line raises the score of bar; on crosses, ink along the vertical line
+# raises the score of cross.
 #
-# A map says how a score changes when pixels change a little. It does not say what happens
-# when many pixels change by much: for that, change them and look, as above.
+# A map says how a score changes when pixels change a little. It does not say what
+# happens when many pixels change a lot: for that, change them and look, as above.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Two bugs in a hook that collects gradients
 #
-# The program in the forum thread
-# [Exact meaning of grad_input and grad_output](../questions/what-are-grad-input-and-grad-output.md)
-# has two bugs that have nothing to do with its question: it loses its first record, and
-# one of its lines cannot run. Here both are rebuilt small, shown, and mended, with full
-# backward hooks. The thread's older hook has the same two bugs.
+# The program in the forum thread [Exact meaning of grad_input and
+# grad_output](../questions/what-are-grad-input-and-grad-output.md) has two bugs that
+# have nothing to do with its question: it loses its first record, and one of its lines
+# cannot run. Here both are reproduced in a small program and fixed, with full backward
+# hooks. The thread's older hook has the same two bugs.
 
 # %%
 import torch
@@ -48,7 +48,7 @@ train(forgetful_hook)
 print(f"{STEPS} steps, {len(store['fc2']['grad_output'])} records")
 
 # %% [markdown]
-# Make room first, then record always. `setdefault` makes the room when there is none.
+# Make the lists first, then always record. `setdefault` makes them if there are none.
 
 # %%
 store = {}
@@ -80,8 +80,8 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% [markdown]
-# Entry 0 is what there is to look at. Comparing the two is no use: one is the gradient
-# of the layer's input, the other of its output. Even their shapes differ.
+# Look at entry 0 instead. But there is no point in comparing the two: one is the
+# gradient of the layer's input, the other of its output. Even their shapes differ.
 
 # %%
 print("grad_input: ", [list(grad.shape) for grad in store["fc2"]["grad_input"][step]])

@@ -2,9 +2,9 @@
 # # Vanishing gradients, and a cure
 #
 # A deep network that does not learn, although nothing is wrong with its code. A
-# [recording](../reference/recording.md) of one backward pass shows what is the matter:
-# the gradient shrinks at every layer on its way up, and little is left for the first
-# ones. It also shows which modules shrink it, and so what to change.
+# [recording](../reference/recording.md) of one backward pass shows what is wrong: the
+# gradient shrinks at every layer on its way up, and little is left for the first ones.
+# It also shows which modules shrink it, and so what to change.
 
 # %%
 from collections import OrderedDict
@@ -65,7 +65,8 @@ plt.show()
 # %% [markdown]
 # ## Where it is lost
 #
-# A module takes `grad_output` and hands on `grad_input`. How much smaller is the second?
+# A module receives `grad_output` and passes on `grad_input`. How much smaller is the
+# second?
 
 
 # %%
@@ -82,15 +83,15 @@ for module_type in ("Sigmoid", "Linear"):
     print(f"{module_type:8} {median(factors(before, module_type)):.2f}")
 
 # %% [markdown]
-# Both shrink it. The derivative of a sigmoid is a quarter at most, whatever comes in.
-# And the weights of the linear layers start so small that a gradient gets smaller in
-# passing through them. The two factors multiply, once for each layer.
+# Both modules shrink it. The derivative of a sigmoid is a quarter at most, whatever
+# comes in. And the weights of the linear layers start so small that a gradient gets
+# smaller in passing through them. The two factors multiply, once for each layer.
 #
 # ## The cure
 #
-# ReLU has the derivative one wherever it lets a value through, and
-# `kaiming_uniform_` makes the weights as large as is needed to make up for the values
-# that it does not let through.
+# ReLU has the derivative one wherever it lets a value through, and `kaiming_uniform_`
+# makes the weights large enough to compensate for the values that it does not let
+# through.
 
 
 # %%

@@ -11,7 +11,7 @@ linalg = cast(Any, torch.linalg)
 
 
 class TensorStats:
-    """A tensor in eight facts, computed where the tensor was.
+    """Eight facts about a tensor, computed on its device.
 
     The numbers stay on the tensor's device until somebody reads one, so that
     `tensor_stats` never waits for the device.
@@ -76,7 +76,7 @@ class TensorStats:
 
 
 def tensor_stats(tensor: Tensor) -> TensorStats:
-    """Sum up a tensor on its own device, without waiting for it.
+    """Return statistics of a tensor, computed on its device without waiting for it.
 
     Made for ``record(model, reduce=gradlib.tensor_stats)``: what a recording holds does
     not grow with the tensors then.

@@ -92,8 +92,8 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
                 "network",
                 "samples",
                 "ms",
-                "best other way",
-                "it takes",
+                "fastest other way",
+                "its time",
                 "`out=`",
                 "checked",
                 "peak",
@@ -151,12 +151,12 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
     return (
         net,
         str(batch),
-        f"{ours['ms']['median']:.3g}",
+        milliseconds(ours["ms"]),
         best["contender"],
-        times(best),
-        times(ways.get("gradlib, out=", {})),
-        times(ways.get("gradlib, checked", {})),
-        f"{peak / ours['result_bytes']:.1f} results" if peak else "",
+        ratio(best),
+        ratio(ways.get("gradlib, out=", {})),
+        ratio(ways.get("gradlib, checked", {})),
+        f"{peak / ours['result_bytes']:.1f}" if peak else "",
     )
 
 
@@ -167,7 +167,7 @@ def all_ways(rows: Rows) -> str:
         [
             (
                 row["contender"],
-                f"{row['ms']['median']:.3g}",
+                milliseconds(row["ms"]),
                 times(row),
                 spread(row),
                 f"{row['peak_bytes'] / 2**20:.1f}" if row["peak_bytes"] else "",
@@ -184,16 +184,17 @@ def all_ways(rows: Rows) -> str:
 
 
 def recorder(results: dict[str, Any]) -> Iterable[str]:
-    """Yield a table for each network."""
+    """Yield what each contender records, and a table for each network."""
+    yield folded("What each one records", listed(results["contenders"]))
     for net, rows in grouped(results["times"], "net"):
         yield f"**{net[:1].upper()}{net[1:]}**"
         yield table(
-            ("", "threads", "whole use, ms", "to hooks by hand", "step alone"),
+            ("recorder", "threads", "whole use, ms", "whole use", "step alone"),
             [
                 (
                     row["contender"],
                     str(row["threads"]),
-                    f"{row['use']['ms']['median']:.3g}",
+                    milliseconds(row["use"]["ms"]),
                     f"{row['use']['to_by_hand']['median']:.2f}",
                     f"{row['step']['to_by_hand']['median']:.2f}" if row["step"] else "",
                 )
@@ -201,6 +202,15 @@ def recorder(results: dict[str, Any]) -> Iterable[str]:
                 if not row["skipped"]
             ],
         )
+
+
+def listed(contenders: Rows) -> str:
+    """Return what each contender records, as a list."""
+    named = {
+        " ".join(filter(None, (it["contender"], it["version"]))): it["records"]
+        for it in contenders
+    }
+    return "\n".join(f"- {name}: {records}" for name, records in named.items())
 
 
 def described(results: dict[str, Any]) -> str:
@@ -259,9 +269,20 @@ def counted_threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def times(row: dict[str, Any]) -> str:
+def milliseconds(found: dict[str, Any]) -> str:
+    """Return a median with three digits, or all those before the point."""
+    median = found["median"]
+    return f"{median:.3g}" if median < 999.5 else f"{median:,.0f}"
+
+
+def ratio(row: dict[str, Any]) -> str:
     """Return a ratio to our time."""
-    return f"{row['to_gradlib']['median']:.2f} times" if "to_gradlib" in row else ""
+    return f"{row['to_gradlib']['median']:.2f}" if "to_gradlib" in row else ""
+
+
+def times(row: dict[str, Any]) -> str:
+    """Return a ratio to our time, for a place that does not say what it is."""
+    return f"{found} times" if (found := ratio(row)) else ""
 
 
 def spread(row: dict[str, Any]) -> str:

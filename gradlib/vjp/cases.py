@@ -348,7 +348,7 @@ _CASES = [
     ),
     _case(
         errors.NotDifferentiableArgumentError,
-        "Outputs or inputs that are no tensors",
+        "Outputs or inputs that are not tensors",
         "Outputs are a tensor or a flat sequence of tensors, and so are inputs, "
         "which may also be a dict of tensors.",
         wrong="""

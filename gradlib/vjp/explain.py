@@ -12,15 +12,15 @@ from gradlib.vjp.written import site_of_caller
 
 
 def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExplanation:
-    """Take a call of ``torch.autograd.grad`` apart: v, the Jacobian J, and vᵀJ.
+    """Show what a call of ``torch.autograd.grad`` computes: v, the Jacobian J, and vᵀJ.
 
-    The call is made, and the Jacobian is computed row by row, by one backward pass for
-    each entry of the outputs, up to 10,000 entries in 1,000 rows, all pairs of an
-    output and an input together. It is not computed for complex outputs.
+    The call is made, and the Jacobian is computed by one backward pass for each of its
+    rows, if it has at most 10,000 entries in 1,000 rows, all outputs and inputs
+    together. It is not computed for complex outputs.
 
-    The graph is retained, so it can be used again, and no ``.grad`` changes. Nothing
-    returned has a graph, as without ``create_graph``. Hooks of the graph run in each
-    pass, and a recording made meanwhile has them all.
+    The graph is retained, so it can be used again, and no ``.grad`` changes. What is
+    returned has no graph. Hooks on the graph run in each pass, and a recording made
+    meanwhile has all passes.
 
     Args:
         outputs: One or several tensors, of any shapes, as ``torch.autograd.grad`` takes

@@ -23,26 +23,27 @@ if TYPE_CHECKING:
 class VJPExplanation:
     """One call of ``torch.autograd.grad``, taken apart into v, J and vᵀJ.
 
-    What belongs to an input is a tuple where several inputs were given, and a dict
-    where a dict was. What belongs to a pair of an output and an input is a tuple where
-    several outputs were given, of one such entry for each.
+    An attribute with a value for each input is a tuple if several inputs were given,
+    and a dict if a dict was. One with a value for each pair of an output and an input
+    is, if several outputs were given, a tuple with such an entry for each output.
 
     Attributes:
-        ok: Whether autograd can make the call. Of one it cannot make there are only
-            `code` and `meaning`; the others are ``None`` or empty.
-        code: What is wrong with the call, as ``"GL101"``, or ``""``.
+        ok: Whether autograd can make the call. If not, only `code` and `meaning` are
+            set; the others are ``None`` or empty.
+        code: What is wrong with the call, such as ``"GL101"``, or ``""``.
         meaning: What the call computed, in words, or what is wrong with it.
         result: For each input vᵀJ, of the input's shape, as autograd computed it.
-        jacobian: For each pair J = dy/dx, of shape ``(*out, *in)``. Without a graph,
-            as `result` is. ``None`` where `note` says why.
-        equation: For each pair what makes vᵀJ by ``torch.einsum(equation, v, J)``, as
-            ``"jk,jki->i"``; `result` is the sum of that over the outputs. ``None`` for
-            a complex output.
+        jacobian: For each pair J = dy/dx, of shape ``(*out, *in)``. Like `result`, it
+            has no graph. ``None`` if there is none; `note` says why.
+        equation: For each pair the equation with which ``torch.einsum(equation, v, J)``
+            gives vᵀJ, such as ``"jk,jki->i"``; `result` is its sum over the outputs.
+            ``None`` for a complex output.
         shapes: For each pair a dict of the shapes of ``"grad_output"``, ``"jacobian"``
             and ``"result"``; ``None`` for a nested tensor.
         by_einsum: For each input vᵀJ again, by `equation` from `jacobian`.
-        difference: The largest between `result` and `by_einsum`, of entries whose
-            terms are finite. The printed explanation counts the others that differ.
+        difference: The largest difference between `result` and `by_einsum`, over the
+            entries whose terms are finite. The printed explanation counts the others
+            that differ.
         note: Why there is no `jacobian`, or ``""``.
     """
 

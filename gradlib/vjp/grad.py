@@ -60,23 +60,22 @@ def grad(
     """Compute gradients as ``torch.autograd.grad`` does, and explain a wrong call.
 
     The result is that of ``torch.autograd.grad``, bit for bit. A wrong call raises
-    before the graph is used, so that the right one can follow; only a graph that was
-    freed, and a tensor that was changed in place, show when the gradients are computed.
-    What torch accepts by mistake is a wrong call too: a `grad_outputs` of integers or
+    before the graph is used, so that you can correct it and call again; only a freed
+    graph, and a tensor changed in place, are found while the gradients are computed.
+    Two calls that torch silently accepts raise here: a `grad_outputs` of integers or
     booleans, and more of them than there are outputs.
 
     Args:
         outputs: One tensor or gradient edge, or several, of any shapes.
-        inputs: One tensor or gradient edge, several, or a dict of tensors: what to
-            differentiate by.
+        inputs: What to differentiate with respect to: one tensor or gradient edge,
+            several, or a dict of tensors.
         grad_outputs: v = dL/dy for each output, of the shape of that output; with
-            `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for a
-            one where the output is a single number.
-        retain_graph: Whether the graph can be used again; as `create_graph` says by
-            default.
+            `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for one
+            if the output is a single number.
+        retain_graph: Whether the graph can be used again. Default: `create_graph`.
         create_graph: Whether the gradients can be differentiated themselves.
-        allow_unused: Whether an input may be unused, and its gradient ``None``; as
-            `materialize_grads` says by default.
+        allow_unused: Whether an input may be unused; its gradient is then ``None``.
+            Default: `materialize_grads`.
         is_grads_batched: Whether the first axis of each `grad_outputs` counts vectors.
         materialize_grads: Whether an unused input gets zeros.
 
@@ -86,8 +85,8 @@ def grad(
         inputs a dict with its keys.
 
     Raises:
-        GradOutputsError: `grad_outputs` does not fit the outputs. The class below it,
-            and the code, say in which way.
+        GradOutputsError: `grad_outputs` does not fit the outputs. Its subclasses, and
+            their codes, say in which way.
         OutputNeedsNoGradError: An output does not require grad.
         UnusedInputError: An input is not part of the graph.
         InputNeedsNoGradError: An input does not require grad.

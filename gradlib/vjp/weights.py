@@ -67,13 +67,14 @@ def weights_in(v: Tensor) -> Weights:
     if v.is_nested or v.is_meta:
         return Weights(Kind.UNKNOWN)
     values = wide(v)
-    places = values.nonzero()
+    entries = values.flatten()  # on a GPU nonzero() knows 25 axes at most
+    places = entries.nonzero()[:, 0]
     if not len(places):
         return Weights(Kind.ZEROS)
     if v.is_complex():
         return Weights(Kind.COMPLEX)
-    index = tuple(map(int, places[0]))
-    value = values[index].item()
+    value = entries[places[0]].item()
+    index = tuple(int(it) for it in torch.unravel_index(places[0], values.shape))
     factor, exact = _written(value, v.dtype)
     if v.numel() == 1:
         return Weights(Kind.SINGLE, factor, exact)
