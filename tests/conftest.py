@@ -36,6 +36,12 @@ def pytest_configure() -> None:
         torch.set_default_device(DEVICE)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Have a process more than there are cores, as some wait for the browser."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(autouse=True)
 def default_device(request: pytest.FixtureRequest) -> None:
     """Put the test on its device."""
