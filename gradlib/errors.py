@@ -89,7 +89,7 @@ class UnknownKindError(GradlibError, ValueError):
 
 
 class RecordingArgumentError(GradlibError, TypeError, ValueError):
-    """GL212: an argument of ``record``, or of a recording, is not what it must be."""
+    """GL212: an argument of a recording or its tools is not what it must be."""
 
     code = "GL212"
 

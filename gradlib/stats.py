@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gradlib.errors import RecordingArgumentError
+
 linalg = cast(Any, torch.linalg)
 
 
@@ -90,6 +92,9 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         std, largest magnitude and share of zeros. A nested tensor counts as one row of
         all its entries.
 
+    Raises:
+        RecordingArgumentError: It is no tensor.
+
     Example:
         ```python
         import torch
@@ -101,6 +106,12 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         #> 5.0 4.0 0.5
         ```
     """
+    given: Any = tensor
+    if not isinstance(given, Tensor):
+        raise RecordingArgumentError(
+            f"tensor is {given!r} of type {type(given).__name__}, and must be a "
+            "torch.Tensor: torch.as_tensor makes one of numbers."
+        )
     values = wide(tensor.detach())
     count = values.numel()
     # Less itself a number is zero, and infinity is NaN: faster than isfinite().

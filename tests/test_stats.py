@@ -1,11 +1,13 @@
 """Norms of every kind of tensor."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gradlib import RecordingArgumentError
 from gradlib.stats import norm, tensor_stats
 
 
@@ -38,6 +40,12 @@ def test_values_that_would_overflow_a_half() -> None:
 
 def test_a_tensor_without_values() -> None:
     assert math.isnan(norm([torch.ones(3, device="meta")]))
+
+
+@pytest.mark.parametrize("wrong", ["x", 1.0, None, [torch.ones(2)]])
+def test_what_is_no_tensor(wrong: Any) -> None:
+    with pytest.raises(RecordingArgumentError, match=type(wrong).__name__):
+        tensor_stats(wrong)
 
 
 def test_float8() -> None:
