@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -89,13 +90,15 @@ default_tolerances: Callable[..., tuple[float, float]] = (
 )
 
 
-def never_compiled(function: Function) -> Function:
-    """Keep torch.compile out of a function: it breaks the graph there, and runs it."""
+def never_compiled(function: Function, because: str) -> Function:
+    """Keep torch.compile out of a function: it breaks the graph there, and runs it.
+
+    Args:
+        function: Any function.
+        because: What torch says of it where ``fullgraph=True`` forbids that.
+    """
     cast(Any, function)._torchdynamo_disable = True
-    cast(Any, function)._torchdynamo_disable_msg = (
-        "gradlib.record sees each module call, so it cannot record what is compiled "
-        "with fullgraph=True"
-    )
+    cast(Any, function)._torchdynamo_disable_msg = because
     evaluator, code = _C._dynamo.eval_frame, cast(Any, function).__code__
     if hasattr(evaluator, "set_code_exec_strategy"):
         skip = evaluator._FrameAction.SKIP
@@ -108,6 +111,10 @@ def never_compiled(function: Function) -> Function:
 
 # A context in which no torch function mode sees anything.
 no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+
+
+# A context in which no torch dispatch mode sees anything.
+no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 
 
 def forget_compiled() -> None:
@@ -233,16 +240,13 @@ def leaf_of(node: Node) -> Tensor | None:
     return leaf.variable if type(node) is AccumulateGrad else None
 
 
-def forms_at(node: Node) -> Sequence[Any]:
-    """Return the shape, dtype and device of each gradient that comes in at a node.
-
-    ``torch.autograd.grad`` itself reads them there.
-    """
-    return cast(Any, node)._input_metadata
+# The shape, dtype and device of each gradient that comes in at a node, which
+# torch.autograd.grad itself reads there.
+forms_at: Callable[[Node], Sequence[Any]] = attrgetter("_input_metadata")
 
 
 # What a module has under these names it uses when it is called.
-PARAMETERS, BUFFERS = "_parameters", "_buffers"
+PARAMETERS, BUFFERS, CHILDREN = "_parameters", "_buffers", "_modules"
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 
@@ -253,7 +257,7 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]]
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]]
 own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
 own_parameters, own_buffers, own_children = map(
-    attrgetter, (PARAMETERS, BUFFERS, "_modules")
+    attrgetter, (PARAMETERS, BUFFERS, CHILDREN)
 )
 
 

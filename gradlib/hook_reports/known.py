@@ -4,13 +4,13 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.naming import name_by_value
+from gradlib.hook_reports.naming import apart, name_by_value
 from gradlib.hook_reports.trial import (
     Trial,
     computed,
@@ -19,7 +19,7 @@ from gradlib.hook_reports.trial import (
     edge_of,
     uses_in,
 )
-from gradlib.private import leaf_of, own_parameters
+from gradlib.private import leaf_of, own_buffers, own_parameters
 from gradlib.tree import Tree
 
 OUTSIDE = "a tensor from outside the module"
@@ -80,6 +80,7 @@ class KnownGradients:
         self._totals = _Sums()  # of outputs that others use, too
         self._leaves = _Sums()
         self._inner = _Sums()
+        self._noise: dict[str, float] = {}
         self._listen_to_inputs(trial, names)
         each_inner_output(
             trial.module, lambda name, it: _listen(it, self._inner.adder(name))
@@ -98,7 +99,22 @@ class KnownGradients:
         """
         groups = (self._outputs, self._leaves.arrived())
         first, second = groups if outputs_first else groups[::-1]
-        return name_by_value(grad, {**first, **second}, self._inner.arrived())
+        named = {**first, **second}
+        return name_by_value(grad, self._noise, named, self._inner.arrived())
+
+    def compare(self, again: "KnownGradients") -> None:
+        """Learn how far two runs are apart: a GPU may add in another order each time.
+
+        Args:
+            again: The gradients of another run.
+        """
+        mine, others = self._arrived(), again._arrived()
+        for name in mine.keys() & others.keys():
+            if mine[name].shape == others[name].shape:
+                self._noise[name] = apart(mine[name], others[name])
+
+    def _arrived(self) -> dict[str, Tensor]:
+        return {**self._outputs, **self._leaves.arrived(), **self._inner.arrived()}
 
     def _listen_to_inputs(self, trial: Trial, names: Names) -> None:
         """Listen at each place of its own, as one tensor may stand in several."""
@@ -120,6 +136,37 @@ class KnownGradients:
             self._outputs[name] = cotangent(place, tensor)
             if uses[edge_of(tensor)] > 1:
                 _listen(tensor, self._totals.adder(name))
+
+
+def gradients_of_idle(trial: Trial, names: Names) -> dict[str, Tensor]:
+    """Return the gradients there would be of what requires none, by name.
+
+    That is inputs, parameters, buffers and tensors kept as attributes. None are
+    returned where the module cannot run with all of these requiring grad.
+    """
+    sums = _Sums()
+    inputs = trial.inputs
+    for place, leaf in enumerate(inputs.leaves):
+        if _is_idle(leaf):
+            alias = inputs.leaves[place] = computed(leaf.requires_grad_())
+            _listen(alias, sums.adder(names.of_input(inputs, place)))
+    for name, tensor in _own_tensors(trial.module):
+        if _is_idle(tensor):
+            _listen(tensor.requires_grad_(), sums.adder(name))
+    try:
+        trial.run()
+    except Exception:
+        return {}  # as where it overwrites a buffer
+    return sums.arrived()
+
+
+def _is_idle(value: object) -> TypeGuard[Tensor]:
+    """Tell whether a value could require grad, and does not."""
+    return (
+        isinstance(value, Tensor)
+        and not value.requires_grad
+        and (value.is_floating_point() or value.is_complex())
+    )
 
 
 def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:
@@ -179,10 +226,21 @@ def _listen(tensor: Tensor, hook: Callable[[Any], None]) -> None:
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Name what can get a gradient: parameters, and tensors kept as attributes."""
+    for name, tensor in _own_tensors(module):
+        if tensor.requires_grad and tensor.is_leaf:
+            yield name, tensor
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name the parameters, buffers and attributes that are tensors."""
     for name, part in cast(Any, module).named_modules():
-        attributes: dict[str, Any] = {**own_parameters(part), **vars(part)}
-        for key, value in attributes.items():
-            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+        own: dict[str, Any] = {
+            **own_parameters(part),
+            **own_buffers(part),
+            **vars(part),
+        }
+        for key, value in own.items():
+            if isinstance(value, Tensor):
                 yield f"{name}.{key}".removeprefix("."), value
 
 

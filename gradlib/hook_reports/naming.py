@@ -1,7 +1,7 @@
 """Naming a gradient by its value: which known gradient is it, and in which form?"""
 
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import permutations
 
 import torch
@@ -9,26 +9,38 @@ from torch import Tensor
 
 MOST_DIMENSIONS = 5  # of a tensor whose dimensions are tried in every order
 
+TINY = torch.finfo(torch.float64).tiny
+
 Same = Callable[[Tensor, Tensor], bool]
 
 
-def name_by_value(grad: Tensor, *groups: Mapping[str, Tensor]) -> str | None:
+def name_by_value(
+    grad: Tensor, noise: Mapping[str, float], *groups: Mapping[str, Tensor]
+) -> str | None:
     """Name a gradient by the known gradient it is equal to.
 
     Args:
         grad: A gradient of any shape.
+        noise: How far apart two computations of a known gradient were, next to its
+            largest entry, by the same name; none for 0.
         groups: Known gradients by the name of the tensor they belong to. A form is
             looked for in the first group before the second.
 
     Returns:
         ``"gradient of weight, transposed"``, with every name that fits equally well;
         ``None`` where none does. A simple form goes before a far-fetched one, and
-        equal to the last bit before equal up to rounding, of little before of much.
+        equal to the last bit before equal up to rounding, and that before as far apart
+        as two computations of the same.
     """
     for form in FORMS:
         for known in groups:
-            for same in (_identical, _nearly, _roughly):
-                forms = {name: form(grad, value, same) for name, value in known.items()}
+            for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
+                forms = {
+                    name: form(
+                        grad, value, partial(_same, tolerance(name, grad, value))
+                    )
+                    for name, value in known.items()
+                }
                 found = [
                     f"{name}{said}" for name, said in forms.items() if said is not None
                 ]
@@ -83,25 +95,32 @@ def _expands(small: Tensor, large: Tensor) -> bool:
     return small.ndim <= large.ndim and all(a in (1, b) for a, b in sizes)
 
 
-def _identical(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(*_alike(a, b))
+def _nothing(_name: str, _a: Tensor, _b: Tensor) -> float:
+    return 0.0
 
 
-def _nearly(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors differ as the same sum does in another order."""
-    return a.shape == b.shape and _within(16 * _eps(a, b), a, b)
+def _rounding(_name: str, a: Tensor, b: Tensor) -> float:
+    """Return how far two tensors may differ as the same sum does in another order."""
+    return 4 * _eps(a, b)
 
 
-def _roughly(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors differ as two ways of computing the same do."""
-    return a.shape == b.shape and _within(math.sqrt(_eps(a, b)), a, b)
+def _repeating(noise: Mapping[str, float], name: str, a: Tensor, b: Tensor) -> float:
+    """Return how far two tensors may differ as the same computation does each time."""
+    return max(_rounding(name, a, b), 8 * noise.get(name, 0.0))
 
 
-def _within(tolerance: float, a: Tensor, b: Tensor) -> bool:
+def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
     """Tell whether two tensors are close, next to their largest entry."""
+    if a.shape != b.shape:
+        return False
     x, y = _alike(a, b)
     largest = max(_largest(t) for t in (x, y))
     return torch.allclose(x, y, rtol=0, atol=tolerance * largest, equal_nan=True)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Return how far two tensors of one shape differ, next to their largest entry."""
+    return _largest(a - b) / max(_largest(a), _largest(b), TINY)
 
 
 def _eps(a: Tensor, b: Tensor) -> float:

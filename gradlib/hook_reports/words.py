@@ -1,6 +1,7 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,9 @@ from gradlib.hook_reports.known import (
     KnownGradients,
     Names,
     each_inner_output,
+    gradients_of_idle,
 )
+from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.trial import Trial, differentiable, edge_of, uses_in
 from gradlib.private import own_parameters
 from gradlib.tree import Tree, tensors_in
@@ -52,6 +55,7 @@ class HookedCall:
         returned = (place for place, node in made if node and node is self._node)
         self._returned = next(returned, None)
         self._known = KnownGradients(self.trial(), self._names)
+        self._known.compare(KnownGradients(self.trial(), self._names))
         self.warnings = {*plain.warnings, *self._known.warnings}
 
     def _name_inner(self, name: str, tensor: Tensor) -> None:
@@ -68,6 +72,10 @@ class HookedCall:
         before = (n for n, _ in node.next_functions)
         pairs = zip(before, tensors, strict=True)
         return node.name(), tuple(name or _name(n) for n, name in pairs)
+
+    @cached_property
+    def _idle(self) -> dict[str, Tensor]:
+        return gradients_of_idle(self.trial(), self._names)
 
     def trial(self) -> Trial:
         """Return a fresh copy of the module and its inputs."""
@@ -92,11 +100,17 @@ class HookedCall:
         if not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
             return f"{dtype}zeros: {self._why_nothing(kind, field, i)}"
+        of_last_node = kind == LEGACY and field == "grad_input"
+        needed = not of_last_node or self._before[i] is not None
+        if not needed and (name := name_by_value(grad, {}, self._idle)):
+            return f"{name}, which does not require grad"
         name = self._known.name(grad, outputs_first=field != "grad_input")
         if name is not None:
             return name
-        if kind != LEGACY or field == "grad_output":
+        if not of_last_node:
             return "gradient of an inner tensor"
+        if not needed:
+            return "gradient for a tensor that does not require grad"
         tensor = self._tensors[i]
         if tensor == OUTSIDE:
             return f"gradient for {OUTSIDE}"

@@ -13,6 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from threading import Lock
 from typing import Any, cast
 
@@ -21,24 +22,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradlib.private import no_function_modes
+from gradlib.private import never_compiled, no_function_modes
 
 
 @contextmanager
 def retaining_noted() -> Generator[list[Tensor]]:
     """Give the list of the tensors whose ``retain_grad()`` is called meanwhile."""
+    _be_told()
     notes: list[Tensor] = []
-    kind: Any = Tensor
     with _lock:
         _everybodys.append(notes)
-        kind.retain_grad = _noted
     try:
         yield notes
     finally:
         with _lock:
             _everybodys[:] = [it for it in _everybodys if it is not notes]
-            if not _everybodys:
-                del kind.retain_grad  # what it had inherited is there again
 
 
 @contextmanager
@@ -134,7 +132,19 @@ _lock = Lock()
 _retain_grad = cast(Any, Tensor).retain_grad
 
 
+@cache
+def _be_told() -> None:
+    """Have ``retain_grad()`` tell us, from now on.
+
+    It is not put back after each call: a class that has changed a thousand times has
+    slow attributes for good, from Python 3.13 on.
+    """
+    cast(Any, Tensor).retain_grad = _noted
+
+
+@partial(never_compiled, because="gradlib notes which tensors retain their gradients")
 def _noted(tensor: Tensor) -> None:
+    """Enable this tensor to have its ``.grad`` populated during ``backward()``."""
     _retain_grad(tensor)
     for notes in _everybodys:
         notes.append(tensor)

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from gradlib.private import sequence_number
+from gradlib.private import no_dispatch_modes, sequence_number
 from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
 
@@ -104,8 +104,9 @@ def _number(frame: FrameType) -> int:
 def _same(a: Tree, b: Tree) -> bool:
     """Tell whether two trees have the same values, as far as these were kept."""
     pairs = zip(a.leaves, b.leaves, strict=False)
-    return a.spec == b.spec and all(
-        x.shape == y.shape and (x.device != y.device or torch.equal(x, y.detach()))
-        for x, y in pairs
-        if isinstance(x, Tensor) and isinstance(y, Tensor)
-    )
+    with no_dispatch_modes():  # a selective checkpoint's counts what is computed
+        return a.spec == b.spec and all(
+            x.shape == y.shape and (x.device != y.device or torch.equal(x, y.detach()))
+            for x, y in pairs
+            if isinstance(x, Tensor) and isinstance(y, Tensor)
+        )

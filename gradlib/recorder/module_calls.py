@@ -50,17 +50,30 @@ from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grad
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
 
+_never_compiled = partial(
+    never_compiled,
+    because="gradlib.record sees each module call, so it cannot record what is "
+    "compiled with fullgraph=True",
+)
+
 
 class ModuleCalls:
     """Writes down the calls of a block as they begin and return."""
 
-    def __init__(self, block: Block, passes: Passes, keep: Keep) -> None:
+    def __init__(
+        self,
+        block: Block,
+        passes: Passes,
+        keep: Keep,
+        when_forward_begins: Callable[[], None],
+    ) -> None:
         """Begin with no call.
 
         Args:
             block: What all calls have in common.
             passes: The backward passes of the block.
             keep: Gives what to keep of arguments and outputs.
+            when_forward_begins: Called as an outermost call begins.
         """
         self.traces: list[CallTrace] = []
         self._block = block
@@ -74,6 +87,7 @@ class ModuleCalls:
         # The calls that have returned and whose part of the graph is not hooked yet.
         self._returned: list[Frame] = []
         self._hooking = threading.RLock()
+        self.when_forward_begins = when_forward_begins
         passes.when_reached = self._hook_graphs
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
@@ -81,7 +95,7 @@ class ModuleCalls:
         # Those hooked, each with what it got: a tensor's id is its own while it lives.
         self._parameters: dict[int, tuple[nn.Parameter, End, Grads]] = {}
 
-    @never_compiled
+    @_never_compiled
     def before(
         self,
         hooked: Hooked,
@@ -113,7 +127,9 @@ class ModuleCalls:
             within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
-            self._remember_state(call, hooked.module)
+            self._remember_state(call, hooked.module, outermost=not stack)
+            if hooked.is_left_out:
+                call.moment = -1  # the model itself, which only counts the forwards
         else:
             call.idle, call.no_pass_because = (), ""
         frame = Frame(
@@ -182,9 +198,8 @@ class ModuleCalls:
             call.forward = next(self._forwards)
             if running == -1:
                 self._passes.finish()
-        if hooked.is_left_out:
-            call.moment = -1  # the model itself, which only counts the forwards
-        else:
+                self.when_forward_begins()
+        if not hooked.is_left_out:
             self.traces.append(call)
         return call
 
@@ -206,11 +221,13 @@ class ModuleCalls:
         is_known = last and set(found) <= _around(last, every)
         return last.call if last and is_known else None
 
-    def _remember_state(self, call: CallTrace, module: nn.Module) -> None:
+    def _remember_state(
+        self, call: CallTrace, module: nn.Module, *, outermost: bool
+    ) -> None:
         """Keep what it takes to compute the call again."""
         history = self._block.history
         if history is not None:
-            if call.caller == -1:
+            if outermost and call.caller == -1:
                 history.look(call.moment)
             call.module = module
             call.world = history.world(module, call.moment)
@@ -262,7 +279,7 @@ class ModuleCalls:
         if frame.gathers and self._gathers_parameters:
             frame.parameters = asked
 
-    @never_compiled
+    @_never_compiled
     def swapped(
         self, views: list[str] | None, module: nn.Module, _args: object
     ) -> None:
@@ -367,7 +384,7 @@ class ModuleCalls:
             for node in overwriting(base, end):
                 self._passes.hook_node(node, [*receivers.values()], frame.within)
 
-    @never_compiled
+    @_never_compiled
     def after(
         self,
         module: nn.Module,
@@ -393,12 +410,33 @@ class ModuleCalls:
                 self._take_parameters_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
+            if frame.gathers and self._gathers_inputs and frame.call.idle:
+                self._take_wakened(now, frame, args, kwargs)
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not stack:
             self._hook_graphs()
             self._settle_views(now)
             now.end_forward()
+
+    def _take_wakened(
+        self,
+        now: "_Running",
+        frame: Frame,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Hook the inputs that a call has made to require grad, as for forces."""
+        call = frame.call
+        places = [key for key in call.idle if isinstance(key, int)]
+        leaves = flatten_call(args, kwargs)[0] if places else []
+        for place in places:
+            leaf = leaves[place]
+            if leaf.requires_grad and leaf.is_leaf:
+                value = frame.inputs[place] = now.values.of(leaf)
+                if value.tap is None:
+                    self._hook_value(value, frame.within)
+                call.idle = [key for key in call.idle if key != place]
 
     def _take_outputs(
         self,

@@ -7,6 +7,7 @@ tensors and tuples of tensors.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from operator import methodcaller
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,12 @@ from gradlib.errors import (
     UnknownFieldError,
 )
 from gradlib.module_hook import ModuleHook
-from gradlib.private import forget_compiled, hook_module, own_parameters
+from gradlib.private import (
+    forget_compiled,
+    hook_module,
+    own_children,
+    own_parameters,
+)
 from gradlib.recorder.hooked import (
     Hooked,
     flattened,
@@ -190,6 +196,7 @@ class _Recorder:
         self._passes = Passes(keep, keep_total, reduces=reduces or moves)
         self._modules = modules_of(model)  # by name; more may be added in the block
         self._names = recorded_names(model, self._modules)
+        self._met = set(self._modules.values())
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
         replayable = "args" in fields and not reduces and not is_sharded(model)
@@ -203,8 +210,12 @@ class _Recorder:
             copies=copies,
         )
         keep_value = keep if values else _nothing
-        self._calls = ModuleCalls(self._block, self._passes, keep_value)
+        self._calls = ModuleCalls(
+            self._block, self._passes, keep_value, self._look_for_new
+        )
         self._flattened = flattened(model)
+        self._model = model
+        self._standing: list[Any] = []  # what stood in the modules at the last look
         self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
@@ -224,6 +235,7 @@ class _Recorder:
         for undo in self._undo:
             undo()
         self._undo.clear()
+        self._calls.when_forward_begins = _nothing  # a circle would keep all
         self._passes.remove_hooks()
         self._block.copies.wait()
         forget_compiled()
@@ -250,14 +262,36 @@ class _Recorder:
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
         """Hook what is added to a module while the block runs."""
+        history = self._block.history
+        if module is None or (history is not None and history.is_set_back):
+            return
         for name, known in list(self._modules.items()):
-            if known is parent and module is not None:
+            if known is parent:
                 for path, inner in modules_of(module).items():
-                    full = ".".join(part for part in (name, key, path) if part)
-                    if inner not in self._modules.values():
-                        self._modules[full] = inner
-                        self._names[full] = full
-                        self._attach(full, inner)
+                    self._meet(".".join(it for it in (name, key, path) if it), inner)
+
+    def _look_for_new(self) -> None:
+        """Hook what came in without a word: ``Sequential.insert`` says none."""
+        # Without a loop in Python: this runs at each forward, and rarely finds any.
+        inside: Any = filter(None, map(own_children, self._modules.values()))
+        standing = [*map(tuple, map(methodcaller("values"), inside))]
+        if standing != self._standing:
+            self._standing = standing
+            for name, module in modules_of(self._model).items():
+                self._meet(name, module)
+
+    def _meet(self, name: str, module: nn.Module) -> None:
+        """Hook a module, unless it was hooked before."""
+        if module in self._met:
+            return
+        standing = modules_of(self._model).items()
+        moved = {it for place, it in standing if self._modules.get(place) is not it}
+        while self._modules.get(name) in moved:
+            name += " (new)"  # than the one that had it, and has another place now
+        self._met.add(module)
+        self._modules[name] = module
+        self._names[name] = name
+        self._attach(name, module)
 
 
 def _nothing(*_: object) -> None:

@@ -21,6 +21,7 @@ from gradlib.opaque import keep_opaque
 from gradlib.private import (
     BACKWARD_PRE_HOOKS,
     BUFFERS,
+    CHILDREN,
     FORWARD_HOOKS,
     PARAMETERS,
     is_of_torch,
@@ -156,6 +157,7 @@ class _Scene:
     def set(self) -> Generator[None]:
         """Give the module, and whatever it may call, the state they had."""
         before = {module: dict(vars(module)) for module in self._modules()}
+        self._history.is_set_back = True
         try:
             for module in before:
                 self._set(module)
@@ -167,12 +169,14 @@ class _Scene:
             for module, state in before.items():
                 vars(module).clear()
                 vars(module).update(state)
+            self._history.is_set_back = False
 
     def run(self, world: World) -> Tree:
         """Call the module."""
         args, kwargs = self._arguments()
         with _surrounded_by(world), self._explained("Computing"):
-            return Tree.of(self._module(*args, **kwargs))
+            # Not the class's own __call__: what that changes was recorded as changed.
+            return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
 
     def pull(
         self, output: Tree, grads: Mapping[Key, Tensor | None]
@@ -212,9 +216,9 @@ class _Scene:
 
     def _modules(self) -> Iterable[nn.Module]:
         """Return what the call may call: a module may know others than those in it."""
-        if is_of_torch(type(self._module)) and not own_children(self._module):
-            return [self._module]
-        inner = cast(Any, self._module).modules()
+        inner = self._history.inside(self._module, self._trace.moment)
+        if is_of_torch(type(self._module)) and len(inner) == 1:
+            return inner
         return dict.fromkeys((*inner, *self._history.modules))
 
     def _set(self, module: nn.Module) -> None:
@@ -234,6 +238,10 @@ class _Scene:
                 made = buffers[name] = self._change(value)
                 self._copies.know(buffer, made)
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
+        children = self._history.children(module, moment)
+        for name in children.keys() - own_children(module).keys():
+            state.pop(name, None)  # what has taken the child's place since
+        state[CHILDREN] = children
         state["training"] = self._history.training(module, moment)
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
@@ -323,7 +331,7 @@ def _known(trace: CallTrace) -> tuple[History, World]:
     world, called = trace.world, trace.module
     assert world is not None, "it is kept with every history"
     assert called is not None, "it is kept with every history"
-    for module in cast(Any, called).modules():
+    for module in history.inside(called, trace.moment):
         if isinstance(module, torch.jit.ScriptModule):
             raise CannotReplayError(
                 f"{label(trace)} contains a ScriptModule, whose weights cannot be "

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
-from typing import Any, cast
+from operator import itemgetter, methodcaller
+from typing import Any, TypeAlias, cast
 
 import numpy
 import torch
@@ -95,8 +95,12 @@ SMALL = 2**12
 """Up to how many entries a buffer is copied."""
 
 
+Children: TypeAlias = dict[str, nn.Module | None]
+"""What stands in a module, by name."""
+
+
 class History:
-    """The weights, buffers and modes of a model at every moment of a block.
+    """The weights, buffers, modes and children of a model at each moment of a block.
 
     A moment is a number that grows; what stands in a place is kept again only when it
     has changed.
@@ -109,6 +113,12 @@ class History:
         self._kept: dict[int, Kept] = {}
         self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
+        self._children: list[tuple[int, dict[nn.Module, Children]]] = []
+        self.is_set_back = False  # while a call is computed again
+        # What the last look saw: its moment, the modes, what stood in the modules.
+        self._looked = -1
+        self._seen: dict[nn.Module, bool] = {}
+        self._standing: list[tuple[Any, ...]] = []
         self._world: World | None = None
         # After which moment a module may have changed its buffers.
         self._called: dict[nn.Module, int] = {}
@@ -130,6 +140,8 @@ class History:
                 self._look_at(module, buffers, self._called.pop(module, moment))
         if not self._modes or modes != self._modes[-1][1]:
             self._modes.append((moment, modes))
+        self._looked, self._seen = moment, self._modes[-1][1]
+        self._look_inside()
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call has made: the parameters of a lazy module."""
@@ -144,6 +156,8 @@ class History:
 
     def world(self, module: nn.Module, moment: int) -> World:
         """Return what surrounds a call of `module` that begins now."""
+        if module not in self._seen:
+            self._meet_new(module, moment)
         buffers = own_buffers(module)
         if buffers:  # a call may change its own, as BatchNorm does
             self._look_at(module, buffers, self._called.get(module, moment))
@@ -160,6 +174,23 @@ class History:
             random = known.random  # each is some kilobytes
         self._world = World(random, cuda, autocast)
         return self._world
+
+    def children(self, module: nn.Module, moment: int) -> Children:
+        """Return what stood in `module` at a moment."""
+        until = bisect_right(self._children, moment, key=itemgetter(0))
+        known = self._children[max(until - 1, 0)][1].get(module)
+        return dict(own_children(module).items() if known is None else known)
+
+    def inside(self, module: nn.Module, moment: int) -> list[nn.Module]:
+        """Return `module` and all that stood in it at a moment."""
+        found = {module: None}
+        waiting = [module]
+        while waiting:
+            for child in self.children(waiting.pop(), moment).values():
+                if child is not None and child not in found:
+                    found[child] = None
+                    waiting.append(child)
+        return list(found)
 
     def at(self, module: nn.Module, moment: int) -> dict[str, Kept]:
         """Return the own parameters and buffers that `module` had at a moment.
@@ -179,6 +210,23 @@ class History:
         """Tell whether `module` was in training at a moment."""
         modes = next(modes for at, modes in reversed(self._modes) if at <= moment)
         return modes.get(module, module.training)
+
+    def _meet_new(self, module: nn.Module, moment: int) -> None:
+        """Keep a module that a forward has made, as if it had stood there before."""
+        self.meet(module, moment)
+        self._seen[module] = module.training
+        self._look_inside()
+
+    def _look_inside(self) -> None:
+        """Keep what stands in the modules, if that has changed."""
+        modules = self._modules.values()
+        # Without a loop in Python: this runs at each forward, and rarely finds more.
+        with_children = filter(None, map(own_children, modules))
+        standing = [*map(tuple, map(methodcaller("items"), with_children))]
+        if standing != self._standing or not self._children:
+            children = {it: dict(own_children(it).items()) for it in modules}
+            self._children.append((self._looked, children))
+            self._standing = standing
 
     def _look_at(
         self, module: nn.Module, own: Mapping[str, Tensor | None], moment: int

@@ -503,7 +503,13 @@ def test_retained_gradients_are_not_filled(x: Tensor, mode: str) -> None:
     retained = model.hidden.grad
     assert retained is not None
     assert torch.equal(retained, model.last.weight.sum(0).expand(4, 4))
-    assert "retain_grad" not in vars(Tensor)
+
+
+def test_the_class_of_tensors_is_changed_once_only(x: Tensor) -> None:
+    gradlib.per_sample_jacobian(torch.sin, x)
+    told = vars(Tensor)["retain_grad"]
+    gradlib.per_sample_jacobian(torch.sin, x)
+    assert vars(Tensor)["retain_grad"] is told
 
 
 def test_retained_gradients_of_tensors_that_are_there_are_left(x: Tensor) -> None:

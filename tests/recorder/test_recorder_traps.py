@@ -18,7 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import gradlib
 
@@ -350,6 +354,99 @@ def test_a_module_added_in_the_block() -> None:
     assert_close(recording["1"].param_grads["weight"], late.weight.grad)
     assert not late._forward_hooks
     assert not late._forward_pre_hooks
+
+
+@pytest.mark.parametrize("options", [{}, {"reduce": gradlib.tensor_stats}])
+def test_a_module_inserted_in_the_block(options: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    with gradlib.record(model, **options) as recording:
+        run(model, x)
+        model.insert(0, nn.Linear(3, 3))  # which fires no registration hook
+        run(model, x)
+        run(model, x)
+    names = [call.name for call in recording]
+    assert names == ["", "0", *2 * ["", "0 (new)", "0"]]
+    grads = recording["0 (new)", 1].param_grads
+    assert grads is not None
+    assert grads["weight"] is not None
+    assert not model[0]._forward_hooks
+
+
+def test_a_module_taken_out_and_put_back_is_recorded_once() -> None:
+    model = nn.Sequential(first := nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        for module in (nn.Linear(3, 3), first):
+            model[0] = module
+            run(model, x)
+    assert [call.name for call in recording] == ["", "0", "", "0"]
+
+
+def test_a_module_built_at_each_forward_outlives_a_look_back() -> None:
+    class Builds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer = nn.Linear(3, 3)
+            return self.layer(x)
+
+    model = Builds()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        recording.verify()
+        live = model.layer
+        run(live, x)
+    assert [call.name for call in recording] == ["", "layer", "layer"]
+    assert_close(recording["layer", 1].output, live(x))
+
+
+def test_an_input_that_the_call_makes_require_grad() -> None:
+    class Forces(nn.Module):
+        """Energies, and what pulls at each atom."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            energy = self.energy(x.requires_grad_())
+            forces = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return energy, -forces[0]
+
+    model = Forces()
+    x = torch.randn(5, 3)
+    with gradlib.record(model) as recording:
+        energy, forces = model(x)
+        (energy.sum() + forces.pow(2).sum()).backward()
+    last = recording[""].passes[-1]
+    assert_close(last.grad_input, (x.grad,))
+    assert_close(last.grad_input_total, (x.grad,))
+    assert "does not require grad" not in recording[""].note
+
+
+def test_a_selective_checkpoint() -> None:
+    def keep_products() -> Any:
+        return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(
+                lambda it: self.last(self.first(it).tanh()),
+                x,
+                use_reentrant=False,
+                context_fn=keep_products,
+            )
+
+    model = Checkpointed()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording["first"].grad_input, (x.grad,))
+    assert_close(recording["last"].param_grads["weight"], model.last.weight.grad)
 
 
 def test_a_module_deleted_in_the_block() -> None:

@@ -523,6 +523,20 @@ def test_modes_of_each_forward() -> None:
     assert not model.training
 
 
+class Scaled(nn.Linear):
+    """Changes what it is given and returns, outside of what hooks see."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * super().__call__(2 * x) + 1
+
+
+def test_a_class_with_a_call_of_its_own() -> None:
+    model = nn.Sequential(Scaled(3, 2), nn.Tanh())
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    assert_replays(recording, model)
+    assert recording.verify().ok
+
+
 def test_what_a_module_keeps_in_attributes_stays() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -942,10 +956,9 @@ def test_an_exception_leaves_everything_as_it_was(when: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_a_script_module() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    recording = replays(model, torch.ones(1, 2))
     scripted: Any = torch.jit.trace(nn.Tanh(), torch.ones(1))
-    model.append(scripted)
+    model = nn.Sequential(nn.Linear(2, 2), scripted)
+    recording = replays(model, torch.ones(1, 2))
     with pytest.raises(gradlib.CannotReplayError, match="contains a ScriptModule"):
         recording[""].replay()
 

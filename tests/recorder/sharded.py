@@ -1,0 +1,132 @@
+"""One of two processes that train a sharded model, each with data of its own.
+
+What it records is compared with what an unsharded copy records for the same data, and
+that with autograd. Call it with its rank and a file that both know.
+"""
+
+import copy
+import sys
+import warnings
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.testing import assert_close
+
+import gradlib
+
+
+class Net(nn.Module):
+    """Has parameters of its own, and a child that is sharded alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Linear(3, 5)
+        self.second = nn.Linear(5, 2)
+        self.scale = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * self.scale)
+
+
+def newer(model: Net, **options: Any) -> nn.Module:
+    fully_shard(model.first, **options)
+    return cast(Any, fully_shard(model))
+
+
+def older(model: Net, **options: Any) -> nn.Module:
+    def sharded(part: nn.Module) -> nn.Module:
+        on = torch.device("cpu")
+        return FullyShardedDataParallel(part, device_id=on, **options)
+
+    model.first = sharded(model.first)
+    return sharded(model)
+
+
+WAYS: dict[str, partial[nn.Module]] = {
+    "fully_shard": partial(newer),
+    "fully_shard, kept whole": partial(newer, reshard_after_forward=False),
+    "FullyShardedDataParallel, flat": partial(older, use_orig_params=False),
+    "FullyShardedDataParallel": partial(older, use_orig_params=True),
+}
+
+FIELDS = ("args", "output", "grad_input", "grad_output")
+OWN = ("param_grads", "param_grads_total")
+
+
+def train(model: nn.Module, inputs: list[Tensor]) -> gradlib.Recording:
+    """Run two steps of one forward each, and one of two."""
+    with gradlib.record(model) as recording:
+        for x in inputs[:2]:
+            model(x).square().sum().backward()
+        (model(inputs[2]).square().sum() + model(inputs[3]).sum()).backward()
+    return recording
+
+
+def name_inside(name: str) -> str:
+    """Return the name that a module has where nothing wraps it."""
+    return ".".join(it for it in name.split(".") if it != "_fsdp_wrapped_module")
+
+
+def check(shard: partial[nn.Module], rank: int) -> None:
+    """Compare one way of sharding with none."""
+    torch.manual_seed(0)
+    plain = Net()
+    model = shard(copy.deepcopy(plain))
+    torch.manual_seed(1 + rank)
+    inputs = [torch.randn(4, 3, requires_grad=True) for _ in range(4)]
+    found = train(model, inputs)
+    grads = [x.grad for x in inputs]
+    for x in inputs:
+        x.grad = None
+    expected = train(plain, inputs)
+    assert_close(grads, [x.grad for x in inputs])
+
+    calls = {(name_inside(it.name), it.index): it for it in found}  # the innermost
+    assert len(calls) == len(expected) == 12
+    for wanted in expected:
+        call = calls[wanted.name, wanted.index]
+        assert call.module_type in (wanted.module_type, f"FSDP{wanted.module_type}")
+        assert call.note == wanted.note
+        for field in FIELDS:
+            assert_close(getattr(call, field), getattr(wanted, field))
+        # The older one gives a module other tensors as parameters in each forward.
+        several = shard.func is older and wanted.index > 1
+        for field in OWN[: 1 if several else 2]:
+            assert_close(getattr(call, field), getattr(wanted, field))
+    for name, parameter in plain.named_parameters():
+        owner, _, key = name.rpartition(".")
+        shares = [it.param_grads[key] for it in expected.calls(owner)]
+        grad = sum(shares)
+        assert_close(grad, parameter.grad)
+        distributed.all_reduce(grad)
+        if shard.func is newer:
+            sharded: Any = model.get_parameter(name).grad
+            assert_close(sharded.full_tensor(), grad / 2)
+
+
+def main(rank: int, store: str) -> None:
+    """Check every way of sharding."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's own: one of the two is the older one
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    for name, shard in WAYS.items():
+        try:
+            check(shard, rank)
+        except Exception as error:
+            error.add_note(f"With {name}, in process {rank}.")
+            raise
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,38 @@
+"""Models that are sharded over two processes, each with data of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("sharded.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this torch has no gloo, by which two processes without a GPU talk",
+)
+def test_both_kinds_of_fully_sharded_data_parallel(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(PROGRAM)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)

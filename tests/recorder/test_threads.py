@@ -1,0 +1,76 @@
+"""What threads share in a recorder: numbers that no two of them get."""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlib
+
+THREADS, STEPS = 2, 50
+
+
+@pytest.fixture
+def _hasty() -> Generator[None]:
+    """Have threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("_hasty")
+def test_two_threads_number_what_they_record() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 1)))
+    parameters = dict(model.named_parameters())
+    inputs = torch.randn(THREADS, STEPS, 2, 3).requires_grad_()
+    start = threading.Barrier(THREADS)
+    given: dict[int, tuple[Tensor, ...]] = {}
+
+    def train(thread: int) -> None:
+        start.wait(10)
+        for step in range(STEPS):
+            x = inputs[thread, step]
+            loss = model(x).square().sum()
+            given[thread * STEPS + step] = torch.autograd.grad(
+                loss, [x, *parameters.values()]
+            )
+
+    with ThreadPoolExecutor(THREADS) as pool, gradlib.record(model) as recording:
+        list(pool.map(train, range(THREADS)))
+
+    outermost = recording.calls("")
+    every = range(THREADS * STEPS)
+    assert sorted(call.forward for call in outermost) == [*every]
+    assert sorted(call.passes[0].backward for call in outermost) == [*every]
+    for name, _ in model.named_modules():
+        assert sorted(call.index for call in recording.calls(name)) == [*every]
+    moments = [call._trace.moment for call in recording]
+    assert len(set(moments)) == len(moments) == 5 * len(every)
+
+    # All calls of a forward are of one thread, and have its values and its pass.
+    by_forward = Counter(call.forward for call in recording)
+    assert set(by_forward.values()) == {5}
+    for part in recording.forwards:
+        (place,) = (
+            i
+            for i, x in enumerate(inputs.detach().flatten(0, 1))
+            if torch.equal(part[""].args[0], x)
+        )
+        grads = dict(zip(["input", *parameters], given[place], strict=True))
+        assert_close(part[""].grad_input, (grads["input"],))
+        assert len({call.passes[0].backward for call in part}) == 1
+        for name, module in model.named_modules():
+            for key, _ in module.named_parameters(recurse=False):
+                assert_close(part[name].param_grads[key], grads[f"{name}.{key}"])
+        callers = {call._trace.moment: call for call in part}
+        around = {it.name: callers.get(it._trace.caller) for it in part}
+        names = {name: call and call.name for name, call in around.items()}
+        assert names == {"": None, "0": "", "1": "", "1.0": "1", "1.1": "1"}
