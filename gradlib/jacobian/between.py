@@ -1,6 +1,6 @@
 """The nodes between what was computed and what it was computed from."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from torch.autograd.graph import Node
@@ -17,7 +17,7 @@ def between(starts: Sequence[Node], ends: Set[Place]) -> dict[Node, list[Place]]
     """
     found: dict[Node, list[Place]] = {}
     at_ends = {node for node, _ in ends}
-    for node, places in reversed(_below(starts).items()):
+    for node, places in _from_below(starts):
         led = [place for place in places if place in ends or found.get(place[0])]
         if led or node in at_ends:
             found[node] = led
@@ -26,24 +26,22 @@ def between(starts: Sequence[Node], ends: Set[Place]) -> dict[Node, list[Place]]
 
 def in_order(starts: Sequence[Node]) -> list[Node]:
     """Return the nodes below some, each before those that it leads to."""
-    return list(_below(starts))
+    return [node for node, _ in _from_below(starts)][::-1]
 
 
-def _below(starts: Sequence[Node]) -> dict[Node, list[Place]]:
-    """Return the nodes below some in order, and the places that each leads to.
+def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, list[Place]]]:
+    """Go through the nodes below some, each after those that it leads to.
 
     What a node leads to is made anew whenever it is asked, so it is asked once.
     """
-    done: list[Node] = []
-    seen: dict[Node, list[Place]] = {}
-    stack = [(start, False) for start in starts]
+    seen: set[Node] = set()
+    stack: list[tuple[Node, list[Place] | None]] = [(start, None) for start in starts]
     while stack:
-        node, left = stack.pop()
-        if left:
-            done.append(node)
+        node, places = stack.pop()
+        if places is not None:
+            yield node, places  # all below it is done
         elif node not in seen:
-            places: Any = [it for it in node.next_functions if it[0] is not None]
-            seen[node] = places
-            stack.append((node, True))
-            stack += [(before, False) for before, _ in places if before not in seen]
-    return {node: seen[node] for node in reversed(done)}
+            seen.add(node)
+            led: Any = [it for it in node.next_functions if it[0] is not None]
+            stack.append((node, led))
+            stack += [(below, None) for below, _ in led if below not in seen]

@@ -1,6 +1,5 @@
 """How much memory is free, and how much a backward pass takes."""
 
-import math
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -10,8 +9,8 @@ from torch.autograd.graph import Node
 
 from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at, graph_is_captured, sequence_number
-from gradlib.vjp.connection import Place, place_of
+from gradlib.private import graph_is_captured, sequence_number
+from gradlib.vjp.connection import place_of
 
 SHARE = 0.5
 """Of the free memory, what a Jacobian may take unless it is told."""
@@ -58,32 +57,25 @@ def bytes_of_pass(graph: Graph) -> int:
     there is a way to what is differentiated for, and counts what waits at the nodes it
     has not come to.
     """
-    way = graph.way
-    sizes: dict[Place, int] = {}  # of what has come to a place
+    way, sizes = graph.way, graph.sizes
+    come = {place_of(root) for root in graph.roots}
     held: dict[Node, int] = defaultdict(int)
-    for place in {place_of(root) for root in graph.roots}:
-        sizes[place] = _size_at(place)
+    for place in come:
         held[place[0]] += sizes[place]
-    height = total = sum(sizes.values())
+    height = total = sum(held.values())
     inner = [node for node, places in way.items() if places]
     for node in sorted(inner, key=sequence_number, reverse=True):
-        given = 0
-        more = 0
-        for place in set(way[node]):
-            size = sizes.get(place)
-            if size is None:
-                size = sizes[place] = _size_at(place)
-                # What has come to an end waits for nothing.
-                if way[place[0]]:
-                    held[place[0]] += size
-                    more += size
+        places = way[node]
+        given = more = 0
+        for place in places if len(places) == 1 else set(places):
+            size = sizes[place]
             given += size
+            # What has come to an end waits for nothing.
+            if place not in come and way[place[0]]:
+                come.add(place)
+                held[place[0]] += size
+                more += size
         # An operation has what came in and what goes out at the same time.
         height = max(height, total + given)
         total += more - held[node]
     return height
-
-
-def _size_at(place: Place) -> int:
-    form = forms_at(place[0])[place[1]]
-    return math.prod(map(int, form.shape)) * form.dtype.itemsize

@@ -1,6 +1,7 @@
 """The memory of a result: whether there is room, and where it is made."""
 
 import ctypes
+import math
 import mmap
 from collections.abc import Callable
 from functools import cache
@@ -35,7 +36,9 @@ def samples_at_once(chain: Chain) -> int:
     most = in_caches(chain.x)
     if chain.maps.layers and chain.x.device.type == "cpu":
         most = MAPS_IN_CACHE
-    return max(1, most // max(1, _entries(chain)))
+    samples = max(1, chain.x.shape[0])
+    parts = math.ceil(samples / max(1, most // max(1, _entries(chain))))
+    return math.ceil(samples / parts)  # alike: a smaller last one would be slower
 
 
 def in_caches(like: Tensor) -> int:

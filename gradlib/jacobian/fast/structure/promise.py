@@ -27,15 +27,17 @@ def promises(graph: Graph, rows: float, entries: int) -> bool:
     if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
         return False
     end, way = place_of(graph.points[0])[0], graph.way
+    sizes, each = graph.sizes, graph.roots[0].element_size()
     work, parts = 0, False
     for node, places in way.items():
-        if node.name() not in RULES and node is not end:
+        name = node.name()
+        if name not in RULES and node is not end:
             return False
-        shape = forms_at(node)[0].shape
-        size = math.prod(map(int, shape))
-        work += 2 * ENTRY * size
-        if node.name() in PRODUCTS:
-            parts = parts or size > batch * int(shape[-1])
+        work += 2 * ENTRY * sum(map(sizes.__getitem__, places)) // each
+        if name in PRODUCTS:
+            shape = tuple(map(int, forms_at(node)[0].shape))
+            size = math.prod(shape)
+            parts = parts or size > batch * shape[-1]
             for before, number in places:
                 work += size * int(forms_at(before)[number].shape[-1])
     return parts and rows * work > LOOK * len(way)
