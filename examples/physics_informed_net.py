@@ -99,7 +99,7 @@ def residual(u: torch.Tensor, v: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def loss() -> torch.Tensor:
-    """Return how far the net is from the equation, and from the start it shall have."""
+    """Return how far the net is from the equation and from the start."""
     u, v, a = net(t), velocity(t), acceleration(t)
     start = (u[0] - START).square().sum() + v[0].square().sum()
     return residual(u, v, a).square().mean() + start

@@ -84,8 +84,8 @@ except IndexError as error:
 # gradient of the layer's input, the other of its output. Even their shapes differ.
 
 # %%
-print("grad_input: ", [list(grad.shape) for grad in store["fc2"]["grad_input"][step]])
-print("grad_output:", [list(grad.shape) for grad in store["fc2"]["grad_output"][step]])
+for name, steps in store["fc2"].items():
+    print(f"{name:11}", [list(grad.shape) for grad in steps[step]])
 
 # %% [markdown]
 # ## The same with a recording

@@ -177,5 +177,5 @@ plt.show()
 figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout="constrained")
 for ax, (title, shown) in zip(axes, steps.items(), strict=True):
     shown.plot(ax=ax)
-    ax.set_title(title, loc="left")
+    ax.set_title(title, loc="left", pad=32)
 plt.show()

@@ -3,6 +3,9 @@
 A page holds a marker:
 
     <div class="wordings" data-code="GL103"></div>
+
+Messages are made of common words, which other pages have in their titles. So such a
+page counts for more in the site's search, and is found by the message.
 """
 
 import json
@@ -18,11 +21,12 @@ from mkdocs_hooks.hook_recordings import release, span
 from mkdocs_hooks.recorded_programs import highlighted
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
+BOOST = 4  # with more, words such as "gradient argument" would find these pages first
 MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
-    """Replace the marker of a page."""
+    """Replace the marker of a page, and have the search prefer the page."""
 
     def made(marker: re.Match[str]) -> str:
         try:
@@ -32,7 +36,10 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
                 f"{page.file.src_uri}: {marker[0]} names no code of docs/data/errors"
             ) from None
 
-    return MARKER.sub(made, content)
+    content, replaced = MARKER.subn(made, content)
+    if replaced:
+        page.meta["search"] = {"boost": BOOST}
+    return content
 
 
 def wordings(code: str) -> str:
@@ -46,7 +53,7 @@ def wordings(code: str) -> str:
         + listed({build: said[build][i]["error"] for build in said})
         for i, mistake in enumerate(newest["mistakes"][code])
     ]
-    begin = f"<p>Run were torch {', '.join(recorded)}. Each program begins with</p>"
+    begin = f"<p>Run in torch {', '.join(recorded)}. Each program begins with</p>"
     start = highlighted(newest["start"])
     return f"{begin}{start}<p>and goes on with</p>{''.join(mistakes)}"
 

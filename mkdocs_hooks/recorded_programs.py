@@ -107,7 +107,7 @@ def ran(recorded: Builds, name: str, torch: str | None = None) -> str:
 
 def outcome(recording: dict[str, Any]) -> str:
     """Return what a program printed, then what it warned of and raised."""
-    printed = f'<span class="printed">{escape(recording["stdout"])}</span>'
+    printed = f'<span class="printed ran-printed">{escape(recording["stdout"])}</span>'
     shown = f'<div class="highlight"><pre><code>{printed}</code></pre></div>'
     messages = [*recording["warnings"], *filter(None, [recording["error"]])]
     items = "".join(f"<li><code>{escape(message)}</code></li>" for message in messages)

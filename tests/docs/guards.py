@@ -64,6 +64,7 @@ _CODE_LINK_OR_FORMULA = re.compile(
 )
 _QUOTE = re.compile(r"(^[ \t]*>.*\n)+(?P<below>\s*(\S.*\n?)*)", re.MULTILINE)
 _PRINTED = re.compile(r"[^#]*#>|\s*# >")  # some formatters write # > for #>
+PAGE_WIDTH = 87
 _ADDRESS = re.compile(r"\s*#>.*\b0x[0-9a-f]{6,}")
 
 
@@ -297,6 +298,16 @@ def addresses(name: str, text: str) -> list[str]:
         f"{name}:{number}: an address is printed: print a name, as in grad_fn.name()"
         for number, line in enumerate(text.split("\n"), start=1)
         if _ADDRESS.match(line)
+    ]
+
+
+def wide_output(name: str, text: str) -> list[str]:
+    """Printed lines that run past a block on a page of 1280 pixels."""
+    return [
+        f"{name}:{number}: the line is cut off on the page: print fewer than "
+        f"{PAGE_WIDTH + 1} columns, a message with textwrap.fill(str(error), 76)"
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.lstrip().startswith("#>") and len(line) > PAGE_WIDTH
     ]
 
 

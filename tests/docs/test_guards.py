@@ -31,6 +31,7 @@ GUARDS_OF_TEXT: list[Guard] = [
     guards.quotes_without_source,
     guards.settings_of_fences,
     guards.addresses,
+    guards.wide_output,
 ]
 
 
@@ -341,6 +342,12 @@ def test_right_settings_pass():
 def test_an_address_is_found():
     text = "```python\nprint(f)\n#> <F object at 0x7f3a2b1c>\n```\n"
     assert guards.addresses("a.md", text)[0].startswith("a.md:3: ")
+
+
+def test_a_printed_line_wider_than_the_page_is_found():
+    text = f"```python\nprint(f)\n#> {'x' * 84}\n#> {'x' * 85}\n```\n"
+    found = guards.wide_output("a.md", text)
+    assert [it.split(": ")[0] for it in found] == ["a.md:4"]
 
 
 def test_a_block_only_on_one_side_is_found():

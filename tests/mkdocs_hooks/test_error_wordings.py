@@ -15,7 +15,7 @@ from mkdocs_hooks import error_wordings
 from mkdocs_hooks.hook_recordings import release, span
 
 ROOT = Path(__file__).parents[2]
-PAGE: Any = SimpleNamespace(file=SimpleNamespace(src_uri="errors/GL109.md"))
+PAGE: Any = SimpleNamespace(file=SimpleNamespace(src_uri="errors/GL109.md"), meta={})
 SOURCE = (ROOT / "docs/errors/GL109.md").read_text()
 BUILDS = sorted(
     (path.stem for path in error_wordings.FOLDER.glob("*.json")), key=release

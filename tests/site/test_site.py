@@ -221,6 +221,28 @@ def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
     assert heard == []
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "GL109",
+            "The differentiated Tensor at index 0 appears to not have been used in the "
+            "graph. Set allow_unused=True if this is the desired behavior.",
+        ),
+        ("GL110", "One of the differentiated Tensors does not require grad"),
+    ],
+)
+def test_search_finds_the_page_of_a_message(
+    page: Page, searchable_site: Server, code: str, message: str
+) -> None:
+    page.goto(searchable_site.url)
+    page.locator("input.md-search__input").fill(message)
+    first = page.locator(".md-search-result__link").first
+    expect(first).to_have_attribute(
+        "href", re.compile(f"errors/{code}/"), timeout=10000
+    )
+
+
 def test_the_button_in_the_header_switches_the_scheme(page: Page, site: Server) -> None:
     page.goto(site.url)
     for name, scheme in [("Switch to light", "default"), ("Switch to dark", "slate")]:
