@@ -16,6 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -165,7 +166,8 @@ def ridges(
             width = (high - low) / len(ridge.counts)
             edges = [low + width * i for i in range(len(ridge.counts) + 1)]
             tops = [row + 0.4 - 0.8 * count / highest for count in ridge.counts]
-            ax.stairs(tops, edges, baseline=row + 0.4, fill=True, color=colour)
+            steps = StepPatch(tops, edges, baseline=row + 0.4, facecolor=colour, lw=0)
+            ax.add_artist(steps)  # with ax.stairs the axis would fit itself each time
     named = _name_rows(labels, ax)
     ax.set_xlim(low, high)
     _powers_of_ten(ax.xaxis, low, high)
