@@ -7,7 +7,6 @@ tensors and tuples of tensors.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from operator import methodcaller
 from typing import Any, cast
 
 import torch
@@ -24,8 +23,8 @@ from gradlib.module_hook import ModuleHook
 from gradlib.private import (
     forget_compiled,
     hook_module,
-    own_children,
     own_parameters,
+    what_stands_in,
 )
 from gradlib.recorder.hooked import (
     Hooked,
@@ -272,9 +271,7 @@ class _Recorder:
 
     def _look_for_new(self) -> None:
         """Hook what came in without a word: ``Sequential.insert`` says none."""
-        # Without a loop in Python: this runs at each forward, and rarely finds any.
-        inside: Any = filter(None, map(own_children, self._modules.values()))
-        standing = [*map(tuple, map(methodcaller("values"), inside))]
+        standing = what_stands_in(self._modules.values())
         if standing != self._standing:
             self._standing = standing
             for name, module in modules_of(self._model).items():

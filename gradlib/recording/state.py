@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 import numpy
@@ -22,6 +22,7 @@ from gradlib.private import (
     own_buffers,
     own_children,
     own_parameters,
+    what_stands_in,
 )
 from gradlib.values import keep, same_values
 
@@ -220,9 +221,7 @@ class History:
     def _look_inside(self) -> None:
         """Keep what stands in the modules, if that has changed."""
         modules = self._modules.values()
-        # Without a loop in Python: this runs at each forward, and rarely finds more.
-        with_children = filter(None, map(own_children, modules))
-        standing = [*map(tuple, map(methodcaller("items"), with_children))]
+        standing = what_stands_in(modules)
         if standing != self._standing or not self._children:
             children = {it: dict(own_children(it).items()) for it in modules}
             self._children.append((self._looked, children))
