@@ -264,7 +264,7 @@ own_parameters, own_buffers, own_children = map(
 def what_stands_in(modules: Iterable[nn.Module]) -> list[tuple[Any, ...]]:
     """Return the names and modules that stand in each of several, if any do.
 
-    There is no loop in Python: it is asked at each forward, and says little that is new.
+    There is no loop in Python: it is asked at each forward, and rarely says anything.
     """
     inside: Any = filter(None, map(own_children, modules))
     return [*map(tuple, map(methodcaller("items"), inside))]
