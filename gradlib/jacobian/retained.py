@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, partial, wraps
 from threading import Lock
 from typing import Any, cast
 
@@ -143,8 +143,8 @@ def _be_told() -> None:
 
 
 @partial(never_compiled, because="gradlib notes which tensors retain their gradients")
+@wraps(_retain_grad)  # who asks for help finds torch's own
 def _noted(tensor: Tensor) -> None:
-    """Enable this tensor to have its ``.grad`` populated during ``backward()``."""
     _retain_grad(tensor)
     for notes in _everybodys:
         notes.append(tensor)

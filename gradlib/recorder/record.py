@@ -214,7 +214,8 @@ class _Recorder:
         )
         self._flattened = flattened(model)
         self._model = model
-        self._standing: list[Any] = []  # what stood in the modules at the last look
+        # At the last look.
+        self._standing = what_stands_in(self._modules.values())
         self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
@@ -280,6 +281,8 @@ class _Recorder:
     def _meet(self, name: str, module: nn.Module) -> None:
         """Hook a module, unless it was hooked before."""
         if module in self._met:
+            if module not in self._modules.values():  # it was away, and is back
+                self._modules[name] = module
             return
         standing = modules_of(self._model).items()
         moved = {it for place, it in standing if self._modules.get(place) is not it}

@@ -377,10 +377,13 @@ def test_a_module_taken_out_and_put_back_is_recorded_once() -> None:
     model = nn.Sequential(first := nn.Linear(3, 3))
     x = torch.randn(2, 3)
     with gradlib.record(model) as recording:
-        for module in (nn.Linear(3, 3), first):
+        for module in (nn.Linear(3, 3), first, first):
             model[0] = module
             run(model, x)
-    assert [call.name for call in recording] == ["", "0", "", "0"]
+            with torch.no_grad():
+                first.weight *= 2
+    assert [call.name for call in recording] == 3 * ["", "0"]
+    assert recording.verify().ok
 
 
 def test_a_module_built_at_each_forward_outlives_a_look_back() -> None:
