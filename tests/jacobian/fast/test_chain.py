@@ -92,10 +92,12 @@ def test_in_parts_into_out_and_through_a_graph(
     whole = require_same(model, x)
     monkeypatch.setattr("gradlib.jacobian.fast.chains.result.IN_CACHE", 1)
     torch.testing.assert_close(require_same(model, x), whole)
-    out = torch.full(whole.shape, torch.nan, dtype=x.dtype)
-    assert chain(model, x, out=out) is not None
-    assert gradlib.per_sample_jacobian(model, x, out=out) is out
-    torch.testing.assert_close(out, whole)
+    for at_once in (1, 2**20):
+        monkeypatch.setattr("gradlib.jacobian.fast.chains.result.IN_CACHE", at_once)
+        out = torch.full(whole.shape, torch.nan, dtype=x.dtype)
+        assert chain(model, x, out=out) is not None
+        assert gradlib.per_sample_jacobian(model, x, out=out) is out
+        torch.testing.assert_close(out, whole)
     x.requires_grad_()
     ours = gradlib.per_sample_jacobian(model, x, create_graph=True)
     theirs = gradlib.per_sample_jacobian(model, x, create_graph=True, mode="loop")

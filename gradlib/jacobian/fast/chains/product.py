@@ -68,8 +68,9 @@ def product(
     inner, outer, _ = tree
     last = outer if isinstance(outer, int) else -1
     first = inner if isinstance(inner, int) else -1
-    if factors.bends[0] or factors.bends[-1]:
-        into = None
+    inside = factors.bends[1:-1]
+    if factors.bends[0] or factors.bends[-1] or not any(inside):
+        into = None  # it is changed once more, or has no batch axis
     if first < 0 and last < 0:
         return _joined(factors, tree, into)
     if columns:
