@@ -51,7 +51,11 @@ def default_device(request: pytest.FixtureRequest) -> None:
         folder = request.path.relative_to(ROOT / "tests").parts[0]
         is_librarys = folder in LIBRARY or request.path.parent == ROOT / "tests"
         of_cpu = request.node.get_closest_marker("cpu") is not None
-        torch.set_default_device(DEVICE if is_librarys and not of_cpu else None)
+        device = DEVICE if is_librarys and not of_cpu else "cpu"
+        torch.set_default_device(None if device == "cpu" else device)
+        # A device context that a test before left behind would undo this in silence.
+        same = torch.device(device), torch.ones(0, device=device).device
+        assert torch.get_default_device() in same
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

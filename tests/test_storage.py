@@ -552,6 +552,8 @@ def sealed(json_text: str, **metadata: str) -> bytes:
         (sealed('{"dataclass": ["A", ["b c"], [1]]}'), "not its contents"),
         (sealed('{"meta": ["torch.load", []]}'), "torch.load is no dtype"),
     ],
+    # safetensors 0.8 writes the metadata in another order each time.
+    ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_a_foreign_file_is_told_from_a_recording(
     data: bytes, message: str, path: Path

@@ -95,7 +95,7 @@ def test_on_a_gpu_no_memory_is_shared() -> None:
 def test_a_gpu_copies_while_nobody_waits(waits: list[torch.device]) -> None:
     copies = Copies()
     kept = keeper(None, "cpu", copies)
-    tensor = torch.ones(3).as_subclass(OnGPU)
+    tensor = torch.ones(3, device="cpu").as_subclass(OnGPU)
     found = [kept(tensor), kept(2 * tensor)]
     assert OnGPU.moved == [{"non_blocking": True}] * 2
     assert waits == []

@@ -3,6 +3,7 @@
 import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -33,8 +34,13 @@ def free_bytes(device: torch.device) -> int:
                 "memory is free cannot be asked for meanwhile. Pass a number of bytes."
             )
         free, _ = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        return free + reserved - torch.cuda.memory_allocated(device)
+        # One call: memory_reserved() sorts all there is to know, each time it is asked.
+        stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
+        reserved, allocated = (
+            stats[it]["all"]["current"] if stats else 0
+            for it in ("reserved_bytes", "allocated_bytes")
+        )
+        return free + reserved - allocated
     try:
         with MEMORY.open("rb", buffering=0) as file:
             text = file.read(FIRST)

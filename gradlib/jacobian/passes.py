@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.func import vmap
+
+from gradlib.jacobian.retained import drop_filled
 
 Place: TypeAlias = Tensor | GradientEdge
 """Where a pass begins or ends."""
@@ -35,10 +38,21 @@ def pull(
     if len(vectors) == 1:
         found = _vjp(output, inputs, vectors[0], create_graph)
         return [None if grad is None else grad[None] for grad in found]
+    reached: list[bool] = []
+
+    def one(v: Tensor) -> list[Tensor]:
+        found = _vjp(output, inputs, v, create_graph)
+        reached[:] = [it is not None for it in found]
+        return [it for it in found if it is not None]
+
     with warnings.catch_warnings():
         # Some operations take one value after the other: the answer is right.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        return _vjp(output, inputs, vectors, create_graph, is_grads_batched=True)
+        # Not is_grads_batched=True, whose vmap is another, and has no rule for
+        # convolutions and norms: each takes one vector after the other there.
+        grads = iter(vmap(one)(vectors))
+    drop_filled()
+    return [next(grads) if it else None for it in reached]
 
 
 def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
@@ -65,7 +79,7 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _vjp(
-    output: Place, inputs: Sequence[Place], v: Tensor, create_graph: bool, **how: bool
+    output: Place, inputs: Sequence[Place], v: Tensor, create_graph: bool
 ) -> list[Any]:
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
     found = grad(
@@ -75,7 +89,6 @@ def _vjp(
         retain_graph=True,
         create_graph=create_graph,
         allow_unused=True,
-        **how,
     )
     return [
         # An embedding may give a sparse one.

@@ -35,11 +35,11 @@ FAST = 2**25
 FILLING = 2**31
 """The same on other devices, which want much at once to be busy: not measured."""
 
-BY_ROW = 2**19
-"""From how many bytes of gradients a pass through convolutions is dearer in a batch.
+CONVOLVED = 2**20
+"""The same where there are convolutions, before it is counted how often it is held.
 
-With torch 2.13 on a core of an AMD EPYC, three rows or more in a batch were faster than
-a loop up to 384 KiB, up to six times, and from 1 MiB on as often slower.
+With torch 2.13 on a core of an Intel Xeon, a batch of up to 1 MiB was up to five times
+as fast as a loop, and one of 4 MiB and more as often slower, by up to a half.
 """
 
 FORWARD = 2
@@ -211,7 +211,7 @@ def make(
     on_cpu = graph.points[0].device.type == "cpu"
     each = bytes_of_pass(graph)
     if mode == "auto":
-        by_row = known.convolution and on_cpu and each >= BY_ROW
+        by_row = known.convolution and on_cpu and 2 * each > CONVOLVED
         mode, why = _choice(counts, by_row=by_row)
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
@@ -244,6 +244,8 @@ def make(
             )
     else:
         fitting = min(room, FAST if on_cpu else FILLING) // max(1, BATCHED * each)
+        if known.convolution and on_cpu:
+            fitting = min(fitting, CONVOLVED // max(1, each))
         chunk = max(1, min(fitting, most))
     shapes = tuple(graph.shape(*block) for block in graph.blocks())
     return Plan(

@@ -5,6 +5,7 @@ that nobody can read afterwards.
 """
 
 import gc
+import threading
 from collections.abc import (
     Callable,
     Generator,
@@ -14,7 +15,6 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
-from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -43,11 +43,15 @@ def retaining_noted() -> Generator[list[Tensor]]:
 def grads_kept(tensors: Iterable[Tensor]) -> Generator[None]:
     """Put the ``.grad`` back of those tensors that retain it."""
     before = [(it, it.grad) for it in tensors if it.retains_grad]
-    try:
+    with _put_back(before):
         yield
-    finally:
-        for tensor, grad in before:
-            tensor.grad = grad
+
+
+def drop_filled() -> None:
+    """Drop what a pass filled: the next would add to it, and batched values are gone."""
+    for before in _here.kept:
+        for tensor, _ in before:
+            tensor.grad = None
 
 
 @contextmanager
@@ -61,7 +65,7 @@ def grads_between_kept(
     vectors = [torch.ones_like(it) for it in outputs]
     filled = _Filled()
     before: list[tuple[Tensor, Tensor | None]] = []
-    try:
+    with _put_back(before):
         try:
             # Of what goes wrong the next pass says more.
             with suppress(RuntimeError), filled:
@@ -69,11 +73,31 @@ def grads_between_kept(
                     outputs, inputs, vectors, retain_graph=True, allow_unused=True
                 )
         finally:
-            before = filled.before()  # the next pass fills it anew
+            before += filled.before()  # the next pass fills it anew
+        yield
+
+
+@contextmanager
+def _put_back(before: Sequence[tuple[Tensor, Tensor | None]]) -> Generator[None]:
+    """Put back what the ``.grad`` of each tensor was."""
+    _here.kept.append(before)
+    try:
         yield
     finally:
+        _here.kept.pop()
         for tensor, grad in before:
             tensor.grad = grad
+
+
+class _Here(threading.local):
+    """What is put back in this thread, by the contexts that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Sequence[tuple[Tensor, Tensor | None]]] = []
+
+
+_here = _Here()
 
 
 class _Filled(TorchDispatchMode):
@@ -128,7 +152,7 @@ def _retaining() -> list[Tensor]:
 # Autograd tells nobody which tensors these are, so the method says it. Calls may be
 # nested, and run in several threads.
 _everybodys: list[list[Tensor]] = []
-_lock = Lock()
+_lock = threading.Lock()
 _retain_grad = cast(Any, Tensor).retain_grad
 
 

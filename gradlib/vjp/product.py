@@ -214,8 +214,9 @@ def _jacobian(
     columns = list(zip(*blocks, strict=True))
     contracted = list(map(partial(_contracted, vectors), columns, results))
     sizes = _sizes(vectors, columns, results)
-    finite = [it.isfinite() for it in sizes]
-    apart = list(map(_apart, contracted, results))
+    # A mask is looked up with nonzero(), which on a GPU knows 25 axes at most.
+    finite = [it.isfinite().flatten() for it in sizes]
+    apart = [it.flatten() for it in map(_apart, contracted, results)]
     pairs = list(zip(apart, finite, strict=True))
     return Jacobian(
         blocks,

@@ -19,7 +19,7 @@ from pytest_examples import CodeExample
 from torch.nn.modules import module as module_hooks
 
 from .failing_line import name_failing_line
-from .snippets import file_name
+from .snippets import TORCH, file_name
 from .update import write_back
 
 
@@ -30,6 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
             "--update-examples under pytest-xdist would corrupt the pages, as every "
             "worker writes them: run it without -n."
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have another release of torch fail where it prints something else, and say so."""
+    here = torch.__version__.partition("+")[0]
+    if here == TORCH:
+        return
+    other = f"the pages show what torch {TORCH} prints, and this is torch {here}"
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xfail(reason=other, strict=False))
 
 
 @pytest.fixture(scope="session")

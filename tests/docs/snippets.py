@@ -6,6 +6,8 @@ from pathlib import Path
 from pytest_examples import CodeExample, find_examples
 
 ROOT = Path(__file__).parents[2]
+TORCH = "2.13.0"
+"""The release of torch whose outputs the pages show; the Makefile installs it."""
 
 
 def markdown_files() -> list[Path]:

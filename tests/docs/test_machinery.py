@@ -8,7 +8,7 @@ import pytest
 
 from mkdocs_hooks import fresh
 
-from .snippets import ROOT
+from .snippets import ROOT, TORCH
 
 PAGE = """# A page
 
@@ -121,6 +121,11 @@ plt.plot(torch.randn(3))
 """
 
 MODULE = '''"""A package."""
+
+
+def test_the_pages_are_of_the_torch_that_make_installs() -> None:
+    assert f"pip install --quiet torch=={TORCH}\n" in (ROOT / "Makefile").read_text()
+
 
 
 def double(x):

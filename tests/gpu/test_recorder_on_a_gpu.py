@@ -362,3 +362,23 @@ def test_nan_is_found(options: dict[str, Any]) -> None:
     found = recording.first_nonfinite()
     assert found is not None
     assert (found.name, found.direction, found.field) == ("", "forward", "args[0]")
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore")  # torch's own: one of the two is the older
+@pytest.mark.parametrize("older", [False, True])
+def test_fully_sharded_data_parallel(older: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model, x = net(), batch()
+    expected = recorded(net(), x)
+    if older:
+        model = FullyShardedDataParallel(model, device_id=0, use_orig_params=True)
+    else:
+        fully_shard(model)
+    recording = recorded(model, x)
+    for call in expected:
+        name = f"_fsdp_wrapped_module.{call.name}".rstrip(".") if older else call.name
+        found = recording[name, call.index]
+        torch.testing.assert_close(found.output, call.output)
+        torch.testing.assert_close(found.grad_output, call.grad_output)

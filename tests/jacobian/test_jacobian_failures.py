@@ -38,7 +38,9 @@ def _seeded() -> Iterator[None]:
 
 
 def points(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=dtype)
+    """Return the same numbers on every device, near to no step of what is cut."""
+    drawn = torch.randn(*shape, dtype=dtype, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def alone(fn: Callable[..., Any], x: Tensor) -> Tensor:
@@ -877,6 +879,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+# On a GPU torch calls cuDNN for bfloat16, and does not lay the weights as that wants.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NETS)
 def test_nets_in_narrow_dtypes_pass(name: str, dtype: torch.dtype) -> None:

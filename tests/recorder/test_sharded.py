@@ -19,11 +19,12 @@ ROOT = Path(__file__).parents[2]
 )
 def test_both_kinds_of_fully_sharded_data_parallel(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store")],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -375,7 +375,7 @@ def test_it_is_not_taken_for_what_has_a_graph(taken: list[int]) -> None:
 
 def test_it_is_not_taken_under_autocast(taken: list[int]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         gradlib.per_sample_jacobian(
             model, torch.randn(BATCH, 3), argnums="parameters", check=False
         )

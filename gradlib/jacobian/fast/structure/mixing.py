@@ -105,10 +105,31 @@ def layer_norm(op: Operation) -> dict[int, Edge]:
     count = len(op.saved("normalized_shape"))
     mean, rstd = (op.saved(it).flatten(-count) for it in ("result1", "result2"))
     normal = (op.saved("input").flatten(-count) - mean) * rstd
-    size = normal.shape[-1]
+    return _scaled(op, normal, rstd, 1 / normal.shape[-1])
+
+
+def rms_norm(op: Operation) -> dict[int, Edge]:
+    """A norm by the root of the mean square: nothing is subtracted before."""
+    count = len(op.saved("normalized_shape"))
+    rstd = op.saved("result1").flatten(-count)
+    return _scaled(op, op.saved("input").flatten(-count) * rstd, rstd, 0)
+
+
+def _scaled(
+    op: Operation, normal: Tensor, rstd: Tensor, subtracted: float
+) -> dict[int, Edge]:
+    """Return the map of a norm.
+
+    Args:
+        op: The operation.
+        normal: What comes out of it before the weight.
+        rstd: What it was multiplied by.
+        subtracted: Which part of each entry was subtracted from every entry.
+    """
+    count, size = len(op.saved("normalized_shape")), normal.shape[-1]
     if normal.numel() * size > op.most:
         return {}
-    matrix = torch.eye(size, **op.like) - 1 / size
+    matrix = torch.eye(size, **op.like) - subtracted
     matrix = matrix - normal[..., None] * (normal[..., None, :] / size)
     matrix *= rstd[..., None]
     if op.saved("weight") is not None:

@@ -100,7 +100,9 @@ RULES: dict[str, Rule] = {
     "SafeSoftmaxBackward0": mixing.softmax,
     "LogSoftmaxBackward0": mixing.log_softmax,
     "NativeLayerNormBackward0": mixing.layer_norm,
+    "FusedRmsNormBackward0": mixing.rms_norm,  # a GPU's; elsewhere it is many nodes
     "NativeBatchNormBackward0": _batch_norm,
+    "CudnnBatchNormBackward0": _batch_norm,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     # Of a GPU's other kernels none takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
