@@ -48,7 +48,7 @@ def grads_kept(tensors: Iterable[Tensor]) -> Generator[None]:
 
 
 def drop_filled() -> None:
-    """Drop what a pass filled: the next would add to it, and batched values are gone."""
+    """Drop what a batched pass filled: those values are gone, and the next adds."""
     for before in _here.kept:
         for tensor, _ in before:
             tensor.grad = None

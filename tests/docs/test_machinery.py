@@ -123,11 +123,6 @@ plt.plot(torch.randn(3))
 MODULE = '''"""A package."""
 
 
-def test_the_pages_are_of_the_torch_that_make_installs() -> None:
-    assert f"pip install --quiet torch=={TORCH}\n" in (ROOT / "Makefile").read_text()
-
-
-
 def double(x):
     """Twice as much.
 
@@ -293,3 +288,7 @@ def test_update_is_refused_under_xdist(project: Path):
     output = run(project, "--update-examples", "--numprocesses=2")
     assert "run it without -n" in output
     assert (project / "docs/page.md").read_text(encoding="utf-8") == PAGE
+
+
+def test_the_pages_are_of_the_torch_that_make_installs() -> None:
+    assert f"pip install --quiet torch=={TORCH}\n" in (ROOT / "Makefile").read_text()
