@@ -160,7 +160,8 @@ def _steps(
 ) -> list[Step]:
     """Return what to measure; last what may leave the device in a bad state."""
     ways = [ready(it) for it in contenders()]
-    ways += [compiled(it) for it in contenders() if it.name in COMPILED]
+    with_compiled = ways[:1]
+    with_compiled += [compiled(it) for it in contenders() if it.name in COMPILED]
     plain = [it for it in contenders() if it.name in REPLAYED]
     graphs = [ready(it) for it in plain] + [replayed(capturable(it)) for it in plain]
     compared = [ready(it) for it in contenders() if it.name in COMPARED]
@@ -171,8 +172,8 @@ def _steps(
         _require_ratios(found["rows"])
         return found
 
-    def graphed(net: jacobian_nets.Net) -> list[Result]:
-        return jacobian.measure([net], graphs, (1,), rounds, device)["rows"]
+    def rows_of(among: list[Contender], net: jacobian_nets.Net) -> list[Result]:
+        return jacobian.measure([net], among, (1,), rounds, device)["rows"]
 
     def hooks(net: nets.Net) -> Result:
         return recorder.measure(recorder.Plan([net], [net], (1,), rounds), device)
@@ -180,21 +181,17 @@ def _steps(
     of_recorder = {"recorder": hooks, "kept": partial(_kept, rounds, device)}
     of_jacobian = {
         "jacobian": table,
-        "numbers": partial(_numbers, compared, rounds, device),
         "launches": partial(_launches, counted, device),
-        "replayed": graphed,
+        "numbers": partial(_numbers, compared, rounds, device),
+        "replayed": partial(rows_of, graphs),
+        "compiled": partial(rows_of, with_compiled),
     }
+    parts = of_recorder | of_jacobian
+    order = ("jacobian", "recorder", "launches", "kept")  # and then the others
     return [
-        *(
-            Step(part, net.name, partial(run, net))
-            for part, run in of_recorder.items()
-            for net in recorded
-        ),
-        *(
-            Step(part, net.name, partial(run, net))
-            for part, run in of_jacobian.items()
-            for net in differentiated
-        ),
+        Step(part, net.name, partial(parts[part], cast(Any, net)))
+        for part in dict.fromkeys((*order, *parts))
+        for net in (recorded if part in of_recorder else differentiated)
     ]
 
 

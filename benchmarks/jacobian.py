@@ -29,6 +29,8 @@ from gradlib.render import Table
 RESULTS = Path(__file__).parent / "results"
 PATIENCE = 5e3
 """How many milliseconds a use may take before a way is left out."""
+PASSES = 2000
+"""How many passes one after the other a way may make where each waits for a GPU."""
 TRACED = 400
 """How many milliseconds a use may take for its memory to be traced, event by event."""
 REPEATS = 3
@@ -168,6 +170,9 @@ def _tried(
     needs = one.needs(net.x, truth.shape)
     if needs > MOST:
         return {"skipped": f"it needs {needs / 2**30:.0f} GiB or more"}
+    passes = one.passes(net.x, truth.shape)
+    if device.type != "cpu" and passes > PASSES:
+        return {"skipped": f"it makes {passes:,} passes, one after the other"}
     call = one.prepare(net.model, net.x, truth.shape)
     found: list[Tensor] = []
     first = timing.milliseconds(lambda: found.append(call()), device)

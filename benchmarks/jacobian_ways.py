@@ -33,12 +33,14 @@ class Contender:
             is timed.
         needs: How many bytes it needs at least, of the same.
         against: What its time is divided by.
+        passes: How many passes it makes one after the other, of the same as `needs`.
     """
 
     name: str
     prepare: Callable[[nn.Module, Tensor, torch.Size], Callable[[], Tensor]]
     needs: Callable[[Tensor, torch.Size], int] = lambda _x, shape: 4 * shape.numel()
     against: str = OURS
+    passes: Callable[[Tensor, torch.Size], int] = lambda _x, _shape: 1
 
 
 def contenders() -> list[Contender]:
@@ -51,6 +53,7 @@ def contenders() -> list[Contender]:
             "functional.jacobian, diagonal",
             lambda model, x, _: lambda: functional_diagonal(model, x),
             lambda x, shape: 4 * shape.numel() * len(x),
+            passes=lambda x, shape: shape.numel() // x[0].numel(),
         ),
         _plain("loop over outputs", loop),
         _plain("is_grads_batched", grads_batched),
@@ -67,7 +70,11 @@ def contenders() -> list[Contender]:
             lambda model, x, _: lambda: replicate(model, x),
             lambda x, shape: 40 * x.numel() * (shape.numel() // x.numel()),
         ),
-        _plain("jvp with unit vectors", unit_jvps),
+        Contender(
+            "jvp with unit vectors",
+            lambda model, x, _: lambda: unit_jvps(model, x),
+            passes=lambda x, _shape: x[0].numel(),
+        ),
         _plain("TorchJD", torchjd),
         _in_a_loss(
             OURS_IN_A_LOSS,

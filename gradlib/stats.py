@@ -114,8 +114,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         )
     values = wide(tensor.detach())
     count = values.numel()
-    # Less itself a number is zero, and infinity is NaN: faster than isfinite().
-    nonfinite = torch.count_nonzero(values - values)
+    nonfinite = count_nonfinite(values)
     if count == 0:
         nan = torch.full((), math.nan, device=values.device)
         empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
@@ -159,6 +158,12 @@ def _sum_of_squares_root(values: Tensor) -> Tensor:
     # In float32 the square of a gradient that has vanished is zero.
     precise = torch.complex128 if values.is_complex() else torch.float64
     return linalg.vector_norm(values, dtype=precise)
+
+
+def count_nonfinite(values: Tensor) -> Tensor:
+    """Return how many entries are NaN or infinite, a tensor on the same device."""
+    # Less itself a number is zero, and infinity is NaN: faster than isfinite().
+    return torch.count_nonzero(values - values)
 
 
 def wide(tensor: Tensor) -> Tensor:

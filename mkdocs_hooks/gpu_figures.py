@@ -77,7 +77,10 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         yield _launches(results["launches"])
     if "replayed" in results:
         yield results["answer"]
-        yield _replayed(results["replayed"])
+        yield _against_ours(results["replayed"])
+    if "compiled" in results:
+        yield "Under `torch.compile`, without the time that compiling takes:"
+        yield _against_ours(results["compiled"])
     if results["failed"]:
         yield "Not measured:"
         yield table(
@@ -139,7 +142,7 @@ def _launches(rows: Rows) -> str:
     )
 
 
-def _replayed(rows: Rows) -> str:
+def _against_ours(rows: Rows) -> str:
     return table(
         ("network", "way", "ms", "of ours"),
         [(row["net"], row["contender"], _cell(row), times(row)) for row in rows],

@@ -27,7 +27,7 @@ LIBRARY = ("recorder", "recording", "jacobian", "vjp", "hook_reports", "gpu")
 def pytest_configure() -> None:
     """Make what test files make as they are imported on the device too."""
     if DEVICE is not None:
-        import torch
+        import torch.utils._device
 
         if DEVICE.startswith("cuda") and not torch.cuda.is_available():
             raise pytest.UsageError(
@@ -46,22 +46,24 @@ def pytest_xdist_auto_num_workers() -> int:
 def default_device(request: pytest.FixtureRequest) -> None:
     """Put the test on its device."""
     if DEVICE is not None:
-        import torch
+        import torch.utils._device
 
         folder = request.path.relative_to(ROOT / "tests").parts[0]
         is_librarys = folder in LIBRARY or request.path.parent == ROOT / "tests"
         of_cpu = request.node.get_closest_marker("cpu") is not None
-        device = DEVICE if is_librarys and not of_cpu else "cpu"
-        torch.set_default_device(None if device == "cpu" else device)
-        # A device context that a test before left behind would undo this in silence.
-        same = torch.device(device), torch.ones(0, device=device).device
-        assert torch.get_default_device() in same
+        torch.set_default_device(None)
+        # Where a checkpoint is computed again inside of itself, torch enters the
+        # context of the default device twice, and leaves it once.
+        while torch.overrides._get_current_function_mode_stack():
+            torch.overrides._pop_mode()
+        torch.utils._device.CURRENT_DEVICE = None
+        torch.set_default_device(DEVICE if is_librarys and not of_cpu else None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
-        import torch
+        import torch.utils._device
 
         if not torch.cuda.is_available():
             pytest.skip("it needs a GPU, and torch.cuda.is_available() is False")

@@ -133,13 +133,16 @@ def require_rows(
     if not wrong:
         return
     rounding = _rounding(graph, blocks, look, columns=columns)
+    dtype, lost = narrowest_dtype(graph), ""
+    if columns and dtype.itemsize < 4:
+        lost = f", or that derivatives cancel and {dtype} keeps too few digits of them"
     for point, is_wrong in _wrong(graph, blocks, look, rounding).items():
         if is_wrong:
             raise NoSuchWayError(
                 f"The Jacobian with respect to {graph.names[point]} is not what a "
                 "backward pass gives. Most likely the backward of an operation here "
                 "has no graph of its own, which columns need, or a hook changes "
-                "gradients; it may also be that zero meets infinity. Use "
+                f"gradients; it may also be that zero meets infinity{lost}. Use "
                 'mode="reverse".'
             )
 

@@ -178,7 +178,7 @@ def _from_one_graph(
             graph,
             plan,
             may_change=mode == "auto",
-            may_shorten=mode == chunk_size == "auto",
+            may_shorten=mode == chunk_size == "auto" and not plan.settled,
             prove=mode == "auto" or not check,  # the check does it too
             out=given,
             create_graph=create_graph,
@@ -337,7 +337,7 @@ def plan_jacobian(
         plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
-        if mode == chunk_size == "auto" and not create_graph:
+        if mode == chunk_size == "auto" and not create_graph and not plan.settled:
             found = find_in_graph(graph, plan)
             plan = plan if found is None else found.planned(plan)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph

@@ -42,6 +42,12 @@ With torch 2.13 on a core of an Intel Xeon, a batch of up to 1 MiB was up to fiv
 as fast as a loop, and one of 4 MiB and more as often slower, by up to a half.
 """
 
+FEW = 64
+"""Up to how many rows nothing shorter is looked for, but on a CPU.
+
+There a pass takes about as long for all of them as for one, and looking takes longer.
+"""
+
 FORWARD = 2
 """How many rows a column costs: its pass goes through the graph of a backward pass."""
 
@@ -77,6 +83,7 @@ class Plan(Printable):
         shapes: The shape of each block of the Jacobian, ``(batch, *out, *in)``.
         work: For each way, how many multiply-adds it takes, if that was counted.
         check_bytes: What the check's calls take; 0 if there is nothing to check.
+        settled: Whether to look for no shorter way, as looking would take longer.
     """
 
     mode: str
@@ -90,6 +97,7 @@ class Plan(Printable):
     shapes: tuple[tuple[int, ...], ...]
     work: dict[str, int]
     check_bytes: int = 0
+    settled: bool = False
 
     @property
     def check_first(self) -> bool:
@@ -206,9 +214,14 @@ def make(
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.look(graph)
-    counts, cut = _counts(graph, known, mode)
-    why = "it was asked for"
     on_cpu = graph.points[0].device.type == "cpu"
+    rows = reverse.passes(graph)
+    settled = mode == "auto" and not on_cpu and rows <= FEW and not any(graph.shared)
+    if settled:
+        mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
+    else:
+        why = "it was asked for"
+    counts, cut = _counts(graph, known, mode, settled=settled)
     each = bytes_of_pass(graph)
     if mode == "auto":
         by_row = known.convolution and on_cpu and 2 * each > CONVOLVED
@@ -260,6 +273,7 @@ def make(
         shapes,
         work={},
         check_bytes=check_bytes,
+        settled=settled,
     )
 
 
@@ -281,14 +295,15 @@ def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
 
 
 def _counts(
-    graph: Graph, known: nodes.Nodes, mode: str
+    graph: Graph, known: nodes.Nodes, mode: str, *, settled: bool
 ) -> tuple[dict[str, int | str], Cut | None]:
     """Return what each way asks for, or why it cannot be taken, and where to split."""
     rows = reverse.passes(graph)
     columns: int | str = forward.passes(graph)
     halves: int | str = "no tensor inside that all pass"
     cut: Cut | None = None
-    if mode != "split" and min(rows, FORWARD * columns) <= SPLIT:
+    fewest = min(rows, FORWARD * columns)
+    if settled or (mode != "split" and fewest <= SPLIT):
         halves = "would not be cheaper"  # so nobody needs to look for one
     elif (cut := split.find(graph)) is not None:
         halves = cut.width

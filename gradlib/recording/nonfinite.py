@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
@@ -18,7 +17,7 @@ from gradlib.recording.notes import (
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.trace import CallTrace
 from gradlib.render import Printable, Table
-from gradlib.stats import TensorStats, wide
+from gradlib.stats import TensorStats, count_nonfinite, wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ class _Look:
 def _has_nonfinite(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
-    return not bool(torch.isfinite(wide(tensor)).all())
+    return bool(count_nonfinite(wide(tensor)))
 
 
 def _meaning(field: str) -> str:

@@ -214,7 +214,7 @@ def _jacobian(
     columns = list(zip(*blocks, strict=True))
     contracted = list(map(partial(_contracted, vectors), columns, results))
     sizes = _sizes(vectors, columns, results)
-    # A mask is looked up with nonzero(), which on a GPU knows 25 axes at most.
+    # Flat, as a mask finds 25 axes at most on a GPU.
     finite = [it.isfinite().flatten() for it in sizes]
     apart = [it.flatten() for it in map(_apart, contracted, results)]
     pairs = list(zip(apart, finite, strict=True))
@@ -309,8 +309,14 @@ def _rounding(
     """
     weights = [v.abs() for v in vectors]
     eps = max(torch.finfo(it.dtype).eps for it in (*vectors, *results))
-    finite = [it[it.isfinite()] for it in sizes], [it[it.isfinite()] for it in weights]
-    return math.sqrt(eps) * _largest(finite[0]) + eps * _largest(finite[1])
+    largest = [_largest(list(map(_finite, it))) for it in (sizes, weights)]
+    return math.sqrt(eps) * largest[0] + eps * largest[1]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Return the entries that are finite."""
+    entries = values.flatten()  # a mask finds 25 axes at most on a GPU
+    return entries[entries.isfinite()]
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:

@@ -180,7 +180,7 @@ def test_chunks_come_from_what_is_free() -> None:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Leave 160 MiB of the device to this process."""
+    """Leave 100 MiB of the device to this process."""
     # What torch takes for itself at the first product, forward and backward, is not
     # the test's.
     layer, x = nn.Linear(8, 8).to(GPU), torch.ones(2, 8, device=GPU)
@@ -188,7 +188,7 @@ def little_memory() -> Iterator[None]:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    size = torch.cuda.memory_reserved() + 160 * 2**20
+    size = torch.cuda.memory_reserved() + 100 * 2**20
     torch.cuda.set_per_process_memory_fraction(size / total)
     try:
         yield

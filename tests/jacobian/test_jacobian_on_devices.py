@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
-from gradlib.jacobian import forward, memory, passes, per_sample
+from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
 from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.chain import chain_of
@@ -23,7 +23,7 @@ from gradlib.jacobian.fast.structure.program import Value
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import may_use_tf32
 from gradlib.jacobian.memory import free_bytes, room_on
-from gradlib.jacobian.plan import Plan, make
+from gradlib.jacobian.plan import FEW, Plan, make
 from gradlib.tree import Tree
 
 TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)
@@ -182,6 +182,23 @@ def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     assert plan_on("cpu", "auto").mode == "loop"
     assert plan_on("meta", "auto").mode != "loop"
     assert plan_on("meta", "reverse").chunk > plan_on("cpu", "reverse").chunk == 1
+
+
+@pytest.mark.parametrize("rows", [64, 65])
+def test_on_other_devices_than_the_cpu_few_rows_go_in_one_pass(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split, "find", lambda _graph: pytest.fail("it looked"))
+    net = nn.Sequential(nn.Linear(512, rows), nn.Softmax(1)).to("meta")
+    x = torch.zeros(8, 512, device="meta", requires_grad=True)
+    graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
+    if rows > FEW:
+        with pytest.raises(pytest.fail.Exception, match="it looked"):
+            make(graph, "auto", "auto", 2**32)
+        return
+    plan = make(graph, "auto", "auto", 2**32)
+    assert (plan.mode, plan.passes, plan.settled) == ("reverse", 1, True)
+    assert plan.why == "a GPU takes 64 rows in one pass"
 
 
 class States(nn.Module):

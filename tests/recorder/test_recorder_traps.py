@@ -1481,6 +1481,7 @@ def test_the_older_fully_sharded_data_parallel(
 
 
 @pytest.mark.cpu
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it takes the GPU then")
 def test_data_parallel_without_devices() -> None:
     model = nn.DataParallel(Net())
     x = torch.randn(2, 3, requires_grad=True)

@@ -10,6 +10,8 @@ import torch
 
 PROGRAM = Path(__file__).with_name("sharded.py")
 ROOT = Path(__file__).parents[2]
+ON_A_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Else torch would take a GPU, which the two cannot share."""
 
 
 @pytest.mark.cpu
@@ -24,7 +26,7 @@ def test_both_kinds_of_fully_sharded_data_parallel(tmp_path: Path) -> None:
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store")],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, **ON_A_CPU},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

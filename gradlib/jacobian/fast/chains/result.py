@@ -20,7 +20,7 @@ MAPS_IN_CACHE = 2**22
 """The same where there are convolutions: the more at once, the faster they are."""
 
 FILLING = 2**28
-"""The same on other devices, which want much at once: an NVIDIA H100 gains up to here."""
+"""The same on other devices, which want much at once: an H100 gains up to here."""
 
 SMALL = 2**20
 """Up to how many entries there is always room, unless somebody says otherwise."""
