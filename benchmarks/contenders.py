@@ -16,6 +16,7 @@ from benchmarks.peers import peers
 
 NONE = "no hooks"
 BY_HAND = "tensor hooks by hand"
+FULL = "full backward hooks by hand"
 
 
 def contenders() -> list[Contender]:
@@ -37,7 +38,7 @@ def contenders() -> list[Contender]:
             read=partial(_read_by_hand, grad_input="share"),
         ),
         with_hooks(
-            "full backward hooks by hand",
+            FULL,
             "args, output, grad_input (this call's share), grad_output, parameter "
             "gradients; references",
             by_hand.full_backward_hooks,

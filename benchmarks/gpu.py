@@ -122,7 +122,9 @@ def measure(
     }
     if begun is not None and {key: begun.get(key) for key in here} != here:
         raise SystemExit(f"--resume: the file was not begun with {here}.")
-    results: Result = begun or here | {"done": [], "failed": []}
+    new = here | {"date": timing.now(), "done": [], "failed": []}
+    results: Result = begun or new
+    results["planned"] = [[step.part, step.net] for step in steps]
     for step in steps:
         name = [step.part, step.net]
         if name in results["done"]:
@@ -313,12 +315,17 @@ def _launches(
     ways: list[Contender], device: torch.device, net: jacobian_nets.Net
 ) -> list[Result]:
     """Return how many kernels each way launches."""
+    with torch.no_grad():
+        shape = torch.Size([*net.model(net.x).shape, *net.x.shape[1:]])
     rows: list[Result] = []
     for one in ways:
         row: Result = {"net": net.name, "contender": one.name, "launches": None}
         rows.append(row)
+        if too_many := jacobian.too_many_passes(one, net.x, shape, device):
+            row["skipped"] = too_many
+            continue
         try:
-            call = one.prepare(net.model, net.x, torch.Size())
+            call = one.prepare(net.model, net.x, shape)
             row["launches"] = launches(call, device)
         except Exception as error:
             row["skipped"] = f"it raises {_said(error)}"

@@ -39,8 +39,6 @@ MOST_REPEATS = 100
 """How many at most, where a use takes next to nothing."""
 FILLED = 10
 """How many milliseconds a turn shall take: what is used first has to be fetched."""
-CLOSE = 1e-4
-"""How far a float32 result may be from the one in float64, of its largest entry."""
 
 Result = dict[str, Any]
 
@@ -170,9 +168,8 @@ def _tried(
     needs = one.needs(net.x, truth.shape)
     if needs > MOST:
         return {"skipped": f"it needs {needs / 2**30:.0f} GiB or more"}
-    passes = one.passes(net.x, truth.shape)
-    if device.type != "cpu" and passes > PASSES:
-        return {"skipped": f"it makes {passes:,} passes, one after the other"}
+    if too_many := too_many_passes(one, net.x, truth.shape, device):
+        return {"skipped": too_many}
     call = one.prepare(net.model, net.x, truth.shape)
     found: list[Tensor] = []
     first = timing.milliseconds(lambda: found.append(call()), device)
@@ -180,7 +177,7 @@ def _tried(
     row: Result = {"first_ms": first, "difference": difference.item()}
     if first > PATIENCE:
         row["skipped"] = f"one use takes {first / 1e3:.0f} s"
-    elif row["difference"] > CLOSE:
+    elif row["difference"] > net.close:
         row["skipped"] = "its result is another"
     elif known is not None:
         row["peak_bytes"] = known["peak_bytes"]
@@ -189,6 +186,16 @@ def _tried(
     else:
         row["peak_bytes"] = None
     return row
+
+
+def too_many_passes(
+    one: Contender, x: Tensor, shape: torch.Size, device: torch.device
+) -> str:
+    """Return why a way would take too long on a GPU, or ``""``."""
+    passes = one.passes(x, shape)
+    if device.type == "cpu" or passes <= PASSES:
+        return ""
+    return f"it makes {passes:,} passes, one after the other"
 
 
 def _turn(call: Any, uses: int, device: torch.device) -> Any:

@@ -17,6 +17,8 @@ class Net:
     name: str
     model: nn.Module
     x: Tensor
+    close: float = 1e-4
+    """How far a float32 result may be from the one in float64, of its largest entry."""
 
 
 def nets(device: torch.device) -> list[Net]:

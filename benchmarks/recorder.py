@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import timing
 from benchmarks.contender import Contender
-from benchmarks.contenders import BY_HAND, NONE, contenders
+from benchmarks.contenders import BY_HAND, FULL, NONE, contenders
 from benchmarks.memory import measure_memory
 from benchmarks.nets import Net, mlp, transformer
 from benchmarks.report import as_text, threads_text
@@ -139,7 +139,8 @@ def _times(
 
 def why_not(contender: Contender, net: Net) -> str:
     """Return why a contender cannot record a net; "" if it can."""
-    if contender.absent or not contender.peer:
+    may_raise = contender.peer or contender.name == FULL  # on in-place operations
+    if contender.absent or not may_raise:
         return contender.absent
     try:
         with contender.around():

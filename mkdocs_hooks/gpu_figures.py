@@ -6,6 +6,8 @@ is said with its error.
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from mkdocs_hooks import cache
@@ -22,6 +24,16 @@ from mkdocs_hooks.benchmark_tables import (
 MARKER = '<div class="gpu-figures"></div>'
 NONE = "No GPU results are committed yet: nothing on this site was measured on a GPU."
 RESULTS = cache.ROOT / "benchmarks" / "results"
+PARTS = {
+    "jacobian": "Jacobians",
+    "recorder": "recording",
+    "launches": "kernel launches",
+    "kept": "where what is recorded is kept",
+    "numbers": "other dtypes and TF32",
+    "replayed": "CUDA graphs",
+    "compiled": "`torch.compile`",
+}
+"""What the parts of the benchmark are called."""
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -81,6 +93,8 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     if "compiled" in results:
         yield "Under `torch.compile`, without the time that compiling takes:"
         yield _against_ours(results["compiled"])
+    if left := _left(results):
+        yield f"Not measured yet: {left}."
     if results["failed"]:
         yield "Not measured:"
         yield table(
@@ -90,6 +104,15 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
                 for it in results["failed"]
             ],
         )
+
+
+def _left(results: dict[str, Any]) -> str:
+    """Return in words what a run that was cut off had still to measure."""
+    left = [it for it in results.get("planned", []) if it not in results["done"]]
+    parts = {part: len(list(nets)) for part, nets in groupby(left, itemgetter(0))}
+    return ", ".join(
+        f"{PARTS[part]} on {count} networks" for part, count in parts.items()
+    )
 
 
 def _memory(rows: Rows) -> str:

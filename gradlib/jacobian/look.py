@@ -20,7 +20,7 @@ CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """By which part of a sample's slope the Jacobian's may be apart, by its dtype."""
 
 COARSE = 0.05
-"""The same for narrower dtypes, and where a GPU may use TF32: not measured there."""
+"""The same for narrower dtypes, and where a GPU may use TF32."""
 
 
 def closeness(graph: Graph) -> float:

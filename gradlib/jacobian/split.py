@@ -20,7 +20,7 @@ PRODUCT = 2**23
 """How many bytes of the product are computed on a CPU before they are handed over."""
 
 FILLING = 2**28
-"""The same on other devices, which want much at once to be busy: not measured."""
+"""The same on other devices, which want much at once; no GPU was measured here."""
 
 
 def find(graph: Graph) -> Cut | None:

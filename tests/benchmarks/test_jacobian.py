@@ -38,7 +38,7 @@ def test_every_way_has_times_or_a_reason(quick: dict[str, Any]) -> None:
     timed = [row for row in quick["rows"] if not row.get("skipped")]
     assert len(timed) >= len(quick["rows"]) - 1  # TorchJD may not be installed
     for row in timed:
-        assert row["difference"] < jacobian.CLOSE
+        assert row["difference"] < 1e-4
         assert set(row["ms"]) == set(row["to_gradlib"]) == SPREAD
     ours = next(row for row in timed if row["contender"] == OURS)
     assert ours["to_gradlib"]["median"] == 1

@@ -81,6 +81,8 @@ def test_an_error_of_a_peer_is_a_result_and_one_of_ours_is_an_error() -> None:
     peer = Contender("peer", "nothing", fail, peer=True)
     assert recorder.why_not(peer, net) == "it raises ValueError: no such luck"
     assert recorder.why_not(Contender("ours", "nothing", fail), net) == ""
+    full = Contender(recorder.FULL, "nothing", fail)  # they raise on what is in place
+    assert recorder.why_not(full, net).startswith("it raises")
     absent = Contender("absent", "nothing", fail, absent="not installed")
     assert recorder.why_not(absent, net) == "not installed"
 

@@ -167,6 +167,7 @@ def test_gradients_of_weights_take_nothing() -> None:
 # The plan.
 
 
+@pytest.mark.cpu  # a GPU takes so few rows in one pass
 @pytest.mark.usefixtures("general")
 def test_multiply_adds_are_those_counted_by_hand() -> None:
     batch, wide, narrow = 8, 64, 4
@@ -191,6 +192,7 @@ def test_multiply_adds_are_those_counted_by_hand() -> None:
     assert plan.shapes == ((batch, wide, wide),)
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("general")
 @pytest.mark.parametrize(
     ("widths", "mode"),

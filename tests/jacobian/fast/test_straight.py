@@ -96,6 +96,7 @@ def test_every_slope(slope: Function) -> None:
     require_same(lambda x: slope(slope(x @ first.t()) @ second.t()), double(4, 3))
 
 
+@pytest.mark.cpu  # a GPU takes so few rows in one pass
 def test_a_module_of_ones_own_and_what_is_flattened() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
