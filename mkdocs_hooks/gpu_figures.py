@@ -13,6 +13,7 @@ from typing import Any
 from mkdocs_hooks import cache
 from mkdocs_hooks.benchmark_tables import (
     Rows,
+    folded,
     grouped,
     jacobian,
     recorder,
@@ -65,7 +66,9 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     if "recorder" in results:
         yield "#### Recording"
         yield from recorder(results["recorder"])
-        yield _memory(results["recorder"]["memory"])
+        yield folded(
+            "What each takes of memory", _memory(results["recorder"]["memory"])
+        )
     if "kept" in results:
         yield "Where what is recorded is kept:"
         yield table(
@@ -111,7 +114,8 @@ def _left(results: dict[str, Any]) -> str:
     left = [it for it in results.get("planned", []) if it not in results["done"]]
     parts = {part: len(list(nets)) for part, nets in groupby(left, itemgetter(0))}
     return ", ".join(
-        f"{PARTS[part]} on {count} networks" for part, count in parts.items()
+        f"{PARTS[part]} on {count} network{'s' * (count > 1)}"
+        for part, count in parts.items()
     )
 
 
@@ -154,15 +158,15 @@ def _numbers(rows: Rows) -> str:
 
 
 def _launches(rows: Rows) -> str:
-    ways = list(dict.fromkeys(row["contender"] for row in rows))
-    counts = [
-        (net, {row["contender"]: _count(row) for row in of_net})
-        for net, of_net in grouped(rows, "net")
-    ]
-    return table(
-        ("network", *ways),
-        [(net, *(found.get(way, "") for way in ways)) for net, found in counts],
-    )
+    """Return ours beside the others' fewest and most, with their names."""
+    lines: list[tuple[str, ...]] = []
+    for net, of_net in grouped(rows, "net"):
+        ours, *others = of_net
+        counted = sorted(filter(_count, others), key=itemgetter("launches"))
+        ends = [counted[0], counted[-1]] if counted else []
+        named = [f"{_count(it)}, {it['contender']}" for it in ends] or ["", ""]
+        lines.append((net, _count(ours), *named))
+    return table(("network", "gradlib", "fewest of another way", "most"), lines)
 
 
 def _against_ours(rows: Rows) -> str:
@@ -185,8 +189,6 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _count(row: dict[str, Any]) -> str:
-    if row.get("skipped"):
-        return _in_a_cell(row["skipped"])
     return "" if row["launches"] is None else str(row["launches"])
 
 

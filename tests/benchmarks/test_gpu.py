@@ -169,8 +169,29 @@ def test_the_page_shows_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "| network | recorded by | peak MiB | held MiB |" in text
     assert "| is_grads_batched, replayed |" in text
     assert gpu.answer([]) in text or torch.cuda.is_available()
-    assert "| network | gradlib | loop over outputs |" in text
+    assert "| network | gradlib | fewest of another way | most |" in text
     assert "Not measured" not in text
+
+
+def test_the_page_shows_who_launches_the_fewest_and_the_most() -> None:
+    counts = {"gradlib": 4, "a": 7, "b": 90, "c": 3, "d": None}
+    rows = [
+        {"net": "n", "contender": name, "launches": count}
+        for name, count in counts.items()
+    ]
+    assert gpu_figures._launches(rows).splitlines()[-1] == "| n | 4 | 3, c | 90, b |"
+
+
+def test_the_page_says_what_was_not_measured_yet(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads((results / "some-gpu.json").read_text())
+    found["planned"] += [["kept", "more"], ["numbers", "more"], ["numbers", "yet more"]]
+    (tmp_path / "cut-off.json").write_text(json.dumps(found))
+    monkeypatch.setattr(gpu_figures, "RESULTS", tmp_path)
+    text = gpu_figures.on_page_markdown(gpu_figures.MARKER)
+    kept, numbers = (gpu_figures.PARTS[it] for it in ("kept", "numbers"))
+    assert f"Not measured yet: {kept} on 1 network, {numbers} on 2 networks." in text
 
 
 def test_the_page_says_where_nothing_was_measured(
