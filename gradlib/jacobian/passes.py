@@ -45,13 +45,15 @@ def pull(
         reached[:] = [it is not None for it in found]
         return [it for it in found if it is not None]
 
-    with warnings.catch_warnings():
-        # Some operations take one value after the other: the answer is right.
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        # Not is_grads_batched=True, whose vmap is another, and has no rule for
-        # convolutions and norms: each takes one vector after the other there.
-        grads = iter(vmap(one)(vectors))
-    drop_filled()
+    try:
+        with warnings.catch_warnings():
+            # Some operations take one value after the other: the answer is right.
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            # Not is_grads_batched=True, whose vmap is another, and has no rule for
+            # convolutions and norms: each takes one vector after the other there.
+            grads = iter(vmap(one)(vectors))
+    finally:
+        drop_filled()
     return [next(grads) if it else None for it in reached]
 
 

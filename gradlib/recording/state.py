@@ -56,6 +56,10 @@ class Kept:
         self.requires_grad = tensor.requires_grad
         self._keep()
 
+    def was_written_to(self) -> bool:
+        """Tell whether the tensor's version says so; `has_changed` sees more."""
+        return self._version not in (UNKNOWN, self._tensor._version)
+
     def has_changed(self) -> bool:
         """Tell whether the tensor is not what was kept."""
         tensor = self._tensor
@@ -159,6 +163,11 @@ class History:
         """Return what surrounds a call of `module` that begins now."""
         if module not in self._seen:
             self._meet_new(module, moment)
+        for parameter in own_parameters(module).values():
+            kept = self._kept.get(id(parameter))
+            if kept is not None and kept.was_written_to():
+                self._look_at_parameters(moment)
+                break
         buffers = own_buffers(module)
         if buffers:  # a call may change its own, as BatchNorm does
             self._look_at(module, buffers, self._called.get(module, moment))
@@ -211,6 +220,11 @@ class History:
         """Tell whether `module` was in training at a moment."""
         modes = next(modes for at, modes in reversed(self._modes) if at <= moment)
         return modes.get(module, module.training)
+
+    def _look_at_parameters(self, moment: int) -> None:
+        """Keep what a call has written to weights before it called what has them."""
+        for module in self._modules.values():  # one weight may stand in several
+            self._look_at(module, own_parameters(module), moment)
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""

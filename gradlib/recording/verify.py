@@ -80,6 +80,9 @@ class Verification(Printable):
 
 COLUMNS = ("module", "field", "error", "reason")
 
+ANOTHER_OUTPUT = "what it reads, as an attribute, may have changed since"
+BEGAN_INSIDE = "its backward passes began inside of it: its output got no gradient"
+
 
 def verify(
     traces: Sequence[CallTrace], *, numerical: bool, tolerance: Tolerance
@@ -119,18 +122,27 @@ def _check(
         tolerance = dataclasses.replace(tolerance, least=least)
     if not passes:
         raise CannotReplayError(note(trace))
+    others: list[tuple[str, Gap]] = []
+    through = [bool(trace.gradients("outputs", number)) for number in passes]
     for place, number in enumerate(passes):
         replayed = replay(trace, number)
         if place == 0:
-            for path, it in _outputs(trace, replayed):
-                if not tolerance.allows(it):
-                    yield _difference(trace, "output" + path, it.error, it.reason)
-        if replayed.shares is None:
+            others = [
+                (path, it)
+                for path, it in _outputs(trace, replayed)
+                if not tolerance.allows(it)
+            ]
+            for path, it in others:
+                reason = it.reason or ANOTHER_OUTPUT
+                yield _difference(trace, "output" + path, it.error, reason)
+        if replayed.shares is None or not through[place]:
             continue
         prefix = f"passes[{place}]." if len(passes) > 1 else ""
         shares = _shares(trace.gradients("shares", number), replayed.shares)
         apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
-        why = other_way(trace, number, replayed, traces, tolerance) if apart else ""
+        why = ""  # of gradients of another output there is nothing to say
+        if apart and not others:
+            why = other_way(trace, number, replayed, traces, tolerance)
         for key, it in apart:
             field = prefix + share_name(trace, key)
             yield _difference(trace, field, it.error, it.reason or why)
@@ -138,6 +150,8 @@ def _check(
             for key, error in wrong_shares(trace, number).items():
                 field = prefix + share_name(trace, key)
                 yield _difference(trace, field, error, "finite differences disagree")
+    if not any(through):
+        raise CannotReplayError(BEGAN_INSIDE)
 
 
 def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:

@@ -271,6 +271,78 @@ def test_it_may_have_come_to_a_call_in_one_that_is_skipped() -> None:
     assert wrong.reason.endswith("output of given.linear")
 
 
+@pytest.mark.parametrize("through_the_output_too", [False, True])
+def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
+    through_the_output_too: bool,
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner = torch.tanh(self.first(x))
+            return self.last(self.inner)
+
+    net, x = Net(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        y = net(x)
+        torch.autograd.grad(net.inner.sum(), x, retain_graph=True)
+        if through_the_output_too:
+            torch.autograd.grad(y.sum(), x)
+    found = recording.verify()
+    assert found.ok
+    skipped = {it.name: it.reason for it in found.skipped}
+    assert ("" in skipped) is not through_the_output_too
+    if not through_the_output_too:
+        assert skipped[""].startswith("its backward passes began inside of it")
+
+
+def test_weights_that_a_call_changes_before_it_calls_what_has_them() -> None:
+    class Teaches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.tied = nn.Linear(3, 3)
+            self.tied.weight = self.teacher.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.tied(x)
+            with torch.no_grad():
+                for own, other in zip(
+                    self.teacher.parameters(), self.student.parameters(), strict=True
+                ):
+                    own.lerp_(other, 0.1)
+            return self.student(x) - self.teacher(x) - self.tied(x) - before.detach()
+
+    net = Teaches()
+    with gradlib.record(net) as recording:
+        for _ in range(3):
+            net(torch.randn(4, 3, requires_grad=True)).square().sum().backward()
+    found = recording.verify()
+    assert found.ok, str(found)
+    assert found.agreed == 15 - 3  # one call of three is cut off from the loss
+
+
+def test_what_a_call_reads_from_an_attribute_may_have_changed() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.count = nn.Linear(3, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return self.inner(x) * self.count
+
+    net = Counts()
+    with gradlib.record(net) as recording:
+        net(torch.randn(4, 3, requires_grad=True)).sum().backward()
+    output, grad = recording.verify().disagreements
+    assert (output.field, grad.field) == ("output", "grad_input[0]")
+    assert output.reason == "what it reads, as an attribute, may have changed since"
+    assert grad.reason == ""  # it is that of another output
+
+
 def test_nothing_verified_is_not_ok() -> None:
     net = nn.Linear(3, 3)
     with gradlib.record(net) as recording:
