@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,12 +141,32 @@ def _backward(
     return slope @ k, slope.mT @ q, p.mT @ grad, None
 
 
+def _rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """What a GPU's kernel computes, and saves."""
+    dims = tuple(range(-len(shape), 0))
+    least = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = (x.square().mean(dims, keepdim=True) + least).rsqrt()
+    return x * rstd * weight, rstd
+
+
+def _rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor, _: Any
+) -> tuple[Tensor, None]:
+    """What the kernel of its backward pass computes, without the weight's gradient."""
+    dims, normal, slope = tuple(range(-len(shape), 0)), x * rstd, grad * weight
+    return rstd * (slope - normal * (slope * normal).mean(dims, keepdim=True)), None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_of_a_gpu() -> Iterator[None]:  # pyright: ignore (pytest uses it)
-    """Bring a CPU the kernels that `of_a_gpu` calls, in float64 too."""
+    """Bring a CPU the kernels that only GPUs have, in float64 too."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_efficient_attention", _forward, "CPU")
     library.impl("_scaled_dot_product_efficient_attention_backward", _backward, "CPU")
+    library.impl("_fused_rms_norm", _rms_norm, "CPU")
+    library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     yield
     library._destroy()
 
@@ -165,6 +185,7 @@ ALONE: dict[str, Function] = {
     "add to all": lambda x: x.sin() + x.sum(1, keepdim=True),
     "subtract": lambda x: torch.sub(x, x.sin(), alpha=3),
     "add a number": lambda x: (x + 1) - 2,
+    "add a scalar": lambda x: torch.ops.aten.add.Scalar(x.sin(), 1),
     "negative": lambda x: -x.sin(),
     "reshape": lambda x: x.reshape(4, 2, 8).sin().reshape(4, 8, 2).exp(),
     "flatten batch": lambda x: (x.reshape(16, 4) @ W).view(4, 4, 4),
@@ -241,6 +262,13 @@ ALONE: dict[str, Function] = {
 }
 
 
+OF_A_CPU = {
+    "NativeBatchNormBackward0",
+    "ScaledDotProductFlashAttentionForCpuBackward0",
+    "ScaledDotProductEfficientAttentionBackward0",  # which it was brought
+}
+"""The nodes of operations for which a GPU has a kernel of its own, in float64."""
+
 OF_A_GPU: dict[str, Function] = {
     "attention of a GPU": lambda x: of_a_gpu(
         heads(x) @ W[:2, :2], heads(x) @ W[2:, :2], heads(x) @ V[:2, 2:]
@@ -266,13 +294,8 @@ def test_every_rule_is_among_them() -> None:
     seen: set[str] = set()
     for fn in ALONE.values():
         seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
-    others = {  # kernels that only one of the two has, or was brought
-        "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
-        "ScaledDotProductFlashAttentionForCpuBackward0": "",
-        "ScaledDotProductEfficientAttentionBackward0": "",
-        "AddBackward1": "FusedRmsNormBackward0",
-    }
-    assert set(RULES) - seen <= set(others.values() if ON_CPU else others)
+    others = {"CudnnBatchNormBackward0"} if ON_CPU else OF_A_CPU
+    assert set(RULES) - seen == others
 
 
 class Block(nn.Module):
