@@ -180,20 +180,19 @@ def _steps(
     def hooks(net: nets.Net) -> Result:
         return recorder.measure(recorder.Plan([net], [net], (1,), rounds), device)
 
-    of_recorder = {"recorder": hooks, "kept": partial(_kept, rounds, device)}
-    of_jacobian = {
+    parts: dict[str, Callable[[Any], Result | list[Result]]] = {
         "jacobian": table,
+        "recorder": hooks,
         "launches": partial(_launches, counted, device),
+        "kept": partial(_kept, rounds, device),
         "numbers": partial(_numbers, compared, rounds, device),
         "replayed": partial(rows_of, graphs),
         "compiled": partial(rows_of, with_compiled),
     }
-    parts = of_recorder | of_jacobian
-    order = ("jacobian", "recorder", "launches", "kept")  # and then the others
     return [
-        Step(part, net.name, partial(parts[part], cast(Any, net)))
-        for part in dict.fromkeys((*order, *parts))
-        for net in (recorded if part in of_recorder else differentiated)
+        Step(part, net.name, partial(run, net))
+        for part, run in parts.items()
+        for net in (recorded if part in ("recorder", "kept") else differentiated)
     ]
 
 

@@ -27,7 +27,7 @@ LIBRARY = ("recorder", "recording", "jacobian", "vjp", "hook_reports", "gpu")
 def pytest_configure() -> None:
     """Make what test files make as they are imported on the device too."""
     if DEVICE is not None:
-        import torch.utils._device
+        import torch
 
         if DEVICE.startswith("cuda") and not torch.cuda.is_available():
             raise pytest.UsageError(
@@ -63,7 +63,7 @@ def default_device(request: pytest.FixtureRequest) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
-        import torch.utils._device
+        import torch
 
         if not torch.cuda.is_available():
             pytest.skip("it needs a GPU, and torch.cuda.is_available() is False")

@@ -256,9 +256,7 @@ def make(
                 'chunk_size, or "auto".'
             )
     else:
-        fitting = min(room, FAST if on_cpu else FILLING) // max(1, BATCHED * each)
-        if known.convolution and on_cpu:
-            fitting = min(fitting, CONVOLVED // max(1, each))
+        fitting = at_once(room, BATCHED * each, each, known, on_cpu=on_cpu)
         chunk = max(1, min(fitting, most))
     shapes = tuple(graph.shape(*block) for block in graph.blocks())
     return Plan(
@@ -275,6 +273,24 @@ def make(
         check_bytes=check_bytes,
         settled=settled,
     )
+
+
+def at_once(
+    room: int, held: int, each: int, known: nodes.Nodes, *, on_cpu: bool
+) -> int:
+    """Return how many vectors a pass is to take: as many as fit, while more is faster.
+
+    Args:
+        room: How many bytes it may take.
+        held: How many it holds for each vector.
+        each: How many of them are gradients, counted once.
+        known: What is in the graph.
+        on_cpu: Whether it runs there.
+    """
+    many = min(room, FAST if on_cpu else FILLING) // max(1, held)
+    if known.convolution and on_cpu:
+        many = min(many, CONVOLVED // max(1, each))
+    return many
 
 
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:

@@ -220,8 +220,9 @@ class Recording(Printable):
         The output and this call's shares are compared. A call disagrees if it does not
         repeat, if it computes its gradient in more ways than one, or if gradients
         reached it other than through its output, such as through a tensor kept in an
-        attribute; the reason says which, where that is known. Long work shows its
-        progress on a terminal.
+        attribute; the reason says which, where that is known. A backward pass that
+        began inside of a call, and gave its output no gradient, is not compared. Long
+        work shows its progress on a terminal.
 
         Args:
             numerical: Whether to check each call's VJP against finite differences too.

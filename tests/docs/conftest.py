@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     other = f"the pages show what torch {TORCH} prints, and this is torch {here}"
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.path.name in ("test_snippets.py", "test_error_pages.py"):
             item.add_marker(pytest.mark.xfail(reason=other, strict=False))
 
 

@@ -22,7 +22,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.passes import chunks, one_hot, pull
 from gradlib.jacobian.pieces import Block, empty
-from gradlib.jacobian.plan import BATCHED, CONVOLVED, FAST, FILLING, Plan
+from gradlib.jacobian.plan import BATCHED, Plan, at_once
 from gradlib.private import forms_at
 
 WORTH = 1.3
@@ -158,9 +158,7 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
     each = BATCHED * plan.pass_bytes + sum(sizes) + 2 * max(sizes)
     room = plan.max_bytes - plan.result_bytes - 2 * sum(sizes) - COLUMNS
     on_cpu = graph.points[0].device.type == "cpu"
-    chunk = min(room, FAST if on_cpu else FILLING) // each
-    if on_cpu and nodes.look(graph).convolution:
-        chunk = min(chunk, CONVOLVED // max(1, plan.pass_bytes))
+    chunk = at_once(room, each, plan.pass_bytes, nodes.look(graph), on_cpu=on_cpu)
     chunk = max(1, min(chunk, *map(graph.rows, range(len(graph.roots)))))
     if chunk * each > room:
         return None
