@@ -8,7 +8,6 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
 
@@ -44,14 +43,12 @@ def narrowest(graph: Graph) -> Cut | None:
         ``None`` where every way has something to itself.
     """
     best: Cut | None = None
-    for node, number in _bottlenecks(graph):
-        form = forms_at(node)[number]
-        shape = tuple(map(int, form.shape))
-        if shape[:1] != (graph.batch,) or not form.dtype.is_floating_point:
+    for place in _bottlenecks(graph):
+        shape, dtype, device, _ = graph.forms[place]
+        if shape[:1] != (graph.batch,) or not dtype.is_floating_point:
             continue
         if best is None or math.prod(shape) < math.prod(best.shape):
-            edge = GradientEdge(node, number)
-            best = Cut(edge, shape, form.dtype, form.device)
+            best = Cut(GradientEdge(*place), shape, dtype, device)
     return best
 
 

@@ -17,8 +17,8 @@ from gradlib.errors import (
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
+from gradlib.jacobian.form import Form, form_at
 from gradlib.jacobian.retained import retaining_noted
-from gradlib.private import forms_at
 from gradlib.tree import Tree
 from gradlib.vjp.connection import Place, place_of, unconnected
 
@@ -61,10 +61,10 @@ class Graph:
         return between(self.starts, set(map(place_of, self.points)))
 
     @cached_property
-    def sizes(self) -> dict[Place, int]:
-        """How many bytes of gradient come in at each place, the outputs' included."""
+    def forms(self) -> dict[Place, Form]:
+        """What gradients come in at each place, the outputs' included."""
         led = chain(map(place_of, self.roots), *self.way.values())
-        return {place: _bytes_at(place) for place in dict.fromkeys(led)}
+        return {place: form_at(place) for place in dict.fromkeys(led)}
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""
@@ -151,11 +151,6 @@ def run(
     )
     _require_connection(graph, parameters=arguments.of_parameters)
     return graph, points
-
-
-def _bytes_at(place: Place) -> int:
-    form = forms_at(place[0])[place[1]]
-    return math.prod(map(int, form.shape)) * form.dtype.itemsize
 
 
 def _require_apart(arguments: Arguments) -> None:

@@ -63,18 +63,18 @@ def bytes_of_pass(graph: Graph) -> int:
     there is a way to what is differentiated for, and counts what waits at the nodes it
     has not come to.
     """
-    way, sizes = graph.way, graph.sizes
+    way, forms = graph.way, graph.forms
     come = {place_of(root) for root in graph.roots}
     held: dict[Node, int] = defaultdict(int)
     for place in come:
-        held[place[0]] += sizes[place]
+        held[place[0]] += forms[place].bytes
     height = total = sum(held.values())
     inner = [node for node, places in way.items() if places]
     for node in sorted(inner, key=sequence_number, reverse=True):
         places = way[node]
         given = more = 0
         for place in places if len(places) == 1 else set(places):
-            size = sizes[place]
+            size = forms[place].bytes
             given += size
             # What has come to an end waits for nothing.
             if place not in come and way[place[0]]:

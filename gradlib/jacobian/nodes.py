@@ -6,7 +6,6 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,5 @@ def look(graph: Graph) -> Nodes:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype that gradients have on their way."""
-    found = {it.dtype for it in (*graph.roots, *graph.points)}
-    for node in graph.way:
-        found |= {form.dtype for form in forms_at(node)}
+    found = {it.dtype for it in (*graph.points, *graph.forms.values())}
     return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)

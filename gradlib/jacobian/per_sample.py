@@ -79,7 +79,8 @@ def per_sample_jacobian(
         mode: ``"reverse"`` goes row by row, ``"forward"`` column by column, ``"split"``
             both ways from the narrowest tensor in the middle, and ``"loop"`` one row at
             a time, as a reference. ``"auto"`` takes the one with the cheapest passes
-            or, if the Jacobians of layers and operations are known, their products.
+            or, if the Jacobians of layers and operations are known, their products;
+            rows of known operations go together, as if they were more samples.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
             ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
             if memory runs out.

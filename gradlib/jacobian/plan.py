@@ -70,6 +70,8 @@ class Plan(Printable):
             ``"chain"`` multiplies the Jacobians of the layers, ``"structure"`` those of
             the graph's operations, axis by axis, and ``"by sample"``, for parameters,
             each sample's input of an operation with the gradient of its output.
+            ``"stacked"`` goes in reverse, through operations that take several rows as
+            more samples.
         why: Why this way, in a sentence.
         chunk: How many rows or columns one pass computes.
         counts: For each way, how many rows or columns it computes, or why it cannot be

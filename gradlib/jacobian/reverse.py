@@ -4,11 +4,18 @@ For a tensor with a batch axis one vector asks for the same row of every sample.
 all samples share has a row for each sample and entry of its output.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
 
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.passes import chunks, one_hot, pull
 from gradlib.jacobian.pieces import EVERY_ROW, ROWS, Piece
+
+GoBack: TypeAlias = Callable[[Tensor, Sequence[Tensor], Tensor], list[Tensor | None]]
+"""Gives the VJPs of several vectors: of an output, the inputs, and the vectors."""
 
 
 def passes(graph: Graph) -> int:
@@ -21,35 +28,39 @@ def passes(graph: Graph) -> int:
     return counts
 
 
-def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:
+def pieces(
+    graph: Graph,
+    chunk: int,
+    *,
+    create_graph: bool = False,
+    go_back: GoBack | None = None,
+) -> Iterator[Piece]:
     """Return the Jacobian in chunks of rows.
 
     Args:
         graph: Where it comes from.
         chunk: How many rows a pass asks for.
         create_graph: Whether the pieces have a graph too.
+        go_back: What makes a pass, if not autograd.
     """
+    go_back = go_back or partial(pull, create_graph=create_graph)
     own = [i for i, shared in enumerate(graph.shared) if not shared]
     common = [i for i, shared in enumerate(graph.shared) if shared]
     for root in range(len(graph.roots)):
         if own:
-            yield from _rows_of_all(graph, root, own, chunk, create_graph)
+            yield from _rows_of_all(graph, root, own, chunk, go_back)
         if common:
-            yield from _rows_of_each(graph, root, common, chunk, create_graph)
+            yield from _rows_of_each(graph, root, common, chunk, go_back)
 
 
 def _rows_of_all(
-    graph: Graph, root: int, points: list[int], chunk: int, create_graph: bool
+    graph: Graph, root: int, points: list[int], chunk: int, go_back: GoBack
 ) -> Iterator[Piece]:
     y, rows = graph.roots[root], graph.rows(root)
+    inputs = [graph.points[i] for i in points]
     for start, length in chunks(rows, chunk):
         v = one_hot(length, y, start, rows)[:, None].expand(-1, graph.batch, -1)
-        found = pull(
-            y,
-            [graph.points[i] for i in points],
-            v.reshape(length, *y.shape),
-            create_graph=create_graph,
-        )
+        found = go_back(y, inputs, v.reshape(length, *y.shape))
         for i, grads in zip(points, found, strict=True):
             if grads is not None:
                 grads = grads.reshape(length, graph.batch, graph.columns(i))
@@ -58,16 +69,13 @@ def _rows_of_all(
 
 
 def _rows_of_each(
-    graph: Graph, root: int, points: list[int], chunk: int, create_graph: bool
+    graph: Graph, root: int, points: list[int], chunk: int, go_back: GoBack
 ) -> Iterator[Piece]:
     y, rows = graph.roots[root], graph.rows(root) * graph.batch
+    inputs = [graph.points[i] for i in points]
     for start, length in chunks(rows, chunk):
-        found = pull(
-            y,
-            [graph.points[i] for i in points],
-            one_hot(length, y, start, rows).view(length, *y.shape),
-            create_graph=create_graph,
-        )
+        v = one_hot(length, y, start, rows).view(length, *y.shape)
+        found = go_back(y, inputs, v)
         for i, grads in zip(points, found, strict=True):
             if grads is not None:
                 grads = grads.reshape(length, graph.columns(i))

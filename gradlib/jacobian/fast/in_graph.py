@@ -1,15 +1,19 @@
-"""What the graph of a forward pass offers: a chain, structure, samples apart."""
+"""What the graph of a forward pass offers: a chain, structure, known operations."""
 
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
 from gradlib.jacobian.fast.parameters.by_sample import BySample
 from gradlib.jacobian.fast.parameters.by_sample import find as find_by_sample
+from gradlib.jacobian.fast.stacked.stacked import Stacked
+from gradlib.jacobian.fast.stacked.stacked import find as find_stacked
 from gradlib.jacobian.fast.structure.structured import Structured
 from gradlib.jacobian.fast.structure.structured import find as find_structure
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import Plan
 
 
-def find_in_graph(graph: Graph, plan: Plan) -> Straight | Structured | BySample | None:
+def find_in_graph(
+    graph: Graph, plan: Plan
+) -> Straight | Structured | Stacked | BySample | None:
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:
@@ -18,4 +22,8 @@ def find_in_graph(graph: Graph, plan: Plan) -> Straight | Structured | BySample 
     """
     if all(graph.shared):
         return find_by_sample(graph, plan)
-    return find_straight(graph, plan) or find_structure(graph, plan)
+    return (
+        find_straight(graph, plan)
+        or find_structure(graph, plan)
+        or find_stacked(graph, plan)
+    )

@@ -5,7 +5,6 @@ parameter is used. What came in there, times that gradient, is the parameter's r
 each sample: no pass goes on to what all of them share.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -16,14 +15,14 @@ from torch.autograd.graph import GradientEdge, Node
 from gradlib.jacobian import nodes, work
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
-from gradlib.jacobian.fast.parameters.use import Samples, Use, shape_of
+from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
+from gradlib.jacobian.form import form_at
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.passes import chunks, one_hot, pull
 from gradlib.jacobian.pieces import Block, empty
 from gradlib.jacobian.plan import BATCHED, Plan, at_once
-from gradlib.private import forms_at
 
 WORTH = 1.3
 """How many times fewer rows it must ask for."""
@@ -224,4 +223,4 @@ def _is_plain(point: Tensor) -> bool:
 
 
 def _size(node: Node) -> int:
-    return math.prod(shape_of(node)) * forms_at(node)[0].dtype.itemsize
+    return form_at((node, 0)).bytes

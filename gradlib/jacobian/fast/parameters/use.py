@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import forms_at
+from gradlib.jacobian.form import form_at
 
 
 @dataclass(frozen=True)
@@ -70,4 +70,4 @@ class Samples:
 
 def shape_of(node: Node) -> tuple[int, ...]:
     """Return the shape of what comes out of an operation."""
-    return tuple(map(int, forms_at(node)[0].shape))
+    return form_at((node, 0)).shape

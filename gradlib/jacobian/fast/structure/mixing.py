@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlib.jacobian.fast.attention import read
+from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure.named_axes import Axis, Dims, fresh
-from gradlib.jacobian.fast.structure.operation import Edge, Operation, Step, same
+from gradlib.jacobian.fast.structure.step import Edge, Step, same
 
 
 def addmm(op: Operation) -> dict[int, Edge]:
@@ -139,33 +141,13 @@ def _scaled(
 
 def attention(op: Operation) -> dict[int, Edge]:
     """Return the maps of attention, whose probabilities are computed again."""
-    q, k, v, dropout, causal = (
-        op.saved(it) for it in ("query", "key", "value", "dropout_p", "is_causal")
-    )
-    if any(it is None for it in (q, k, v, dropout, causal)):
+    found = read(op)
+    if found is None or found.entries * found.key.shape[-2] > op.most:
         return {}
-    if op.number or dropout or q.shape[:-2] != k.shape[:-2]:
-        return {}
-    if k.shape[:-2] != v.shape[:-2]:
-        return {}
-    if math.prod(q.shape[:-1]) * k.shape[-2] ** 2 > op.most:
-        return {}
-    scale = op.saved("scale")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = q @ k.mT * scale
-    mask = op.saved("attn_mask")
-    if mask is None:
-        mask = op.saved("attn_bias")
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(scores).masked_fill(~mask, -math.inf)
-        scores = scores + mask
-    if causal:
-        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(later, -math.inf)
-    p = scores.softmax(-1)
+    q, k, v, scale = found[:4]
+    p = found.probabilities()
     slope = (p.diag_embed() - p[..., None] * p[..., None, :]) * scale
-    work = scores.numel() * q.shape[-1]
+    work = p.numel() * q.shape[-1]
 
     def to_scores(dims: Dims) -> tuple[tuple[Axis, ...], Any]:
         *batch, queries, out = dims

@@ -5,17 +5,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
+from gradlib.jacobian.fast import moves
+from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure.named_axes import Dims, fresh, regrouped
-from gradlib.jacobian.fast.structure.operation import (
-    Edge,
-    Operation,
-    Step,
-    dim_of,
-    signed,
-)
-from gradlib.private import forms_at
+from gradlib.jacobian.fast.structure.step import Edge, Step
 
 
 def reshaped(op: Operation) -> dict[int, Edge]:
@@ -30,15 +24,13 @@ def reshaped(op: Operation) -> dict[int, Edge]:
 
 def permuted(op: Operation) -> dict[int, Edge]:
     """Dimensions in another order."""
-    order = [dim_of(it, len(op.shape)) for it in op.saved("dims")]
+    order = moves.order(op)
     return {0: lambda dims: Step(tuple(dims[order.index(i)] for i in range(len(dims))))}
 
 
 def transposed(op: Operation) -> dict[int, Edge]:
     """Two dimensions exchanged."""
-    one, other = (
-        (0, 1) if op.saved("dim0") is None else (op.dim("dim0"), op.dim("dim1"))
-    )
+    one, other = moves.exchanged(op)
 
     def edge(dims: Dims) -> Step:
         found = list(dims)
@@ -48,96 +40,29 @@ def transposed(op: Operation) -> dict[int, Edge]:
     return {0: edge}
 
 
-def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
-    """Return the map between a dimension and some rows of a longer one.
-
-    Args:
-        op: The operation.
-        dim: The dimension.
-        rows: Which rows of the longer one.
-        out: Whether what came out is the longer one.
-    """
-    size = len(rows) if out else op.shapes[0][dim]
-    matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
-    ours = range(len(rows))
-    matrix[(rows, ours) if out else (ours, rows)] = 1
-
-    def edge(dims: Dims) -> Step:
-        (mine,) = fresh([size])
-        before = (*dims[:dim], mine, *dims[dim + 1 :])
-        return Step(before, ((matrix, (dims[dim], mine)),))
-
-    return edge
-
-
 def selected(op: Operation) -> dict[int, Edge]:
     """One row of a dimension."""
-    dim = dim_of(op.saved("dim"), len(op.shapes[0]))
-    return {0: _row(op, dim, dim_of(op.saved("index"), op.shapes[0][dim]))}
+    return {0: _row(op, *moves.selected(op))}
 
 
 def unbound(op: Operation) -> dict[int, Edge]:
     """All rows of a dimension, each an output."""
-    return {0: _row(op, dim_of(op.saved("dim"), len(op.shapes[0])), op.number)}
-
-
-def _row(op: Operation, dim: int, index: int) -> Edge:
-    """Return the map of what took one row of a dimension."""
-    unit = _unit(op, op.shapes[0][dim], index)
-
-    def edge(dims: Dims) -> Step:
-        (mine,) = fresh(unit.shape)
-        return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
-
-    return edge
-
-
-def _unit(op: Operation, size: int, index: int) -> Tensor:
-    unit = torch.zeros(size, **op.like)
-    unit[index] = 1
-    return unit
+    return {0: _row(op, *moves.unbound(op))}
 
 
 def sliced(op: Operation) -> dict[int, Edge]:
     """Some rows of a dimension."""
-    dim = op.dim()
-    size = op.shapes[0][dim]
-    start, end, step = (signed(op.saved(it)) for it in ("start", "end", "step"))
-    rows = range(size)[start:end:step]
-    return {0: _picked(op, dim, rows, out=False)}
+    return {0: _picked(op, *moves.sliced(op), out=False)}
 
 
 def split(op: Operation) -> dict[int, Edge]:
     """Parts of a dimension, each an output."""
-    dim = op.dim()
-    size, sizes = op.saved("split_size"), op.saved("split_sizes")
-    start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
-    rows = range(start, start + op.shape[dim])
-    return {0: _picked(op, dim, rows, out=False)}
+    return {0: _picked(op, *moves.split(op), out=False)}
 
 
 def concatenated(op: Operation) -> dict[int, Edge]:
     """Several tensors, one after the other."""
-    dim = op.dim()
-    # What needs no gradient has no node that tells how long it is.
-    sizes = [_size(place, dim) for place in op.node.next_functions]
-    if sizes.count(None) == 1:
-        rest = op.shape[dim] - sum(it for it in sizes if it is not None)
-        sizes = [rest if it is None else it for it in sizes]
-    found: dict[int, Edge] = {}
-    start = 0
-    for i, size in enumerate(sizes):
-        if size is None:
-            return {}
-        if i in op.shapes:
-            found[i] = _picked(op, dim, range(start, start + size), out=True)
-        start += size
-    return found
-
-
-def _size(place: tuple[Node | None, int], dim: int) -> int | None:
-    node, number = place
-    return None if node is None else int(forms_at(node)[number].shape[dim])
+    return {i: _picked(op, *rows, out=True) for i, rows in moves.joined(op).items()}
 
 
 def stacked(op: Operation) -> dict[int, Edge]:
@@ -163,11 +88,48 @@ def summed(op: Operation) -> dict[int, Edge]:
     return _reduced(op, mean=False)
 
 
+def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
+    """Return the map between a dimension and some rows of a longer one.
+
+    Args:
+        op: The operation.
+        dim: The dimension.
+        rows: Which rows of the longer one.
+        out: Whether what came out is the longer one.
+    """
+    size = len(rows) if out else op.shapes[0][dim]
+    matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
+    ours = range(len(rows))
+    matrix[(rows, ours) if out else (ours, rows)] = 1
+
+    def edge(dims: Dims) -> Step:
+        (mine,) = fresh([size])
+        before = (*dims[:dim], mine, *dims[dim + 1 :])
+        return Step(before, ((matrix, (dims[dim], mine)),))
+
+    return edge
+
+
+def _row(op: Operation, dim: int, index: int) -> Edge:
+    """Return the map of what took one row of a dimension."""
+    unit = _unit(op, op.shapes[0][dim], index)
+
+    def edge(dims: Dims) -> Step:
+        (mine,) = fresh(unit.shape)
+        return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
+
+    return edge
+
+
+def _unit(op: Operation, size: int, index: int) -> Tensor:
+    unit = torch.zeros(size, **op.like)
+    unit[index] = 1
+    return unit
+
+
 def _reduced(op: Operation, *, mean: bool) -> dict[int, Edge]:
     shape = op.shapes[0]
-    over = op.saved("dim")
-    gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
-    count = math.prod(shape[i] for i in gone)
+    gone, count = moves.reduced(op)
 
     def edge(dims: Dims) -> Step:
         left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))

@@ -5,7 +5,6 @@ import math
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at
 from gradlib.vjp.connection import place_of
 
 LOOK = 2**25
@@ -27,17 +26,16 @@ def promises(graph: Graph, rows: float, entries: int) -> bool:
     if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
         return False
     end, way = place_of(graph.points[0])[0], graph.way
-    sizes, each = graph.sizes, graph.roots[0].element_size()
+    forms, each = graph.forms, graph.roots[0].element_size()
     work, parts = 0, False
     for node, places in way.items():
         name = node.name()
         if name not in RULES and node is not end:
             return False
-        work += 2 * ENTRY * sum(map(sizes.__getitem__, places)) // each
+        work += 2 * ENTRY * sum(forms[it].bytes for it in places) // each
         if name in PRODUCTS:
-            shape = tuple(map(int, forms_at(node)[0].shape))
+            shape = forms[node, 0].shape
             size = math.prod(shape)
             parts = parts or size > batch * shape[-1]
-            for before, number in places:
-                work += size * int(forms_at(before)[number].shape[-1])
+            work += sum(size * forms[it].shape[-1] for it in places)
     return parts and rows * work > LOOK * len(way)

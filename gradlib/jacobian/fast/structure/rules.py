@@ -5,24 +5,31 @@ axes of what came out to those of what went in, and the factors between the two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
-from gradlib.jacobian.fast.structure.operation import Edge, Operation, Step, same
+from gradlib.jacobian.fast.structure.step import Edge, Step, same
+from gradlib.jacobian.form import Form
 
 
 def edges(
-    node: Node, number: int, shapes: Mapping[int, Sequence[int]], most: int
+    node: Node,
+    number: int,
+    form: Form,
+    shapes: Mapping[int, Sequence[int]],
+    most: int,
 ) -> dict[int, Edge]:
     """Return the maps of a node.
 
     Args:
         node: The node.
         number: Which of its outputs.
+        form: What that is.
         shapes: Of what went in, by position, where it matters.
         most: How many entries a factor has at most that nobody has saved.
 
@@ -32,7 +39,7 @@ def edges(
     rule = RULES.get(node.name())
     if rule is None:
         return {}
-    return rule(Operation(node, number, shapes, most))
+    return rule(Operation(node, number, form, shapes, most))
 
 
 def _add(op: Operation) -> dict[int, Edge]:
@@ -51,23 +58,19 @@ def _sub(op: Operation) -> dict[int, Edge]:
     return same(1, -op.saved("alpha"))
 
 
-def _elementwise(op: Operation) -> dict[int, Edge]:
-    """Ask the node itself: its own backward of ones is its derivative."""
-    found = op.node(torch.ones(op.shape, **op.like))
-    slopes = cast(Any, found if isinstance(found, tuple) else (found,))
-
+def _along_all(found: dict[int, Tensor]) -> dict[int, Edge]:
     def edge(slope: Tensor) -> Edge:
         return lambda dims: Step(dims, ((slope, dims),), work=2 * slope.numel())
 
-    return {
-        i: edge(slopes[i])
-        for i in op.shapes
-        if type(slopes[i]) is Tensor and tuple(slopes[i].shape) == op.shape
-    }
+    return {i: edge(slope) for i, slope in found.items()}
+
+
+def _elementwise(op: Operation) -> dict[int, Edge]:
+    return _along_all(slopes(op))
 
 
 def _batch_norm(op: Operation) -> dict[int, Edge]:
-    return {} if op.saved("training") else _elementwise(op)
+    return _along_all(batch_norm_slopes(op))
 
 
 Rule: TypeAlias = Callable[[Operation], dict[int, Edge]]
@@ -121,18 +124,4 @@ RULES.update(
         moving.reshaped,
     )
 )
-RULES.update(
-    dict.fromkeys(
-        (
-            *(f"{it}Backward0" for it in ("Abs", "Atan", "Cos", "Div", "Elu", "Erf")),
-            *(f"{it}Backward0" for it in ("Exp", "Expm1", "Gelu", "Hardsigmoid")),
-            *(f"{it}Backward0" for it in ("Hardswish", "Hardtanh", "LeakyRelu", "Log")),
-            *(f"{it}Backward0" for it in ("Log1P", "LogSigmoid", "MaskedFill", "Mish")),
-            *(f"{it}Backward0" for it in ("Mul", "NativeDropout", "Pow", "Reciprocal")),
-            *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
-            *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
-            *(f"{it}Backward1" for it in ("Clamp", "Mul", "Pow", "Rsub")),
-        ),
-        _elementwise,
-    )
-)
+RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

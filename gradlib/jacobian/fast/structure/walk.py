@@ -10,7 +10,6 @@ from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
 from gradlib.jacobian.fast.structure.rules import edges
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
 from gradlib.jacobian.graph import Graph
-from gradlib.private import forms_at
 from gradlib.vjp.connection import Place, place_of
 
 FACTORS = 6
@@ -41,6 +40,7 @@ class Walk:
         self._dims = fresh(root.shape)
         self._end = place_of(graph.points[0])
         self._way = graph.way
+        self._forms = graph.forms
         self._waiting: dict[Place, list[Term]] = defaultdict(list)
         self.total = self._go(place_of(root))
 
@@ -65,7 +65,7 @@ class Walk:
         return added(self._waiting[self._end], self.rows, self._dims[0])
 
     def _known(self, place: Place) -> bool:
-        form = forms_at(place[0])[place[1]]
+        form = self._forms[place]
         return form.dtype == self._like.dtype and form.device == self._like.device
 
     def _pass(self, place: Place) -> bool:
@@ -82,8 +82,8 @@ class Walk:
             if total is None:
                 return False
             terms = [total.as_term(self.rows)]
-        shapes = {i: _shape(it) for i, it in before.items()}
-        maps = edges(node, number, shapes, self._most)
+        shapes = {i: self._forms[it].shape for i, it in before.items()}
+        maps = edges(node, number, self._forms[place], shapes, self._most)
         for i, there in before.items():
             if i not in maps:
                 return False
@@ -109,7 +109,3 @@ class Walk:
         if ways > 1:
             return most > 1 or len(terms) > 1
         return len(terms) > 1 and not self._waiting
-
-
-def _shape(place: Place) -> tuple[int, ...]:
-    return tuple(map(int, forms_at(place[0])[place[1]].shape))

@@ -1,0 +1,86 @@
+"""Where the operations that move entries take them from, and put them."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch.autograd.graph import Node
+
+from gradlib.jacobian.fast.operation import Operation, dim_of, signed
+from gradlib.jacobian.form import form_at
+
+
+class Rows(NamedTuple):
+    """Some rows of a dimension: which dimension, and which rows."""
+
+    dim: int
+    rows: range
+
+
+def order(op: Operation) -> list[int]:
+    """Return which dimension of what went in each of a permutation's is."""
+    return [dim_of(it, len(op.shape)) for it in op.saved("dims")]
+
+
+def exchanged(op: Operation) -> tuple[int, int]:
+    """Return the two dimensions that a transposition exchanges."""
+    if op.saved("dim0") is None:
+        return 0, 1
+    return op.dim("dim0"), op.dim("dim1")
+
+
+def selected(op: Operation) -> tuple[int, int]:
+    """Return the dimension of which one row was taken, and which."""
+    dim = dim_of(op.saved("dim"), len(op.shapes[0]))
+    return dim, dim_of(op.saved("index"), op.shapes[0][dim])
+
+
+def unbound(op: Operation) -> tuple[int, int]:
+    """Return the same where each row is an output."""
+    return dim_of(op.saved("dim"), len(op.shapes[0])), op.number
+
+
+def sliced(op: Operation) -> Rows:
+    """Return which rows of what went in a slice is."""
+    dim = op.dim()
+    start, end, step = (signed(op.saved(it)) for it in ("start", "end", "step"))
+    return Rows(dim, range(op.shapes[0][dim])[start:end:step])
+
+
+def split(op: Operation) -> Rows:
+    """Return which rows of what went in a part is."""
+    dim = op.dim()
+    size, sizes = op.saved("split_size"), op.saved("split_sizes")
+    start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
+    return Rows(dim, range(start, start + op.shape[dim]))
+
+
+def joined(op: Operation) -> dict[int, Rows]:
+    """Return which rows of what came out each tensor is that went in, where known."""
+    dim = op.dim()
+    # What needs no gradient has no node that tells how long it is.
+    sizes = [_size(place, dim) for place in op.node.next_functions]
+    if sizes.count(None) == 1:
+        rest = op.shape[dim] - sum(it for it in sizes if it is not None)
+        sizes = [rest if it is None else it for it in sizes]
+    found: dict[int, Rows] = {}
+    start = 0
+    for i, size in enumerate(sizes):
+        if size is None:
+            return {}
+        if i in op.shapes:
+            found[i] = Rows(dim, range(start, start + size))
+        start += size
+    return found
+
+
+def reduced(op: Operation) -> tuple[Sequence[int], int]:
+    """Return the dimensions that are gone, and how many entries made one."""
+    shape, over = op.shapes[0], op.saved("dim")
+    gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
+    return gone, math.prod(shape[i] for i in gone)
+
+
+def _size(place: tuple[Node | None, int], dim: int) -> int | None:
+    node, number = place
+    return None if node is None else form_at((node, number)).shape[dim]

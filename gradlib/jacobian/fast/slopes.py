@@ -1,0 +1,41 @@
+"""The slopes of elementwise operations, as their nodes know them."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.operation import Operation
+
+ELEMENTWISE = frozenset(
+    (
+        *(f"{it}Backward0" for it in ("Abs", "Atan", "Cos", "Div", "Elu", "Erf")),
+        *(f"{it}Backward0" for it in ("Exp", "Expm1", "Gelu", "Hardsigmoid")),
+        *(f"{it}Backward0" for it in ("Hardswish", "Hardtanh", "LeakyRelu", "Log")),
+        *(f"{it}Backward0" for it in ("Log1P", "LogSigmoid", "MaskedFill", "Mish")),
+        *(f"{it}Backward0" for it in ("Mul", "NativeDropout", "Pow", "Reciprocal")),
+        *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
+        *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
+        *(f"{it}Backward1" for it in ("Clamp", "Mul", "Pow", "Rsub")),
+    )
+)
+"""The names of their nodes."""
+
+
+def slopes(op: Operation) -> dict[int, Tensor]:
+    """Return the slopes by what went in, those that have the shape of what came out.
+
+    The node itself says them: its own backward of ones is its derivative.
+    """
+    found: Any = op.node(torch.ones(op.shape, **op.like))
+    given = cast(Any, found if isinstance(found, tuple) else (found,))
+    return {
+        i: given[i]
+        for i in op.shapes
+        if type(given[i]) is Tensor and tuple(given[i].shape) == op.shape
+    }
+
+
+def batch_norm_slopes(op: Operation) -> dict[int, Tensor]:
+    """Return those of a batch norm in use: one that learns mixes the samples."""
+    return {} if op.saved("training") else slopes(op)

@@ -1,0 +1,223 @@
+"""The way back through what mixes entries: products, norms, attention, convolutions.
+
+Where torch has a kernel for it, that takes the vectors as more samples. What the
+forward pass has saved is repeated for each, where the kernel wants that.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gradlib.jacobian.fast.attention import read
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.stacked.back import Back, Part
+
+_ATEN = cast(Any, torch.ops.aten)
+
+INPUT_ALONE = [True, False, False]
+"""Which gradients a kernel is to compute: of its input, and of no weight."""
+
+
+def addmm(op: Operation) -> Back | None:
+    """A matrix plus a product of two."""
+    return _plus_product(op, op.saved("mat1"), op.saved("mat2"))
+
+
+def baddbmm(op: Operation) -> Back | None:
+    """The same for batches of matrices."""
+    return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
+
+
+def mm(op: Operation) -> Back | None:
+    """A product of two matrices, or of batches of them."""
+    ways = _ways(op.saved("self"), op.saved("mat2"), 1)
+    return _each(op, ways)
+
+
+def _plus_product(
+    op: Operation, left: Tensor | None, right: Tensor | None
+) -> Back | None:
+    ways = _ways(left, right, op.saved("alpha"))
+    beta = op.saved("beta")
+    plus: dict[int, Callable[[Tensor], Tensor]] = {0: lambda grad: _scaled(grad, beta)}
+    return _each(op, plus | {1 + i: way for i, way in ways.items()})
+
+
+def _ways(
+    left: Tensor | None, right: Tensor | None, scale: float
+) -> dict[int, Callable[[Tensor], Tensor]]:
+    """Return the ways back to the two factors of a product."""
+
+    def to_left(other: Tensor, grad: Tensor) -> Tensor:
+        return _scaled(_times(_inside(grad), other.mT), scale).movedim(-3, 0)
+
+    def to_right(other: Tensor, grad: Tensor) -> Tensor:
+        return _scaled(_times(_inside(grad).mT, other), scale).mT.movedim(-3, 0)
+
+    found: dict[int, Callable[[Tensor], Tensor]] = {}
+    if right is not None:
+        found[0] = partial(to_left, right.detach())
+    if left is not None:
+        found[1] = partial(to_right, left.detach())
+    return found
+
+
+def _each(op: Operation, ways: dict[int, Callable[[Tensor], Tensor]]) -> Back | None:
+    """Return what goes each of several ways, if those that matter are among them."""
+    if not op.shapes.keys() <= ways.keys():
+        return None
+    return lambda grad: {i: ways[i](grad) for i in op.shapes}
+
+
+def softmax(op: Operation) -> Back:
+    """Probabilities."""
+    p, dim = op.saved("result").detach(), 1 + op.dim()
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        slope = grad * p
+        return {0: slope.addcmul_(p, slope.sum(dim, keepdim=True), value=-1)}
+
+    return back
+
+
+def log_softmax(op: Operation) -> Back:
+    """Their logarithms."""
+    p, dim = op.saved("result").detach().exp(), 1 + op.dim()
+    return lambda grad: {0: grad.addcmul(p, grad.sum(dim, keepdim=True), value=-1)}
+
+
+def layer_norm(op: Operation) -> Back:
+    """A layer norm."""
+    shape = list(op.saved("normalized_shape"))
+    saved = op.saved("input"), op.saved("result1"), op.saved("result2")
+    weight, bias = _detached(op.saved("weight")), _detached(op.saved("bias"))
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        x, mean, rstd = (_repeated(it, grad.size(0)) for it in saved)
+        grads = _ATEN.native_layer_norm_backward(
+            grad.contiguous(), x, shape, mean, rstd, weight, bias, INPUT_ALONE
+        )
+        return {0: grads[0]}
+
+    return back
+
+
+def rms_norm(op: Operation) -> Back:
+    """A norm by the root of the mean square."""
+    dims = [*range(-len(op.saved("normalized_shape")), 0)]
+    rstd, weight = op.saved("result1").detach(), _detached(op.saved("weight"))
+    normal = op.saved("input").detach() * rstd
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        slope = grad if weight is None else grad * weight
+        mean = (slope * normal).mean(dims, keepdim=True)
+        return {0: (slope - normal * mean) * rstd}
+
+    return back
+
+
+def group_norm(op: Operation) -> Back:
+    """A group norm, or a norm of each channel."""
+    saved = op.saved("input"), op.saved("result1"), op.saved("result2")
+    samples, *sizes = (int(op.saved(it)) for it in ("N", "C", "HxW", "group"))
+    weight = _detached(op.saved("weight"))
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        count = grad.size(0)
+        x, mean, rstd = (_repeated(it, count).flatten(0, 1) for it in saved)
+        grads = _ATEN.native_group_norm_backward(
+            grad.flatten(0, 1).contiguous(),
+            x,
+            mean,
+            rstd,
+            weight,
+            count * samples,
+            *sizes,
+            INPUT_ALONE,
+        )
+        return {0: grads[0].view(count, *op.shape)}
+
+    return back
+
+
+def convolution(op: Operation) -> Back | None:
+    """A convolution, or a transposed one."""
+    if len(op.shapes) > 1 or 0 not in op.shapes:
+        return None  # a weight that was computed from the input
+    weight = op.saved("weight").detach()
+    shape: Sequence[int] = op.shapes[0]
+    how = [
+        op.saved(it)
+        for it in (
+            *("stride", "padding", "dilation"),
+            *("transposed", "output_padding", "groups"),
+        )
+    ]
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        grads = grad.flatten(0, 1)
+        # Of its input it takes no more than the size.
+        x = weight.new_empty(()).expand(grads.size(0), *shape[1:])
+        found = _ATEN.convolution_backward(grads, x, weight, None, *how, INPUT_ALONE)
+        return {0: found[0].view(grad.size(0), *shape)}
+
+    return back
+
+
+def attention(op: Operation) -> Back | None:
+    """Attention, by its formula."""
+    found = read(op)
+    if found is None:
+        return None
+    q, k, v = (it.detach() for it in found[:3])
+    p = found.probabilities().detach()
+    p_of_each = p.unsqueeze(-3)
+
+    def to_scores(grad: Tensor) -> Tensor:
+        slope = _times(grad, v.mT).mul_(p_of_each * found.scale)
+        return slope.addcmul_(p_of_each, slope.sum(-1, keepdim=True), value=-1)
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        grad = _inside(grad)
+        grads: dict[int, Tensor] = {}
+        if 0 in op.shapes or 1 in op.shapes:
+            slope = to_scores(grad)
+            if 0 in op.shapes:
+                grads[0] = _times(slope, k)
+            if 1 in op.shapes:
+                grads[1] = _times(slope.mT, q)
+        if 2 in op.shapes:
+            grads[2] = _times(grad.mT, p).mT
+        return {i: it.movedim(-3, 0) for i, it in grads.items()}
+
+    return back if op.shapes.keys() <= {0, 1, 2} else None
+
+
+def _inside(grad: Tensor) -> Tensor:
+    """Put the vectors after what batches of matrices have in front."""
+    return grad.movedim(0, -3)
+
+
+def _times(grads: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply matrices ``(*batch, vectors, n, m)`` by one, ``(*batch, m, k)``.
+
+    It is one product for all vectors, which does not repeat the matrix.
+    """
+    found = grads.flatten(-3, -2) @ matrix
+    return found.view(*grads.shape[:-1], found.shape[-1])
+
+
+def _scaled(grad: Tensor, scale: float) -> Tensor:
+    return grad if scale == 1 else grad * scale
+
+
+def _repeated(saved: Tensor, count: int) -> Tensor:
+    """Return what was saved once for each vector, in memory of its own."""
+    return saved.detach().expand(count, *saved.shape).contiguous()
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()

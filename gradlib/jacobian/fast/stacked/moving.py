@@ -1,0 +1,102 @@
+"""The way back through what moves, picks, joins, sums or repeats entries."""
+
+from functools import partial
+
+from torch import Tensor
+
+from gradlib.jacobian.fast import moves
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.stacked.back import Back, Part
+
+
+def reshaped(op: Operation) -> Back:
+    """A view whose entries are in the same order."""
+    shape = op.shapes[0]
+    return lambda grad: {0: grad.reshape(grad.size(0), *shape)}
+
+
+def permuted(op: Operation) -> Back:
+    """Dimensions in another order."""
+    order = moves.order(op)
+    back = [1 + order.index(i) for i in range(len(order))]
+    return lambda grad: {0: grad.permute(0, *back)}
+
+
+def transposed(op: Operation) -> Back:
+    """Two dimensions exchanged."""
+    one, other = moves.exchanged(op)
+    return lambda grad: {0: grad.transpose(1 + one, 1 + other)}
+
+
+def selected(op: Operation) -> Back:
+    """One row of a dimension."""
+    return _row(*moves.selected(op))
+
+
+def unbound(op: Operation) -> Back:
+    """All rows of a dimension, each an output."""
+    return _row(*moves.unbound(op))
+
+
+def sliced(op: Operation) -> Back:
+    """Some rows of a dimension."""
+    return _picked(moves.sliced(op))
+
+
+def split(op: Operation) -> Back:
+    """Parts of a dimension, each an output."""
+    return _picked(moves.split(op))
+
+
+def concatenated(op: Operation) -> Back | None:
+    """Several tensors, one after the other."""
+    found = moves.joined(op)
+    if found.keys() != op.shapes.keys():
+        return None
+    return lambda grad: {i: _rows(it, grad) for i, it in found.items()}
+
+
+def stacked(op: Operation) -> Back:
+    """Several tensors, along a dimension of its own."""
+    dim = 1 + op.dim()
+    return lambda grad: {i: grad.select(dim, i) for i in op.shapes}
+
+
+def averaged(op: Operation) -> Back:
+    """A mean over dimensions."""
+    return _reduced(op, 1 / max(1, moves.reduced(op)[1]))
+
+
+def summed(op: Operation) -> Back:
+    """A sum over dimensions."""
+    return _reduced(op, 1)
+
+
+def _rows(picked: moves.Rows, whole: Tensor) -> Tensor:
+    dim, rows = picked
+    return whole[
+        (slice(None),) * (1 + dim) + (slice(rows.start, rows.stop, rows.step),)
+    ]
+
+
+def _picked(picked: moves.Rows) -> Back:
+    return lambda grad: {0: Part(partial(_rows, picked), grad)}
+
+
+def _row(dim: int, index: int) -> Back:
+    def region(whole: Tensor) -> Tensor:
+        return whole.select(1 + dim, index)
+
+    return lambda grad: {0: Part(region, grad)}
+
+
+def _reduced(op: Operation, scale: float) -> Back:
+    shape = op.shapes[0]
+    gone, _ = moves.reduced(op)
+    kept = [1 if i in gone else size for i, size in enumerate(shape)]
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        scaled = grad if scale == 1 else grad * scale
+        return {0: scaled.reshape(grad.size(0), *kept).expand(-1, *shape)}
+
+    return back

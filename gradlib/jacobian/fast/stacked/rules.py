@@ -1,0 +1,96 @@
+"""The way back through each operation that is known, by the name of its node."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
+from gradlib.jacobian.fast.stacked import mixing, moving
+from gradlib.jacobian.fast.stacked.back import Back, times
+
+
+def _unchanged(_: Operation) -> Back:
+    return times(1)
+
+
+def _negated(_: Operation) -> Back:
+    return times(-1)
+
+
+def _add(op: Operation) -> Back:
+    return times(1, op.saved("alpha"))
+
+
+def _sub(op: Operation) -> Back:
+    return times(1, -op.saved("alpha"))
+
+
+def _elementwise(op: Operation) -> Back | None:
+    return _along_all(op, slopes(op))
+
+
+def _batch_norm(op: Operation) -> Back | None:
+    return _along_all(op, batch_norm_slopes(op))
+
+
+def _along_all(op: Operation, found: dict[int, Tensor]) -> Back | None:
+    if found.keys() != op.shapes.keys():
+        return None
+    return lambda grad: {i: grad * slope for i, slope in found.items()}
+
+
+Rule: TypeAlias = Callable[[Operation], Back | None]
+
+RULES: dict[str, Rule] = {
+    "AddBackward0": _add,
+    "SubBackward0": _sub,
+    "AddBackward1": _unchanged,
+    "NegBackward0": _negated,
+    "CloneBackward0": _unchanged,
+    "AliasBackward0": _unchanged,
+    "ExpandBackward0": _unchanged,
+    "TransposeBackward0": moving.transposed,
+    "TBackward0": moving.transposed,
+    "PermuteBackward0": moving.permuted,
+    "SelectBackward0": moving.selected,
+    "UnbindBackward0": moving.unbound,
+    "SliceBackward0": moving.sliced,
+    "SplitBackward0": moving.split,
+    "SplitWithSizesBackward0": moving.split,
+    "CatBackward0": moving.concatenated,
+    "StackBackward0": moving.stacked,
+    "MeanBackward1": moving.averaged,
+    "SumBackward1": moving.summed,
+    "AddmmBackward0": mixing.addmm,
+    "BaddbmmBackward0": mixing.baddbmm,
+    "MmBackward0": mixing.mm,
+    "BmmBackward0": mixing.mm,
+    "SoftmaxBackward0": mixing.softmax,
+    "SafeSoftmaxBackward0": mixing.softmax,
+    "LogSoftmaxBackward0": mixing.log_softmax,
+    "NativeLayerNormBackward0": mixing.layer_norm,
+    "FusedRmsNormBackward0": mixing.rms_norm,
+    "NativeGroupNormBackward0": mixing.group_norm,
+    "NativeBatchNormBackward0": _batch_norm,
+    "CudnnBatchNormBackward0": _batch_norm,
+    "ConvolutionBackward0": mixing.convolution,
+    "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
+    "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
+}
+RULES.update(
+    dict.fromkeys(
+        (
+            "ViewBackward0",
+            "UnsafeViewBackward0",
+            "ReshapeAliasBackward0",
+            "SqueezeBackward0",
+            "SqueezeBackward1",
+            "SqueezeBackward2",
+            "UnsqueezeBackward0",
+        ),
+        moving.reshaped,
+    )
+)
+RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

@@ -1,0 +1,26 @@
+"""What a gradient looks like that comes in at a place of a graph."""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from gradlib.private import forms_at
+from gradlib.vjp.connection import Place
+
+
+class Form(NamedTuple):
+    """The shape of a gradient, its dtype and device, and how many bytes it takes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    bytes: int
+
+
+def form_at(place: Place) -> Form:
+    """Return what comes in at a place. It is made anew whenever it is asked."""
+    node, number = place
+    found = forms_at(node)[number]
+    shape, dtype = tuple(map(int, found.shape)), found.dtype
+    return Form(shape, dtype, found.device, math.prod(shape) * dtype.itemsize)

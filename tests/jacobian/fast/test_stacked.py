@@ -1,0 +1,326 @@
+"""Rows that go together give the Jacobian that they give one by one, in float64."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.jacobian import plan as plans
+from gradlib.jacobian.arguments import read
+from gradlib.jacobian.between import in_order
+from gradlib.jacobian.compute import compute
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.stacked import stacked
+from gradlib.jacobian.fast.stacked.rules import RULES
+from gradlib.jacobian.graph import Graph, run
+
+from .operations import (
+    ALONE,
+    OF_A_CPU,
+    ON_CPU,
+    Block,
+    Function,
+    Net,
+    Own,
+    V,
+    W,
+    by_rows,
+    double,
+    graph_of,
+    half_of_it,
+    of_a_gpu,
+    written_into,
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_will_do(  # pyright: ignore (pytest uses it)
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stacked, "ROWS", 1)
+
+
+def found_for(graph: Graph, chunk: int = 3) -> stacked.Stacked | None:
+    """Look for the way, with so many rows at once."""
+    return stacked.find(
+        graph, replace(plans.make(graph, "reverse", "auto", None), chunk=chunk)
+    )
+
+
+def require_same(graph: Graph, chunk: int = 3) -> None:
+    """Fail unless rows that go together are what they are one by one."""
+    found = found_for(graph, chunk)
+    assert found is not None
+    made, truth = found.blocks(graph)[0, 0], by_rows(graph)
+    assert made.shape == truth.shape
+    error = (made - truth).abs().max() / truth.abs().max().clamp(min=1e-3)
+    assert error <= 1e-12
+
+
+def double_like(*shape: int) -> Tensor:
+    """Return weights, the same at every call."""
+    return torch.arange(math.prod(shape)).double().sin().view(shape)
+
+
+MORE: dict[str, Function] = {
+    "convolution": lambda x: F.conv1d(x, double_like(6, 4, 3), V[0, :1].expand(6)),
+    "convolution of one channel": lambda x: F.conv2d(
+        x[:, None], double_like(2, 1, 2, 3), stride=(2, 1), padding=1, dilation=(1, 2)
+    ),
+    "convolution in groups": lambda x: F.conv1d(
+        x, double_like(4, 2, 3), padding="same", groups=2
+    ),
+    "transposed convolution": lambda x: F.conv_transpose2d(
+        x[:, None], double_like(1, 3, 2, 2), stride=2, output_padding=1
+    ),
+    "group norm": lambda x: F.group_norm(x.sin(), 2, W[0], W[1]),
+    "group norm, plain": lambda x: F.group_norm(x[:, :, None], 4),
+    "pooled": lambda x: F.adaptive_avg_pool2d(x[:, None].sin(), 1),
+    "samples mixed": lambda x: x.sin() - x.sin().mean(0),
+    "samples for tokens": lambda x: x.transpose(0, 1).sin(),
+    "samples multiplied": lambda x: (x.reshape(4, 16) @ x.reshape(4, 16).T) @ W,
+    "samples shifted": lambda x: torch.cat([x[1:], x[:1]]),
+    "parts of one": lambda x: x.sin()[:, 1] + x.sin()[:, 1] * x[:, 2],
+    "parts over each other": lambda x: (lambda y: y[:, :3] + y[:, 1:] * y[:, :1])(
+        x.sin()
+    ),
+    "steps": lambda x: x[..., ::2].exp(),
+    "the same twice": lambda x: (lambda y: (y + y) * y)(x.sin()),
+    "the input twice": lambda x: x + x * x,
+    "a number for all": lambda x: x * x.mean((1, 2), keepdim=True),
+    "a number for each": lambda x: (
+        x * x.detach().sum((1, 2), keepdim=True).expand_as(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("chunk", [2, 5, 10**6])
+@pytest.mark.parametrize("name", [*ALONE, *MORE])
+def test_an_operation(name: str, chunk: int) -> None:
+    torch.manual_seed(len(name))
+    require_same(graph_of((ALONE | MORE)[name], double(4, 4, 4)), chunk)
+
+
+def test_every_rule_is_among_them() -> None:
+    seen: set[str] = set()
+    for fn in (*ALONE.values(), *MORE.values()):
+        seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
+    others = {"CudnnBatchNormBackward0"} if ON_CPU else OF_A_CPU
+    assert set(RULES) - seen == others
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_random_net(seed: int) -> None:
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    samples, tokens = chance.choice([(4, 4), (1, 3), (2, 1), (3, 5), (8, 2)])
+    width = 4 if samples == tokens else chance.choice([4, 12])
+    net = Net(width, chance.choice([1, 2, 4]), tokens, chance).double()
+    net.requires_grad_(chance.random() < 0.5)
+    graph = graph_of(net, double(samples, tokens, width))
+    require_same(graph, chance.choice([2, 7, 100]))
+
+
+class Images(nn.Module):
+    """A residual net of images, up and down again."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        width, bias = chance.choice([2, 4]), chance.random() < 0.5
+        self.first = nn.Conv2d(1, width, 3, padding=1, bias=bias)
+        self.norm = nn.GroupNorm(chance.choice([1, 2]), width, affine=bias)
+        self.down = nn.Conv2d(width, width, 2, stride=2, groups=2)
+        self.settled = nn.BatchNorm2d(width).eval()
+        self.up = nn.ConvTranspose2d(width, width, 2, stride=2)
+        self.act = chance.choice([F.relu, F.silu, torch.tanh])
+        self.last = chance.choice(["image", "mean", "flat"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm(self.first(x)))
+        y = y + self.up(self.act(self.settled(self.down(y))))
+        match self.last:
+            case "mean":
+                return y.mean((2, 3))
+            case "flat":
+                return y.flatten(1)[:, ::5]
+        return y.sum(1, keepdim=True) + x
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_random_net_of_images(seed: int) -> None:
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    net = Images(chance).double().requires_grad_(chance.random() < 0.5)
+    graph = graph_of(net, double(chance.choice([1, 3]), 1, 4, 6))
+    require_same(graph, chance.choice([2, 7, 100]))
+
+
+UNKNOWN: dict[str, Function] = {
+    "all to one": lambda x: x.sin() + x.sum(),
+    "samples turned": lambda x: x.flip(0),
+    "picked": lambda x: x[:, [0, 2]],
+    "batch norm that learns": lambda x: F.batch_norm(
+        x.transpose(1, 2), None, None, training=True
+    ),
+    "written into": written_into,
+    "somebody's own": lambda x: Own.apply(x),  # pyright: ignore  # it has no type
+    "dtypes": lambda x: x.float().sin().double(),
+    "a weight from the input": lambda x: F.conv1d(x, x.sin()),
+    "random attention": lambda x: of_a_gpu(
+        x[:, None], x[:, None], x[:, None], dropout_p=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_is_left_to_others(name: str) -> None:
+    if name == "random attention" and not ON_CPU:
+        pytest.skip("a GPU has that kernel for float32 only")
+    torch.manual_seed(0)
+    assert found_for(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
+
+
+def test_parts_of_unknown_size_are_left_to_others() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.cat([W.expand(4, 4, 4), V.expand(4, 4, 4), x], 1)
+
+    assert found_for(graph_of(fn, double(4, 4, 4))) is None
+
+
+def test_autocast_is_left_to_others() -> None:
+    assert found_for(graph_of(half_of_it, torch.randn(4, 4, 4))) is None
+
+
+def test_narrow_dtypes_are_left_to_others() -> None:
+    x = torch.randn(4, 4, 4, dtype=torch.bfloat16)
+    assert found_for(graph_of(torch.sin, x)) is None
+
+
+def test_few_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "ROWS", 17)
+    graph = graph_of(torch.sin, double(4, 4, 4))
+    assert found_for(graph) is None
+    monkeypatch.setattr(stacked, "ROWS", 16)
+    assert found_for(graph) is not None
+    assert found_for(graph, chunk=1) is None
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    graph = graph_of(torch.sin, double(4, 4, 4))
+    for mode in ("forward", "loop"):
+        assert stacked.find(graph, plans.make(graph, mode, "auto", None)) is None
+
+
+def test_what_a_node_has_saved_may_be_overwritten() -> None:
+    weight = W.clone()
+    graph = graph_of(lambda x: F.linear(x, weight), double(4, 4, 4))
+    weight.zero_()
+    assert found_for(graph) is None
+
+
+def test_weights_are_read_at_every_call() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4).double()
+    x = double(2, 3, 4)
+    require_same(graph_of(layer, x))
+    with torch.no_grad():
+        layer.weight.data.mul_(2)
+    require_same(graph_of(layer, x))
+
+
+def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two outputs of two inputs, of which each depends on one more than once."""
+    z = F.linear(x, W).tanh()
+    return z * y, (x[:, :2] + z[:, 2:]).softmax(-1)
+
+
+def test_several_inputs_and_outputs() -> None:
+    torch.manual_seed(0)
+    graph, _ = run(read(several, (double(3, 4, 4), double(3, 4, 4)), (0, 1), 0))
+    found = found_for(graph)
+    assert found is not None
+    truth = compute(graph, plans.make(graph, "loop", "auto", None), may_change=False)
+    made = found.blocks(graph)
+    assert made.keys() == truth.keys()
+    for block, tensor in made.items():
+        torch.testing.assert_close(tensor, truth[block], rtol=1e-12, atol=1e-12)
+
+
+def test_it_writes_into_what_it_is_given() -> None:
+    graph = graph_of(ALONE["attention"], double(4, 4, 4))
+    found = found_for(graph)
+    assert found is not None
+    out = torch.full(graph.shape(0, 0), math.nan, dtype=torch.float64)
+    made = found.blocks(graph, {(0, 0): out})
+    assert made[0, 0] is out
+    assert torch.equal(out, found.blocks(graph)[0, 0])
+
+
+def test_the_result_has_memory_of_its_own() -> None:
+    # Of a sum both inputs have the same gradient.
+    graph, _ = run(read(torch.add, (double(3, 4), double(3, 4)), (0, 1), 0))
+    found = found_for(graph, chunk=100)
+    assert found is not None
+    made = found.blocks(graph)
+    made[0, 0].zero_()
+    assert made[0, 1].count_nonzero() == 12
+
+
+def _hooked(hook: Callable[[Tensor], Tensor]) -> Function:
+    layer = nn.Linear(4, 4).double()
+
+    def fn(x: Tensor) -> Tensor:
+        y = layer(x.sin())
+        y.register_hook(hook)
+        return y.tanh()
+
+    return fn
+
+
+def test_a_hook_inside_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    fn, x = _hooked(lambda grad: grad * grad.sign()), double(4, 4, 4)
+    assert found_for(graph_of(fn, x)) is not None, "a hook is not seen there"
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_block_as_a_whole(check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    block = Block(4, 2, random.Random(0)).double()
+    x = double(3, 5, 4)
+    plan = gradlib.plan_jacobian(block, x, check=check)
+    assert plan.mode == "stacked"
+    assert "rows as samples" in str(plan)
+    truth = gradlib.per_sample_jacobian(block, x, mode="loop", check=False)
+    found = gradlib.per_sample_jacobian(block, x, check=check)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+    out = torch.empty_like(truth).mT.contiguous().mT
+    assert gradlib.per_sample_jacobian(block, x, out=out, check=check) is out
+    torch.testing.assert_close(out, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_an_operation_that_says_nothing_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = graph_of(ALONE["attention"], double(4, 4, 4))
+    saved = Operation.saved
+    monkeypatch.setattr(
+        Operation, "saved", lambda op, it: None if it == "query" else saved(op, it)
+    )
+    assert found_for(graph) is None
