@@ -57,6 +57,7 @@ class Chain(NamedTuple):
         linears: The linear layers.
         bends: What is elementwise before the first, after each, and after the last.
         order: In which order the Jacobians of the linear layers are multiplied.
+        kept: How many entries of a sample what is elementwise there keeps.
     """
 
     x: Tensor
@@ -64,6 +65,7 @@ class Chain(NamedTuple):
     linears: list[Linear]
     bends: list[list[Layer]]
     order: orders.Order
+    kept: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,7 +157,8 @@ def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
     if not linears or len(linears) > orders.MOST:
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
-    return Chain(x, maps, linears, bends, order)
+    kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
+    return Chain(x, maps, linears, bends, order, kept)
 
 
 def _maps(x: Tensor, size: list[int], layers: list[nn.Module]) -> Maps | None:

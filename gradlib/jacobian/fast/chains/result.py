@@ -31,13 +31,13 @@ HUGE = 2**22
 
 def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
-    if chain.order.entries <= IN_CACHE and not chain.maps.layers:
-        return chain.x.shape[0]
     most = in_caches(chain.x)
     if chain.maps.layers and chain.x.device.type == "cpu":
         most = MAPS_IN_CACHE
-    samples = max(1, chain.x.shape[0])
-    parts = math.ceil(samples / max(1, most // max(1, _entries(chain))))
+    samples, at_once = chain.x.shape[0], max(1, most // max(1, _entries(chain)))
+    if samples <= at_once:
+        return samples
+    parts = math.ceil(samples / at_once)
     return math.ceil(samples / parts)  # alike: a smaller last one would be slower
 
 
@@ -92,10 +92,11 @@ def bytes_of_parts(chain: Chain) -> int:
 
 
 def _entries(chain: Chain) -> int:
-    """Return how many entries the products have, for a sample, without the last."""
+    """Return how many entries a sample takes, without those of the last product."""
+    entries = chain.order.each + chain.kept
     if not chain.maps.layers:
-        return chain.order.each
-    return chain.order.each + chain.outs * chain.maps.entries
+        return entries
+    return entries + chain.outs * chain.maps.entries
 
 
 def _is_good(out: Any, chain: Chain) -> bool:
