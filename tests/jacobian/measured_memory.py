@@ -26,6 +26,40 @@ def bottleneck() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(32, 512)
 
 
+def norms() -> tuple[nn.Module, Tensor]:
+    layers = [it for _ in range(4) for it in (nn.Linear(512, 512), nn.LayerNorm(512))]
+    return nn.Sequential(*layers, nn.Linear(512, 24)), torch.randn(512, 512)
+
+
+def attention() -> tuple[nn.Module, Tensor]:
+    """Attention with more scores than there are gradients."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = nn.functional.scaled_dot_product_attention(x, x.sin(), x)
+            return y.flatten(1)[:, ::64]
+
+    return Model(), torch.randn(8, 4, 64, 4)
+
+
+def measure_stacked(net: str, max_bytes: int) -> tuple[int, int, int]:
+    """The same where several rows go together, and how many the plan says do."""
+    _keep_no_pieces()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, x = {"norms": norms, "attention": attention}[net]()
+    plan = gradlib.plan_jacobian(model, x, max_bytes=max_bytes, check=False)
+    assert plan.mode == "stacked"
+    assert plan.bytes <= max_bytes
+    gradlib.per_sample_jacobian(model, x[:2], check=False)
+    y = model(x.clone().requires_grad_())
+    before = resident()
+    del y
+    result = gradlib.per_sample_jacobian(model, x, max_bytes=max_bytes, check=False)
+    size = result.numel() * result.element_size()
+    return resident() - before, size, plan.chunk
+
+
 def measure_parameters(max_bytes: int) -> tuple[int, int]:
     """The same with respect to parameters, which go by sample."""
     _keep_no_pieces()

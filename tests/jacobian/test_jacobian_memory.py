@@ -13,7 +13,7 @@ import gradlib
 from gradlib import DetachedPathError, OutOfBytesError
 from mkdocs_hooks import fresh
 
-from .measured_memory import measure, measure_parameters
+from .measured_memory import measure, measure_parameters, measure_stacked
 
 MIB = 2**20
 
@@ -66,6 +66,15 @@ def test_so_does_one_with_respect_to_parameters(budget: int) -> None:
     folder = Path.cwd()
     grown, result = fresh.call(measure_parameters, budget * MIB, folder=folder)
     assert 32 * MIB < result < 36 * MIB
+    assert result / 2 <= grown <= budget * MIB + SLACK
+
+
+@linux
+@pytest.mark.parametrize(("net", "budget"), [("norms", 64), ("attention", 14)])
+def test_so_do_rows_that_go_together(net: str, budget: int) -> None:
+    folder = Path.cwd()
+    grown, result, chunk = fresh.call(measure_stacked, net, budget * MIB, folder=folder)
+    assert 1 < chunk < 16
     assert result / 2 <= grown <= budget * MIB + SLACK
 
 

@@ -7,14 +7,14 @@ takes some operations one vector after the other, and others in many small steps
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.jacobian import reverse
+from gradlib.jacobian import nodes, reverse
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.rules import RULES
@@ -22,7 +22,7 @@ from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
-from gradlib.jacobian.plan import BATCHED, Plan
+from gradlib.jacobian.plan import BATCHED, Plan, at_once
 from gradlib.vjp.connection import Place, place_of
 
 ROWS = 8
@@ -52,13 +52,15 @@ class Stacked:
         ways: For each place that is passed, each before those that it leads to.
         forms: Of these, and those where it ends.
         chunk: How many vectors go together.
-        bytes: What they hold, by our count.
+        vector_bytes: What is held for each of them, by our count.
+        slope_bytes: What is held for all.
     """
 
     ways: Mapping[Place, Way]
     forms: Mapping[Place, Form]
     chunk: int
-    bytes: int
+    vector_bytes: int
+    slope_bytes: int
 
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
@@ -66,12 +68,16 @@ class Stacked:
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
-        return plan.shortened(
-            "stacked",
-            "each operation can take rows as more samples",
-            f"{plan.counts['reverse']} rows as samples, {self.chunk} at a time",
-            plan.work.get("reverse"),
-            self.bytes,
+        taken = {"stacked": plan.work["reverse"]} if "reverse" in plan.work else {}
+        return replace(
+            plan,
+            mode="stacked",
+            why="each operation can take rows as more samples",
+            chunk=self.chunk,
+            counts=plan.counts | {"stacked": plan.counts["reverse"]},
+            work=plan.work | taken,
+            part_bytes=self.slope_bytes,
+            pass_bytes=self.vector_bytes,
         )
 
     def blocks(
@@ -157,13 +163,35 @@ def find(graph: Graph, plan: Plan) -> Stacked | None:
         return None
     try:
         with torch.no_grad():
-            ways = _ways(graph)
+            chunk, each, slopes = _sizes(graph, plan)
+            ways = None if chunk < 2 else _ways(graph)
     except RuntimeError:  # what a node has saved was overwritten, or is gone
         return None
     if ways is None:
         return None
-    size = BATCHED * plan.pass_bytes * plan.chunk
-    return Stacked(ways, graph.forms, plan.chunk, size)
+    return Stacked(ways, graph.forms, chunk, each, slopes)
+
+
+def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
+    """Return how many vectors go together, what each takes, and what all share.
+
+    torch's kernels for attention keep no scores; here they are. And there are slopes,
+    about as many as gradients.
+    """
+    scores = [
+        _bytes_of_scores(node) for node in graph.way if "Attention" in node.name()
+    ]
+    slopes = sum(form.bytes for form in graph.forms.values()) + 2 * sum(scores)
+    each = plan.pass_bytes + max(scores, default=0)
+    room = plan.max_bytes - plan.result_bytes - slopes
+    on_cpu = graph.points[0].device.type == "cpu"
+    fitting = at_once(room, BATCHED * each, each, nodes.look(graph), on_cpu=on_cpu)
+    return min(plan.chunk, fitting), each, slopes
+
+
+def _bytes_of_scores(node: Any) -> int:
+    query, key = node._saved_query, node._saved_key
+    return query[..., 0].numel() * key.shape[-2] * query.element_size()
 
 
 def _all_is_known(graph: Graph) -> bool:
