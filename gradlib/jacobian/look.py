@@ -1,6 +1,6 @@
 """One VJP with random numbers: what a Jacobian must agree with."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -29,13 +29,13 @@ def closeness(graph: Graph) -> float:
     They lose some on their way where a dtype is narrow, or a GPU uses TF32.
     """
     dtype, device = narrowest_dtype(graph), graph.points[0].device
-    names = {node.name() for node in graph.way}
+    names = (node.name() for node in graph.way)
     if dtype == torch.float32 and may_use_tf32(device, names):
         return COARSE
     return CLOSE.get(dtype, COARSE)
 
 
-def may_use_tf32(device: torch.device, nodes: Collection[str]) -> bool:
+def may_use_tf32(device: torch.device, nodes: Iterable[str]) -> bool:
     """Tell whether a device may multiply float32 numbers with fewer digits.
 
     Args:
