@@ -9,6 +9,9 @@ from torch.autograd.graph import Node
 from gradlib.jacobian.fast.operation import Operation, dim_of, signed
 from gradlib.jacobian.form import form_at
 
+SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
+"""The nodes whose outputs are alike. Of others the rules know the first."""
+
 
 class Rows(NamedTuple):
     """Some rows of a dimension: which dimension, and which rows."""
@@ -25,7 +28,7 @@ def order(op: Operation) -> list[int]:
 def exchanged(op: Operation) -> tuple[int, int]:
     """Return the two dimensions that a transposition exchanges."""
     if op.saved("dim0") is None:
-        return 0, 1
+        return 0, min(1, len(op.shape) - 1)  # a vector is its own transpose
     return op.dim("dim0"), op.dim("dim1")
 
 
@@ -83,4 +86,7 @@ def reduced(op: Operation) -> tuple[Sequence[int], int]:
 
 def _size(place: tuple[Node | None, int], dim: int) -> int | None:
     node, number = place
-    return None if node is None else form_at((node, number)).shape[dim]
+    if node is None:
+        return None
+    shape = form_at((node, number)).shape
+    return shape[dim] if dim < len(shape) else 0  # an empty vector goes with anything

@@ -123,6 +123,11 @@ def heads(x: Tensor) -> Tensor:
     return x.view(4, 4, 2, 2).transpose(1, 2)
 
 
+def double_of_none() -> Tensor:
+    """Return an empty vector, as one begins with that adds to it in a loop."""
+    return torch.zeros(0, dtype=torch.float64, requires_grad=True)
+
+
 # Of what a sample is, ``(4, 4)``, everywhere below, with 4 samples: equal sizes must
 # not be taken for equal axes.
 W, V = (torch.randn(4, 4, dtype=torch.float64) for _ in range(2))
@@ -143,6 +148,8 @@ ALONE: dict[str, Function] = {
     "expand": lambda x: x.unsqueeze(1).expand(4, 3, 4, 4).sin(),
     "transpose": lambda x: x.transpose(1, 2) @ W,
     "samples second and back": lambda x: (x.transpose(0, 1) @ W).transpose(0, 1),
+    "vectors": lambda x: x.reshape(64).t().sin().view(4, 4, 4),
+    "nothing in front": lambda x: torch.cat([double_of_none(), x.flatten(1)], 1),
     "permute": lambda x: (x.permute(2, 0, 1) @ W).permute(1, 2, 0) @ V,
     "matrix transpose": lambda x: (x.reshape(16, 4).t() * W[0, 0]).t().reshape(4, 4, 4),
     "select": lambda x: x[:, -1].sin() + x[:, 1],

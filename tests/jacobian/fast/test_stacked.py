@@ -173,6 +173,13 @@ UNKNOWN: dict[str, Function] = {
     "somebody's own": lambda x: Own.apply(x),  # pyright: ignore  # it has no type
     "dtypes": lambda x: x.float().sin().double(),
     "a weight from the input": lambda x: F.conv1d(x, x.sin()),
+    "single numbers": lambda x: torch.stack([it.exp() * it[0, 0].sum(0) for it in x]),
+    "probabilities of one": lambda x: torch.stack(
+        [it.exp() * it[0, 0].softmax(0) for it in x]
+    ),
+    "a mean besides": lambda x: torch.mul(
+        *torch.native_group_norm(x.sin(), None, None, 4, 4, 4, 4, 1e-5)[:2]
+    ),
     "random attention": lambda x: of_a_gpu(
         x[:, None], x[:, None], x[:, None], dropout_p=0.1
     ),

@@ -110,6 +110,10 @@ def test_an_axis_may_be_split_after_a_sum() -> None:
 
 
 UNKNOWN: dict[str, Function] = {
+    "single numbers": lambda x: torch.stack([it.exp() * it[0, 0].sum(0) for it in x]),
+    "probabilities of one": lambda x: torch.stack(
+        [it.exp() * it[0, 0].softmax(0) for it in x]
+    ),
     "another sample": lambda x: x - x.mean(0),
     "samples turned": lambda x: x.flip(0),
     "samples for tokens": lambda x: x.transpose(0, 1).sin(),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.jacobian import nodes, reverse
+from gradlib.jacobian.fast.moves import SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.rules import RULES
@@ -197,10 +198,13 @@ def _bytes_of_scores(node: Any) -> int:
 def _all_is_known(graph: Graph) -> bool:
     """Tell whether there is a rule for every node, and all is of one plain kind."""
     dtype, device = graph.roots[0].dtype, graph.roots[0].device
-    if dtype not in DTYPES or any(
-        it.dtype != dtype or it.device != device for it in graph.forms.values()
-    ):
+    if dtype not in DTYPES:
         return False
+    for (node, number), form in graph.forms.items():
+        if form.dtype != dtype or form.device != device or form.shape == ():
+            return False
+        if number and node.name() not in SEVERAL:
+            return False
     ends = [place_of(it) for it in graph.points]
     # What has come to an end goes nowhere from there.
     return not any(graph.way[node] for node, _ in ends) and all(

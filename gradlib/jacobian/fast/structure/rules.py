@@ -10,6 +10,7 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.jacobian.fast.moves import SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
@@ -36,8 +37,9 @@ def edges(
     Returns:
         For each position in `shapes`; one that is missing is not known.
     """
-    rule = RULES.get(node.name())
-    if rule is None:
+    name = node.name()
+    rule = RULES.get(name)
+    if rule is None or (number and name not in SEVERAL):
         return {}
     return rule(Operation(node, number, form, shapes, most))
 

@@ -66,7 +66,8 @@ class Walk:
 
     def _known(self, place: Place) -> bool:
         form = self._forms[place]
-        return form.dtype == self._like.dtype and form.device == self._like.device
+        plain = form.dtype == self._like.dtype and form.device == self._like.device
+        return plain and form.shape != ()  # which has no dimension 0
 
     def _pass(self, place: Place) -> bool:
         """Carry what waits at a place through its operation."""
