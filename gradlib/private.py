@@ -234,6 +234,22 @@ def gradients_are_batched() -> bool:
     return _key_is_included(_VMAP) or values_are_stand_ins()
 
 
+def is_packed(node: Node) -> bool:
+    """Tell whether what a node has saved is had through somebody's hooks.
+
+    A checkpoint's compute all of it again, whenever one asks outside of a pass.
+    """
+    return any(
+        getattr(getattr(node, name), "unpack_hook", None) is not None
+        for name in _raw_names(type(node))
+    )
+
+
+@cache
+def _raw_names(kind: type[Node]) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
     leaf: Any = node

@@ -155,12 +155,11 @@ def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) 
     apart: list[Tensor] = []
     sizes: list[Tensor] = []
     for point, grad in enumerate(look.grads):
-        if grad is not None:
-            total = sum(_parts(graph, blocks, look, point), torch.zeros_like(grad))
-            apart.append(norm(total - grad))
-            sizes.append(norm(total))
-    if not apart:
-        return True
+        if grad is None:
+            return False
+        total = sum(_parts(graph, blocks, look, point), torch.zeros_like(grad))
+        apart.append(norm(total - grad))
+        sizes.append(norm(total))
     close = torch.stack(apart) < closeness(graph) * torch.stack(sizes)
     return bool(close.all())
 
@@ -175,7 +174,9 @@ def _wrong(
     close = closeness(graph)
     wrong: dict[int, Tensor] = {}
     for point, grad in enumerate(look.grads):
-        if grad is None:
+        if grad is None:  # there is no way, or a hook has stopped it
+            mine = [it for (_, of), it in blocks.items() if of == point]
+            wrong[point] = torch.stack([it.count_nonzero() for it in mine]).sum() > 0
             continue
         total = torch.zeros_like(grad, dtype=torch.float64)
         size = torch.zeros((), dtype=torch.float64, device=grad.device)

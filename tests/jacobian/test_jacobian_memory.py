@@ -70,7 +70,7 @@ def test_so_does_one_with_respect_to_parameters(budget: int) -> None:
 
 
 @linux
-@pytest.mark.parametrize(("net", "budget"), [("norms", 64), ("attention", 14)])
+@pytest.mark.parametrize(("net", "budget"), [("norms", 64), ("attention", 30)])
 def test_so_do_rows_that_go_together(net: str, budget: int) -> None:
     folder = Path.cwd()
     grown, result, chunk = fresh.call(measure_stacked, net, budget * MIB, folder=folder)

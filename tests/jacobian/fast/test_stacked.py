@@ -4,12 +4,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib.jacobian import plan as plans
@@ -177,6 +178,15 @@ UNKNOWN: dict[str, Function] = {
     "probabilities of one": lambda x: torch.stack(
         [it.exp() * it[0, 0].softmax(0) for it in x]
     ),
+    "a norm's weight from the input": lambda x: F.layer_norm(x, [4], x[0, 0].sin()),
+    "a norm's bias from the input": lambda x: F.group_norm(x, 2, None, x[0, 0].sin()),
+    "an RMS norm's weight from the input": lambda x: torch.ops.aten._fused_rms_norm(
+        x, [4], x[0, 0].sin(), None
+    )[0],
+    "a checkpoint": lambda x: cast(Any, checkpoint)(torch.sin, x, use_reentrant=False),
+    "many scores": lambda x: F.scaled_dot_product_attention(
+        x.view(4, 1, 16, 1), x.view(4, 1, 16, 1), x.view(4, 1, 16, 1)
+    ),
     "a mean besides": lambda x: torch.mul(
         *torch.native_group_norm(x.sin(), None, None, 4, 4, 4, 4, 1e-5)[:2]
     ),
@@ -299,6 +309,39 @@ def test_a_hook_inside_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gradlib.per_sample_jacobian(fn, x, check=False)
     truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_a_hook_that_stops_gradients_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(x: Tensor) -> Tensor:
+        y = x.sin()
+        cast(Any, y.grad_fn).register_hook(lambda *_: (None,))
+        return y.tanh()
+
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    x = double(4, 4, 4)
+    assert found_for(graph_of(stopped, x)) is not None, "a hook is not seen there"
+    assert not gradlib.per_sample_jacobian(stopped, x, check=False).any()
+
+
+def test_a_checkpoint_is_computed_again_once_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def part(x: Tensor) -> Tensor:
+        calls.append(1)
+        return F.linear(x, W).tanh().softmax(-1)
+
+    def fn(x: Tensor) -> Tensor:
+        return cast(Any, checkpoint)(part, x, use_reentrant=False)
+
+    x = double(4, 4, 4)
+    gradlib.per_sample_jacobian(fn, x, check=False)
+    with_all = len(calls)
+    monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", _nothing)
+    calls.clear()
+    gradlib.per_sample_jacobian(fn, x, check=False)
+    assert with_all == len(calls) == 2
 
 
 def _nothing(*_: Any) -> None:

@@ -89,8 +89,10 @@ def log_softmax(op: Operation) -> Back:
     return lambda grad: {0: grad.addcmul(p, grad.sum(dim, keepdim=True), value=-1)}
 
 
-def layer_norm(op: Operation) -> Back:
+def layer_norm(op: Operation) -> Back | None:
     """A layer norm."""
+    if not _is_of_input_alone(op):
+        return None
     shape = list(op.saved("normalized_shape"))
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
     weight, bias = _detached(op.saved("weight")), _detached(op.saved("bias"))
@@ -105,8 +107,10 @@ def layer_norm(op: Operation) -> Back:
     return back
 
 
-def rms_norm(op: Operation) -> Back:
+def rms_norm(op: Operation) -> Back | None:
     """A norm by the root of the mean square."""
+    if not _is_of_input_alone(op):
+        return None
     dims = [*range(-len(op.saved("normalized_shape")), 0)]
     rstd, weight = op.saved("result1").detach(), _detached(op.saved("weight"))
     normal = op.saved("input").detach() * rstd
@@ -119,8 +123,10 @@ def rms_norm(op: Operation) -> Back:
     return back
 
 
-def group_norm(op: Operation) -> Back:
+def group_norm(op: Operation) -> Back | None:
     """A group norm, or a norm of each channel."""
+    if not _is_of_input_alone(op):
+        return None
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
     samples, *sizes = (int(op.saved(it)) for it in ("N", "C", "HxW", "group"))
     weight = _detached(op.saved("weight"))
@@ -145,8 +151,8 @@ def group_norm(op: Operation) -> Back:
 
 def convolution(op: Operation) -> Back | None:
     """A convolution, or a transposed one."""
-    if len(op.shapes) > 1 or 0 not in op.shapes:
-        return None  # a weight that was computed from the input
+    if not _is_of_input_alone(op):
+        return None
     weight = op.saved("weight").detach()
     shape: Sequence[int] = op.shapes[0]
     how = [
@@ -194,6 +200,11 @@ def attention(op: Operation) -> Back | None:
         return {i: it.movedim(-3, 0) for i, it in grads.items()}
 
     return back if op.shapes.keys() <= {0, 1, 2} else None
+
+
+def _is_of_input_alone(op: Operation) -> bool:
+    """Tell whether no weight was computed from what is differentiated for."""
+    return [*op.shapes] == [0]
 
 
 def _inside(grad: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
 from gradlib.jacobian.plan import BATCHED, Plan, at_once
+from gradlib.private import is_packed
 from gradlib.vjp.connection import Place, place_of
 
 ROWS = 8
@@ -183,7 +184,10 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
         _bytes_of_scores(node) for node in graph.way if "Attention" in node.name()
     ]
     slopes = sum(form.bytes for form in graph.forms.values()) + 2 * sum(scores)
-    each = plan.pass_bytes + max(scores, default=0)
+    most = max(scores, default=0)
+    each = plan.pass_bytes + most
+    if most > plan.pass_bytes:  # for so many the kernels are faster, vector by vector
+        return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
     on_cpu = graph.points[0].device.type == "cpu"
     fitting = at_once(room, BATCHED * each, each, nodes.look(graph), on_cpu=on_cpu)
@@ -207,8 +211,10 @@ def _all_is_known(graph: Graph) -> bool:
             return False
     ends = [place_of(it) for it in graph.points]
     # What has come to an end goes nowhere from there.
-    return not any(graph.way[node] for node, _ in ends) and all(
-        node.name() in RULES for node, places in graph.way.items() if places
+    return not any(graph.way[node] for node, _ in ends) and not any(
+        node.name() not in RULES or is_packed(node)
+        for node, places in graph.way.items()
+        if places
     )
 
 

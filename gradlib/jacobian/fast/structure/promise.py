@@ -5,6 +5,7 @@ import math
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph
+from gradlib.private import is_packed
 from gradlib.vjp.connection import place_of
 
 LOOK = 2**25
@@ -30,7 +31,7 @@ def promises(graph: Graph, rows: float, entries: int) -> bool:
     work, parts = 0, False
     for node, places in way.items():
         name = node.name()
-        if name not in RULES and node is not end:
+        if node is not end and (name not in RULES or is_packed(node)):
             return False
         work += 2 * ENTRY * sum(forms[it].bytes for it in places) // each
         if name in PRODUCTS:
