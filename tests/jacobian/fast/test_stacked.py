@@ -198,8 +198,8 @@ UNKNOWN: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_left_to_others(name: str) -> None:
-    if name == "random attention" and not ON_CPU:
-        pytest.skip("a GPU has that kernel for float32 only")
+    if name in ("random attention", "many scores") and not ON_CPU:
+        pytest.skip("a CPU's kernels: others have none in float64, or want few calls")
     torch.manual_seed(0)
     assert found_for(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
 

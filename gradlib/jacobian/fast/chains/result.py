@@ -31,13 +31,13 @@ HUGE = 2**22
 
 def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
+    samples, entries = chain.x.shape[0], _entries(chain)
+    if samples * entries <= IN_CACHE:
+        return samples
     most = in_caches(chain.x)
     if chain.maps.layers and chain.x.device.type == "cpu":
         most = MAPS_IN_CACHE
-    samples, at_once = chain.x.shape[0], max(1, most // max(1, _entries(chain)))
-    if samples <= at_once:
-        return samples
-    parts = math.ceil(samples / at_once)
+    parts = math.ceil(samples / max(1, most // entries))
     return math.ceil(samples / parts)  # alike: a smaller last one would be slower
 
 

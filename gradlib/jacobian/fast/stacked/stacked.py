@@ -186,10 +186,10 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     slopes = sum(form.bytes for form in graph.forms.values()) + 2 * sum(scores)
     most = max(scores, default=0)
     each = plan.pass_bytes + most
-    if most > plan.pass_bytes:  # for so many the kernels are faster, vector by vector
+    on_cpu = graph.points[0].device.type == "cpu"
+    if on_cpu and most > plan.pass_bytes:  # its kernel is faster, vector by vector
         return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
-    on_cpu = graph.points[0].device.type == "cpu"
     fitting = at_once(room, BATCHED * each, each, nodes.look(graph), on_cpu=on_cpu)
     return min(plan.chunk, fitting), each, slopes
 
