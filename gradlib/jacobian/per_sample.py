@@ -299,7 +299,7 @@ def plan_jacobian(
     #> split    4                          2       1.47e+05
     #> loop     64                         64      2.62e+05
     #> chain    products in the order 2 1          1.31e+05
-    #> Held at once, on top of the forward pass: 136 KiB, of 1 MiB.
+    #> Held at once, on top of the forward pass: 136.1 KiB, of 1 MiB.
     ```
 
     The function is called once, and two backward passes count multiply-adds; its
