@@ -70,6 +70,13 @@ def double_like(*shape: int) -> Tensor:
     return torch.arange(math.prod(shape)).double().sin().view(shape)
 
 
+def _shared(x: Tensor, first: int) -> Tensor:
+    y, z = x.sin(), x.cos()
+    part = y[:, 1:2]
+    both = y + z
+    return part + both if first else both + part
+
+
 MORE: dict[str, Function] = {
     "convolution": lambda x: F.conv1d(x, double_like(6, 4, 3), V[0, :1].expand(6)),
     "convolution of one channel": lambda x: F.conv2d(
@@ -92,6 +99,8 @@ MORE: dict[str, Function] = {
     "parts over each other": lambda x: (lambda y: y[:, :3] + y[:, 1:] * y[:, :1])(
         x.sin()
     ),
+    "a part of what others share": lambda x: _shared(x, 0),
+    "a part of what others share, first": lambda x: _shared(x, 1),
     "steps": lambda x: x[..., ::2].exp(),
     "the same twice": lambda x: (lambda y: (y + y) * y)(x.sin()),
     "the input twice": lambda x: x + x * x,
@@ -365,12 +374,28 @@ def test_a_block_as_a_whole(check: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(out, truth, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [("attention", "query"), ("linear without bias", "mat2"), ("linear", "mat2")],
+)
 def test_an_operation_that_says_nothing_is_left_to_others(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, unknown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = graph_of(ALONE["attention"], double(4, 4, 4))
+    graph = graph_of(ALONE[name], double(4, 4, 4))
+    assert found_for(graph) is not None
     saved = Operation.saved
     monkeypatch.setattr(
-        Operation, "saved", lambda op, it: None if it == "query" else saved(op, it)
+        Operation, "saved", lambda op, it: None if it == unknown else saved(op, it)
     )
     assert found_for(graph) is None
+
+
+def test_scores_of_attention_count() -> None:
+    graph = graph_of(ALONE["causal attention"], double(4, 4, 4))
+    found = found_for(graph)
+    assert found is not None
+    scores = 4 * 4 * 3 * 8  # samples, queries, keys, bytes
+    each = plans.make(graph, "reverse", "auto", None).pass_bytes
+    assert found.vector_bytes == each + scores
+    gradients = sum(form.bytes for form in graph.forms.values())
+    assert found.slope_bytes == gradients + 2 * scores
