@@ -9,6 +9,17 @@ from torch.autograd.graph import Node
 from gradlib.jacobian.fast.operation import Operation, dim_of, signed
 from gradlib.jacobian.form import form_at
 
+RESHAPED = (
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "SqueezeBackward2",
+    "UnsqueezeBackward0",
+)
+"""The nodes of views whose entries are in the same order."""
+
 SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
 """The nodes whose outputs are alike. Of others the rules know the first."""
 

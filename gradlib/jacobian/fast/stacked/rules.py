@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.stacked import mixing, moving
@@ -79,18 +80,5 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
-RULES.update(
-    dict.fromkeys(
-        (
-            "ViewBackward0",
-            "UnsafeViewBackward0",
-            "ReshapeAliasBackward0",
-            "SqueezeBackward0",
-            "SqueezeBackward1",
-            "SqueezeBackward2",
-            "UnsqueezeBackward0",
-        ),
-        moving.reshaped,
-    )
-)
+RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

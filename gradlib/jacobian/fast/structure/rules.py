@@ -10,7 +10,7 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.jacobian.fast.moves import SEVERAL
+from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
@@ -112,18 +112,5 @@ RULES: dict[str, Rule] = {
     # Of a GPU's other kernels none takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
-RULES.update(
-    dict.fromkeys(
-        (
-            "ViewBackward0",
-            "UnsafeViewBackward0",
-            "ReshapeAliasBackward0",
-            "SqueezeBackward0",
-            "SqueezeBackward1",
-            "SqueezeBackward2",
-            "UnsqueezeBackward0",
-        ),
-        moving.reshaped,
-    )
-)
+RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
