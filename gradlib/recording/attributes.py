@@ -5,22 +5,24 @@ holds: of it there is one.
 """
 
 import copy
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache
 from typing import Any, cast
 
 import optree
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.recording.state import Kept
+from gradlib.recording.kept import Kept
+from gradlib.recording.past_attributes import (
+    CONTAINERS,
+    DEPTH,
+    MANY,
+    OF_TORCH,
+    Held,
+    Was,
+    may_hold,
+)
 from gradlib.values import clone
-
-OF_TORCH = frozenset(vars(nn.Module()))
-"""What every module has under these names is no attribute of its own."""
-
-CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
 
 
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:
@@ -28,8 +30,7 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in vars(module).items()
-        if name not in OF_TORCH
-        and (isinstance(value, Tensor) or type(value) in CONTAINERS)
+        if name not in OF_TORCH and _is_copied(value)
     ]
 
 
@@ -44,8 +45,7 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     """Return the nodes of tensors that a call made and left, to be used later.
 
     In attributes and arguments, and in lists, dicts and the like there and in these:
-    not in one of more than `MANY` things, as a vocabulary is, since this is asked at
-    every call.
+    not in one of more than `MANY` things, since this is asked at every call.
 
     Args:
         module: Whose call it was.
@@ -53,15 +53,12 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     """
     own = vars(module)
     places = [own[name] for name in own.keys() - OF_TORCH]
-    return _nodes_in([*places, *given], 3)
-
-
-MANY = 1000
+    return _nodes_in([*places, *given], DEPTH)
 
 
 def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
     found: list[Node] = []
-    for kind in filter(_may_hold, set(map(type, entries))):
+    for kind in filter(may_hold, set(map(type, entries))):
         for entry in entries:
             if type(entry) is not kind:
                 continue
@@ -72,11 +69,6 @@ def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
                 held: Any = cast(Any, entry).values() if is_dict else entry
                 found += _nodes_in(held, depth - 1)
     return found
-
-
-@cache
-def _may_hold(kind: type[Any]) -> bool:
-    return kind in CONTAINERS or issubclass(kind, Tensor)
 
 
 class Copies:
@@ -93,22 +85,40 @@ class Copies:
         self._made[id(original)] = original, made
 
     def of(self, value: Any) -> Any:
-        """Return the copy of a tensor, a container, or what it holds."""
-        if not isinstance(value, Tensor) and type(value) not in CONTAINERS:
+        """Return the copy of a tensor, of what it was, or of a container of these."""
+        if not _is_copied(value):
             return value
-        if id(value) not in self._made:
-            self._made[id(value)] = value, self._copied(value)
-        return self._made[id(value)][1]
+        original = _original(value)
+        if id(original) not in self._made:
+            self._made[id(original)] = original, self._copied(value)
+        return self._made[id(original)][1]
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is one of the copies."""
         return any(made is tensor for _, made in self._made.values())
 
     def _copied(self, value: Any) -> Any:
+        if isinstance(value, Held):
+            value = value.value
         if isinstance(value, set):
             return copy.copy(cast(set[Any], value))
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor | Was):
             return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
-        made = self._change(Kept(value).value)
+        kept = value.value if isinstance(value, Was) else Kept(value).value
+        made = self._change(kept)
         # No leaf: torch lets nobody write to one that requires grad.
         return clone(made.requires_grad_()) if value.requires_grad else made
+
+
+def _is_copied(value: object) -> bool:
+    return isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS
+
+
+def _original(value: Any) -> Any:
+    """Return what a copy is one of; of a tensor that is gone, what stands for it."""
+    if isinstance(value, Held):
+        return value.original
+    if not isinstance(value, Was):
+        return value
+    tensor = value.original()
+    return value.original if tensor is None else tensor

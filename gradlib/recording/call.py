@@ -127,11 +127,12 @@ class Pass(Printable):
         """Compute the call and its VJP again.
 
         It starts from the recorded arguments and ``grad_output``, with the weights,
-        buffers, modes, random state of torch and autocast the call had. The model stays
-        as it is, tensors, lists, dicts and sets in its attributes included, and no
-        recording sees it. But its code and its hooks run: what they do elsewhere, to a
-        list outside or to an object of another class, they do again. Works inside the
-        block too.
+        buffers, attributes, modes, random state of torch and autocast the call had. Of
+        attributes these are plain values, tensors, and lists, dicts and sets of up to a
+        thousand things; an object of another class is as it is now. The model stays as
+        it is, and no recording sees it. But its code and its hooks run: what they do
+        elsewhere, to a list outside or to an object of another class, they do again.
+        Works inside the block too.
 
         A gradient that entered the call by another way than its output, as through a
         tensor the module keeps in an attribute, is not in it.

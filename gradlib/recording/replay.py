@@ -33,6 +33,7 @@ from gradlib.private import (
 from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
 from gradlib.recording.difference import shape_of
 from gradlib.recording.notes import input_name, note
+from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.recording.state import (
     AUTOCAST_DEVICES,
     History,
@@ -243,6 +244,10 @@ class _Scene:
             state.pop(name, None)  # what has taken the child's place since
         state[CHILDREN] = children
         state["training"] = self._history.training(module, moment)
+        if (past := self._history.attributes(module, moment)) is not None:
+            for name in state.keys() - OF_TORCH:
+                del state[name]
+            state.update(past)
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
         if module is self._module:

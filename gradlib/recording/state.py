@@ -16,15 +16,14 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.private import (
     any_autocast,
-    data_address,
-    is_copy_on_write,
     is_of_torch,
     own_buffers,
     own_children,
     own_parameters,
     what_stands_in,
 )
-from gradlib.values import keep, same_values
+from gradlib.recording.kept import Kept
+from gradlib.recording.past_attributes import PastAttributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,70 +33,6 @@ class World:
     random: Tensor  # the state of the CPU's generator
     cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
-
-
-class Kept:
-    """A parameter or buffer as it was."""
-
-    __slots__ = (
-        "_address",
-        "_is_copy",
-        "_shares_memory",
-        "_tensor",
-        "_version",
-        "requires_grad",
-        "value",
-    )
-
-    def __init__(self, tensor: Tensor) -> None:
-        """Keep the value `tensor` has now."""
-        self._tensor = tensor
-        self._version = UNKNOWN if tensor.is_inference() else tensor._version
-        self.requires_grad = tensor.requires_grad
-        self._keep()
-
-    def was_written_to(self) -> bool:
-        """Tell whether the tensor's version says so; `has_changed` sees more."""
-        return self._version not in (UNKNOWN, self._tensor._version)
-
-    def has_changed(self) -> bool:
-        """Tell whether the tensor is not what was kept."""
-        tensor = self._tensor
-        if self._version == UNKNOWN:
-            return False
-        if (
-            self._version != tensor._version
-            or self.requires_grad != tensor.requires_grad
-        ):
-            return True
-        if self._is_copy:  # a look at another device's memory would wait for the device
-            return tensor.device.type != "cpu" or not same_values(tensor, self.value)
-        if not self._shares_memory:
-            return tensor.dtype != self.value.dtype or _address(tensor) != self._address
-        if is_copy_on_write(tensor):
-            return False
-        if not same_values(tensor, self.value):
-            return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
-        self._keep()  # somebody asked for a pointer to its memory, and only read
-        return False
-
-    def _keep(self) -> None:
-        tensor = self._tensor
-        # What is not learned may be given another size, which ends in an error inside
-        # torch where memory is shared until somebody writes.
-        learned = isinstance(tensor, nn.Parameter)
-        self._is_copy = not learned and tensor.numel() <= SMALL
-        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
-        # Until somebody writes to one of the two, behind torch's back too.
-        self._shares_memory = not self._is_copy and _shares_memory(tensor)
-        self._address = _address(tensor)  # tensor.data = other changes no version
-
-
-UNKNOWN = -1
-"""The version of an inference tensor: nothing tells if it is overwritten."""
-
-SMALL = 2**12
-"""Up to how many entries a buffer is copied."""
 
 
 Children: TypeAlias = dict[str, nn.Module | None]
@@ -127,6 +62,7 @@ class History:
         self._world: World | None = None
         # After which moment a module may have changed its buffers.
         self._called: dict[nn.Module, int] = {}
+        self._attributes = PastAttributes()
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -147,6 +83,11 @@ class History:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
         self._look_inside()
+        self._attributes.look_at_uncalled(self._modules.values(), moment)
+
+    def end(self) -> None:
+        """Keep what the last calls of the block have left."""
+        self._attributes.end()
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call has made: the parameters of a lazy module."""
@@ -163,6 +104,7 @@ class History:
         """Return what surrounds a call of `module` that begins now."""
         if module not in self._seen:
             self._meet_new(module, moment)
+        self._attributes.look_at_called(module, moment)
         for parameter in own_parameters(module).values():
             kept = self._kept.get(id(parameter))
             if kept is not None and kept.was_written_to():
@@ -215,6 +157,10 @@ class History:
                 until = bisect_right(values, moment, key=itemgetter(0))
                 found[key] = values[max(until - 1, 0)][1]
         return found
+
+    def attributes(self, module: nn.Module, moment: int) -> dict[str, Any] | None:
+        """Return what stood in a module's attributes; ``None`` where nobody looked."""
+        return self._attributes.at(module, moment)
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
@@ -272,22 +218,6 @@ def random_state_kept(devices: Iterable[int] = ()) -> Generator[None]:
         finally:
             random.setstate(python)
             numpy.random.set_state(numpys)
-
-
-def _shares_memory(tensor: Tensor) -> bool:
-    """Tell whether a lazy clone is one: not so where `keep` had to copy."""
-    try:
-        return is_copy_on_write(tensor)
-    except NotImplementedError:  # no memory of its own, as inside torch.func
-        return False
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Return where a tensor's data begins; ``None`` for one that has no such place."""
-    try:
-        return data_address(tensor)
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 def _autocast() -> dict[str, torch.dtype]:

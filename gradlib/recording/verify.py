@@ -80,7 +80,7 @@ class Verification(Printable):
 
 COLUMNS = ("module", "field", "error", "reason")
 
-ANOTHER_OUTPUT = "what it reads, as an attribute, may have changed since"
+ANOTHER_OUTPUT = "what it reads, as an object of another class, may have changed since"
 BEGAN_INSIDE = "its backward passes began inside of it: its output got no gradient"
 
 

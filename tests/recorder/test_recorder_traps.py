@@ -2418,7 +2418,7 @@ def test_tied_weights_written_to_without_a_new_version(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not shared:  # as on a GPU
-        monkeypatch.setattr("gradlib.recording.state._shares_memory", lambda _: False)
+        monkeypatch.setattr("gradlib.recording.kept._shares_memory", lambda _: False)
 
     class Tied(nn.Module):
         def __init__(self) -> None:

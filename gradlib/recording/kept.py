@@ -1,0 +1,86 @@
+"""A parameter, a buffer or another tensor of a module, as it was."""
+
+from torch import Tensor, nn
+
+from gradlib.private import data_address, is_copy_on_write
+from gradlib.values import keep, same_values
+
+
+class Kept:
+    """A tensor as it was."""
+
+    __slots__ = (
+        "_address",
+        "_is_copy",
+        "_shares_memory",
+        "_tensor",
+        "_version",
+        "requires_grad",
+        "value",
+    )
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Keep the value `tensor` has now."""
+        self._tensor = tensor
+        self._version = UNKNOWN if tensor.is_inference() else tensor._version
+        self.requires_grad = tensor.requires_grad
+        self._keep()
+
+    def was_written_to(self) -> bool:
+        """Tell whether the tensor's version says so; `has_changed` sees more."""
+        return self._version not in (UNKNOWN, self._tensor._version)
+
+    def has_changed(self) -> bool:
+        """Tell whether the tensor is not what was kept."""
+        tensor = self._tensor
+        if self._version == UNKNOWN:
+            return False
+        if (
+            self._version != tensor._version
+            or self.requires_grad != tensor.requires_grad
+        ):
+            return True
+        if self._is_copy:  # a look at another device's memory would wait for the device
+            return tensor.device.type != "cpu" or not same_values(tensor, self.value)
+        if not self._shares_memory:
+            return tensor.dtype != self.value.dtype or _address(tensor) != self._address
+        if is_copy_on_write(tensor):
+            return False
+        if not same_values(tensor, self.value):
+            return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
+        self._keep()  # somebody asked for a pointer to its memory, and only read
+        return False
+
+    def _keep(self) -> None:
+        tensor = self._tensor
+        # What is not learned may be given another size, which ends in an error inside
+        # torch where memory is shared until somebody writes.
+        learned = isinstance(tensor, nn.Parameter)
+        self._is_copy = not learned and tensor.numel() <= SMALL
+        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
+        # Until somebody writes to one of the two, behind torch's back too.
+        self._shares_memory = not self._is_copy and _shares_memory(tensor)
+        self._address = _address(tensor)  # tensor.data = other changes no version
+
+
+UNKNOWN = -1
+"""The version of an inference tensor: nothing tells if it is overwritten."""
+
+SMALL = 2**12
+"""Up to how many entries a buffer is copied."""
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    """Tell whether a lazy clone is one: not so where `keep` had to copy."""
+    try:
+        return is_copy_on_write(tensor)
+    except NotImplementedError:  # no memory of its own, as inside torch.func
+        return False
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Return where a tensor's data begins; ``None`` for one that has no such place."""
+    try:
+        return data_address(tensor)
+    except (RuntimeError, NotImplementedError):
+        return None
