@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.past_attributes import PastAttributes
 
 
 class Inside(nn.Module):
@@ -263,3 +264,112 @@ def test_of_thousands_of_things_there_is_one() -> None:
         step(model)
     assert recording.verify().ok
     assert len(model.words) == 5001
+
+
+def test_a_module_that_is_never_called() -> None:
+    class Settings(nn.Module):
+        scale = 1.0
+
+    class Reads(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = Settings()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * self.settings.scale
+
+    reads = Reads()
+    model = nn.Sequential(nn.Linear(3, 3), reads)
+    with gradlib.record(model) as recording:
+        for reads.settings.scale in (2.0, 3.0):
+            step(model)
+    reads.settings.scale = 7.0
+    assert recording.verify().ok
+
+
+def test_what_the_last_call_has_left_for_others() -> None:
+    class Last(Inside):
+        def __init__(self, before: Counts) -> None:
+            super().__init__()
+            self.before = [before]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * self.before[0].count
+
+    counts = Counts()
+    model = nn.Sequential(counts, Last(counts))
+    with gradlib.record(model) as recording:
+        step(model)
+        step(model)
+    counts.count = 100
+    assert recording.verify().ok
+
+
+# What is kept, and of what there is one
+
+
+def test_a_list_is_known_only_where_it_stands() -> None:
+    past = PastAttributes()
+    first: Any = Inside()
+    second: Any = Inside()
+    first.rows = second.rows = rows = [torch.ones(1)]
+    past.look_at_called(first, 0)
+    past.look_at_called(second, 1)
+    assert original(past, first, 0, "rows") is original(past, second, 1, "rows")
+    first.rows = []
+    past.look_at_called(first, 2)
+    past.look_at_called(second, 3)  # who says that its list was not made since?
+    assert second.rows is rows
+    assert original(past, first, 0, "rows") is not original(past, second, 3, "rows")
+
+
+def test_tensors_that_take_each_others_place_in_memory() -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    for number in range(20):
+        module.last = torch.tensor(number)
+        past.look_at_called(module, number)
+    for number in range(20):
+        assert kept(past, module, number, "last").value == number
+
+
+def test_tensors_that_change_without_a_new_version() -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    with torch.inference_mode():
+        module.count = torch.zeros(3)
+    module.scale = torch.ones(3)
+    for number in range(3):
+        past.look_at_called(module, number)
+        with torch.inference_mode():
+            module.count += 1
+        module.scale.requires_grad_(number == 0)
+    values = [kept(past, module, number, "count").value[0] for number in range(3)]
+    assert values == [0, 1, 2]
+    needs = [kept(past, module, number, "scale").requires_grad for number in range(3)]
+    assert needs == [False, True, False]
+
+
+def test_what_is_not_gone_through() -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    module.words = {str(number): number for number in range(1001)}
+    module.deep = [[[[torch.ones(1)]]]]
+    past.look_at_called(module, 0)
+    assert kept(past, module, 0, "words") is module.words
+    inner = kept(past, module, 0, "deep").value[0]
+    assert inner is not module.deep[0]
+    assert inner[0][0] is module.deep[0][0][0]
+    for still in (nn.Linear(2, 2), nn.LayerNorm(2)):
+        past.look_at_called(still, 1)
+        assert past.at(still, 1) is None
+
+
+def kept(past: PastAttributes, module: nn.Module, moment: int, name: str) -> Any:
+    found = past.at(module, moment)
+    assert found is not None
+    return found[name]
+
+
+def original(past: PastAttributes, module: nn.Module, moment: int, name: str) -> object:
+    return kept(past, module, moment, name).original
