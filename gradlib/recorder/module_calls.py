@@ -418,6 +418,8 @@ class ModuleCalls:
             self._hook_graphs()
             self._settle_views(now)
             now.end_forward()
+            if self._block.history is not None:
+                self._block.history.forward_ends(next(self._moments))
 
     def _take_wakened(
         self,

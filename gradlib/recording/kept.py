@@ -53,11 +53,8 @@ class Kept:
 
     def _keep(self) -> None:
         tensor = self._tensor
-        # What is not learned may be given another size, which ends in an error inside
-        # torch where memory is shared until somebody writes.
-        learned = isinstance(tensor, nn.Parameter)
-        self._is_copy = not learned and tensor.numel() <= SMALL
-        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
+        self._is_copy = _is_copied(tensor)
+        self.value = value_of(tensor)
         # Until somebody writes to one of the two, behind torch's back too.
         self._shares_memory = not self._is_copy and _shares_memory(tensor)
         self._address = _address(tensor)  # tensor.data = other changes no version
@@ -84,3 +81,14 @@ def _address(tensor: Tensor) -> int | None:
         return data_address(tensor)
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def value_of(tensor: Tensor) -> Tensor:
+    """Return what keeps the value a tensor of a module has now."""
+    return tensor.detach().clone() if _is_copied(tensor) else keep(tensor)
+
+
+def _is_copied(tensor: Tensor) -> bool:
+    # What is not learned may be given another size, which ends in an error inside torch
+    # where memory is shared until somebody writes.
+    return not isinstance(tensor, nn.Parameter) and tensor.numel() <= SMALL

@@ -3,17 +3,18 @@
 import copy
 import sys
 import weakref
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from gradlib.private import is_of_torch
-from gradlib.recording.kept import UNKNOWN, Kept
+from gradlib.recording.kept import UNKNOWN, value_of
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """What every module has under these names is no attribute of its own."""
@@ -49,8 +50,7 @@ class Held:
 class _Run:
     """Calls of a module that met the same in its attributes."""
 
-    first: int
-    last: int
+    last: int  # the moment of the last one
     found: dict[str, Any]
 
 
@@ -73,7 +73,7 @@ class PastAttributes:
             self._look_at(module, moment)
 
     def look_at_uncalled(self, modules: Iterable[nn.Module], moment: int) -> None:
-        """Keep what a forward meets that begins now, where no call will tell."""
+        """Keep what a forward may have met that ends now, where no call has told."""
         for module in modules:
             if module not in self._called and self._watches(module):
                 self._look_at(module, moment)
@@ -86,17 +86,16 @@ class PastAttributes:
     def at(self, module: nn.Module, moment: int) -> dict[str, Any] | None:
         """Return what stood in the attributes of a module at a moment, by name.
 
-        A module changes its own, so they are what its next call met. If there is none,
-        then nobody knows better than what the forward met as it began.
+        That is what its next call met: only the module itself, we take it, changes them
+        while a forward runs.
 
         Returns:
             The values, each tensor as a `Was`, and what may hold some as `Held`;
             ``None`` where nobody looked.
         """
         runs = self._runs.get(module, [])
-        if module in self._called:
-            return next((it.found for it in runs if it.last >= moment), None)
-        return next((it.found for it in reversed(runs) if it.first <= moment), None)
+        place = bisect_left(runs, moment, key=attrgetter("last"))
+        return runs[place].found if place < len(runs) else None
 
     def _watches(self, module: nn.Module) -> bool:
         """Tell whether somebody may change an attribute, the module itself or another.
@@ -116,14 +115,22 @@ class PastAttributes:
         found: dict[str, Any] = {}
         for name, value in state.items():
             if name not in OF_TORCH:
-                kept = found[name] = self._kept(value, DEPTH)
-                if kept is not value and type(value) in CONTAINERS:
-                    found[name] = Held(self._stands_for(value, state, name), kept)
+                kind = type(cast(Any, value))
+                if kind is Tensor or kind in CONTAINERS:
+                    found[name] = self._stood(value, state, name)
+                else:
+                    found[name] = value
         runs = self._runs.setdefault(module, [])
         if runs and _are_same(runs[-1].found, found):
             runs[-1].last = moment
         else:
-            runs.append(_Run(moment, moment, found))
+            runs.append(_Run(moment, found))
+
+    def _stood(self, value: Any, state: dict[str, Any], name: str) -> Any:
+        kept = self._kept(value, DEPTH)
+        if kept is value or isinstance(kept, Was):
+            return kept
+        return Held(self._stands_for(value, state, name), kept)
 
     def _stands_for(self, value: Any, state: dict[str, Any], name: str) -> object:
         """Return what stands for a list or the like, which is not to be held.
@@ -166,7 +173,7 @@ class PastAttributes:
             or known.requires_grad != tensor.requires_grad
         ):
             original = weakref.ref(tensor)
-            value = Kept(tensor).value
+            value = value_of(tensor)
             known = Was(original, version, tensor.requires_grad, value)
             self._tensors[id(tensor)] = known
         return known

@@ -83,6 +83,9 @@ class History:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
         self._look_inside()
+
+    def forward_ends(self, moment: int) -> None:
+        """Keep what stands in the attributes of modules that were not called."""
         self._attributes.look_at_uncalled(self._modules.values(), moment)
 
     def end(self) -> None:

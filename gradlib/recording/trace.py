@@ -107,7 +107,7 @@ class CallTrace:
         self.name = name
         self.index = index
         self.module_type = module_type
-        self.moment = moment  # how many calls had begun before
+        self.moment = moment  # it grows from call to call
 
     def passes(self) -> list[int]:
         """Return our numbers of the backward passes that reached the call."""

@@ -213,7 +213,7 @@ def test_settings_that_somebody_changes_between_steps() -> None:
 
     model: Any = nn.Sequential(Scaled(), nn.Dropout(0.1), nn.LeakyReLU(0.1))
     with gradlib.record(model) as recording:
-        for part in (0.2, 0.5, 0.9):
+        for part in (0.2, 0.5, 0.5, 0.9):
             model[0].scale = model[1].p = model[2].negative_slope = part
             step(model)
         model[0].scale = 7.0
