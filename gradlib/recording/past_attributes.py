@@ -115,11 +115,8 @@ class PastAttributes:
         found: dict[str, Any] = {}
         for name, value in state.items():
             if name not in OF_TORCH:
-                kind = type(cast(Any, value))
-                if kind is Tensor or kind in CONTAINERS:
-                    found[name] = self._stood(value, state, name)
-                else:
-                    found[name] = value
+                holds = may_hold(type(value))
+                found[name] = self._stood(value, state, name) if holds else value
         runs = self._runs.setdefault(module, [])
         if runs and _are_same(runs[-1].found, found):
             runs[-1].last = moment
