@@ -115,7 +115,7 @@ class PastAttributes:
         found: dict[str, Any] = {}
         for name, value in state.items():
             if name not in OF_TORCH:
-                holds = may_hold(type(value))
+                holds = may_hold(type(cast(object, value)))
                 found[name] = self._stood(value, state, name) if holds else value
         runs = self._runs.setdefault(module, [])
         if runs and _are_same(runs[-1].found, found):
