@@ -163,7 +163,8 @@ def _from_one_graph(
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
+    asked = mode, chunk_size, max_bytes, out, check, create_graph
+    plan = _plan(arguments, graph, *asked)
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
@@ -251,7 +252,14 @@ def per_sample_jacobian_from_graph(
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
-    plan = plans.make(graph, "reverse", "auto", max_bytes, has_room=out is not None)
+    plan = plans.make(
+        graph,
+        "reverse",
+        "auto",
+        max_bytes,
+        has_room=out is not None,
+        create_graph=create_graph,
+    )
     given = None
     if out is not None:
         given = blocks_of(out, graph, inner)
@@ -335,7 +343,8 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
-        plan = _plan(arguments, graph, mode, chunk_size, max_bytes, out, check)
+        asked = mode, chunk_size, max_bytes, out, check, create_graph
+        plan = _plan(arguments, graph, *asked)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
@@ -366,6 +375,7 @@ def _plan(
     max_bytes: int | None,
     out: Any,
     check: bool,
+    create_graph: bool,
 ) -> Plan:
     return plans.make(
         graph,
@@ -374,4 +384,5 @@ def _plan(
         max_bytes,
         has_room=out is not None,
         check_bytes=bytes_of_check(arguments, graph) if check else 0,
+        create_graph=create_graph,
     )

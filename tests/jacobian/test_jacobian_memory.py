@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import DetachedPathError, OutOfBytesError
+from gradlib import DetachedPathError, OutOfBytesError, Plan
+from gradlib.jacobian.plan import GRAPHED, WHOLE
 from mkdocs_hooks import fresh
 
 from .measured_memory import measure, measure_parameters, measure_stacked
@@ -232,6 +233,22 @@ def test_large_convolutions_go_row_by_row() -> None:
     assert plan.passes == 2
     small = gradlib.plan_jacobian(model, torch.randn(4, 2, 8))
     assert (small.mode, small.passes) == ("reverse", 1)
+
+
+@pytest.mark.cpu
+def test_convolutions_in_a_graph_go_together_as_long_as_all_rows_do() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 20))
+
+    def planned(batch: int) -> Plan:
+        x = torch.randn(batch, 2, 8)
+        return gradlib.plan_jacobian(model, x, create_graph=True)
+
+    bytes_of_sample = 20 * planned(1).pass_bytes
+    fitting = WHOLE * torch.get_num_threads() // bytes_of_sample
+    assert (planned(fitting).mode, planned(fitting).chunk) == ("reverse", 20)
+    large = planned(fitting + 1)
+    assert (large.mode, large.chunk) == ("reverse", GRAPHED // large.pass_bytes)
+    assert planned(GRAPHED // planned(1).pass_bytes).mode == "loop"
 
 
 def test_passes_are_rows_by_chunks() -> None:
