@@ -37,15 +37,15 @@ FAST = 2**25
 FILLING = 2**31
 """The same on other devices, which want much at once: an H100 gains by every row."""
 
-CONVOLVED = 2**20
+CONVOLVED = 3 * 2**20
 """The same where there are convolutions, before it is counted how often it is held.
 
-With torch 2.13 on a core of an Intel Xeon, a batch of up to 1 MiB was up to five times
-as fast as a loop, and one of 4 MiB and more as often slower, by up to a half.
+With torch 2.13 on a core of an Intel Xeon that has 2 MiB of cache, passes of 2 to 3 MiB
+were the fastest, and took half to nine tenths of the time of a loop.
 """
 
-GRAPHED = 2**22
-"""The same with `create_graph`: going back through larger ones is faster again."""
+FEWEST = 3
+"""With less rows than this in a pass, convolutions are as fast row by row, or faster."""
 
 WHOLE = 2**24
 """With `create_graph`, how many bytes all rows together may take, for each thread.
@@ -240,7 +240,7 @@ def make(
     each = bytes_of_pass(graph)
     convolved = _convolved(rows * each) if create_graph else CONVOLVED
     if mode == "auto":
-        by_row = known.convolution and on_cpu and 2 * each > convolved
+        by_row = known.convolution and on_cpu and FEWEST * each > convolved
         mode, why = _choice(counts, by_row=by_row)
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
@@ -277,6 +277,8 @@ def make(
             convolved = CONVOLVED
         fitting = at_once(room, held, each, known, on_cpu=on_cpu, convolved=convolved)
         chunk = max(1, min(fitting, most))
+        if isinstance(count, int) and count:
+            chunk = math.ceil(count / math.ceil(count / chunk))  # all passes alike
     shapes = tuple(graph.shape(*block) for block in graph.blocks())
     return Plan(
         mode,
@@ -326,7 +328,7 @@ def _convolved(whole: int) -> int:
     Args:
         whole: How many all rows take together.
     """
-    return whole if whole <= WHOLE * torch.get_num_threads() else GRAPHED
+    return whole if whole <= WHOLE * torch.get_num_threads() else CONVOLVED
 
 
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import DetachedPathError, OutOfBytesError, Plan
-from gradlib.jacobian.plan import GRAPHED, WHOLE
+from gradlib.jacobian.plan import CONVOLVED, WHOLE
 from mkdocs_hooks import fresh
 
 from .measured_memory import measure, measure_parameters, measure_stacked
@@ -227,7 +227,7 @@ def test_auto_takes_the_cheapest(widths: tuple[int, ...], mode: str) -> None:
 @pytest.mark.cpu
 def test_large_convolutions_go_row_by_row() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 2))
-    plan = gradlib.plan_jacobian(model, torch.randn(4096, 2, 8))
+    plan = gradlib.plan_jacobian(model, torch.randn(16384, 2, 8))
     assert plan.mode == "loop"
     assert "convolutions" in plan.why
     assert plan.passes == 2
@@ -236,19 +236,30 @@ def test_large_convolutions_go_row_by_row() -> None:
 
 
 @pytest.mark.cpu
-def test_convolutions_in_a_graph_go_together_as_long_as_all_rows_do() -> None:
+def test_passes_through_convolutions_are_alike_and_fit_into_caches() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 20))
+    plan = gradlib.plan_jacobian(model, torch.randn(2048, 2, 8))
+    assert CONVOLVED / 2 < plan.chunk * plan.pass_bytes <= CONVOLVED
+    assert (plan.chunk, plan.passes) == (10, 2)  # not as many as fit, and the others
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_that_somebody_goes_back_through_go_together(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 20))
 
     def planned(batch: int) -> Plan:
         x = torch.randn(batch, 2, 8)
         return gradlib.plan_jacobian(model, x, create_graph=True)
 
-    bytes_of_sample = 20 * planned(1).pass_bytes
-    fitting = WHOLE * torch.get_num_threads() // bytes_of_sample
+    fitting = WHOLE * threads // (20 * planned(1).pass_bytes)
     assert (planned(fitting).mode, planned(fitting).chunk) == ("reverse", 20)
     large = planned(fitting + 1)
-    assert (large.mode, large.chunk) == ("reverse", GRAPHED // large.pass_bytes)
-    assert planned(GRAPHED // planned(1).pass_bytes).mode == "loop"
+    assert large.chunk * large.pass_bytes <= CONVOLVED
+    assert planned(CONVOLVED // planned(1).pass_bytes).mode == "loop"
 
 
 def test_passes_are_rows_by_chunks() -> None:

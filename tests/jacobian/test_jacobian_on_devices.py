@@ -174,7 +174,7 @@ def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     def plan_on(device: str, mode: str) -> Plan:
         net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmax(1)).to(device)
-        x = torch.zeros(512, 1, 12, 12, device=device, requires_grad=True)
+        x = torch.zeros(8192, 1, 12, 12, device=device, requires_grad=True)
         graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
         return make(graph, mode, "auto", 2**32)
 
