@@ -111,6 +111,22 @@ def wrong_text(page: Page) -> list[str]:
     return [f"raw TeX: {found}" for found in TEX.findall(page.evaluate(PROSE))]
 
 
+# The headings that are higher than their words, by a line of something unseen.
+EMPTY_LINES = """
+() => [...document.querySelectorAll(".md-typeset :is(h1, h2, h3, h4, h5, h6)")].filter(
+  heading => {
+    const words = document.createRange()
+    words.selectNodeContents(heading)
+    const link = heading.querySelector(".headerlink")
+    if (link) words.setEndBefore(link)
+    const below = heading.getBoundingClientRect().bottom
+    const size = parseFloat(getComputedStyle(heading).fontSize)
+    return below - words.getBoundingClientRect().bottom > size
+  }
+).map(heading => heading.textContent)
+"""
+
+
 def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
     wrong: list[str] = []
     wide, has = page.evaluate(
@@ -118,6 +134,8 @@ def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
     )
     if wide > has:
         wrong.append(f"scrolls sideways: {wide} px of content")
+    for heading in page.evaluate(EMPTY_LINES):
+        wrong.append(f"an empty line below the heading {heading}")
     worn = page.evaluate("document.body.dataset.mdColorScheme")
     if worn != SCHEMES[scheme]:
         wrong.append(f"the scheme is {worn}")
