@@ -134,8 +134,8 @@ def wrong_layout(page: Page, scheme: Scheme) -> list[str]:
     )
     if wide > has:
         wrong.append(f"scrolls sideways: {wide} px of content")
-    for heading in page.evaluate(EMPTY_LINES):
-        wrong.append(f"an empty line below the heading {heading}")
+    headings = page.evaluate(EMPTY_LINES)
+    wrong += [f"an empty line below the heading {it}" for it in headings]
     worn = page.evaluate("document.body.dataset.mdColorScheme")
     if worn != SCHEMES[scheme]:
         wrong.append(f"the scheme is {worn}")
