@@ -227,7 +227,7 @@ class _Recorder:
         self._undo.append(added.remove)
         if (history := self._block.history) is not None:
             learned = register_optimizer_step_post_hook(history.stepped)
-            self._undo += [learned.remove, history.end]
+            self._undo.append(learned.remove)
         forget_compiled()
 
     def remove_hooks(self) -> None:

@@ -12,7 +12,7 @@ import optree
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.recording.kept import value_of
+from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import (
     CONTAINERS,
     DEPTH,
@@ -104,7 +104,7 @@ class Copies:
             return copy.copy(cast(set[Any], value))
         if not isinstance(value, Tensor | Was):
             return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
-        kept = value.value if isinstance(value, Was) else value_of(value)
+        kept = value.value if isinstance(value, Was) else Kept(value).value
         made = self._change(kept)
         # No leaf: torch lets nobody write to one that requires grad.
         return clone(made.requires_grad_()) if value.requires_grad else made

@@ -43,7 +43,9 @@ class Kept:
         if self._is_copy:  # a look at another device's memory would wait for the device
             return tensor.device.type != "cpu" or not same_values(tensor, self.value)
         if not self._shares_memory:
-            return tensor.dtype != self.value.dtype or _address(tensor) != self._address
+            return (
+                tensor.dtype != self.value.dtype or address_of(tensor) != self._address
+            )
         if is_copy_on_write(tensor):
             return False
         if not same_values(tensor, self.value):
@@ -53,11 +55,14 @@ class Kept:
 
     def _keep(self) -> None:
         tensor = self._tensor
-        self._is_copy = _is_copied(tensor)
-        self.value = value_of(tensor)
+        # What is not learned may be given another size, which ends in an error inside
+        # torch where memory is shared until somebody writes.
+        learned = isinstance(tensor, nn.Parameter)
+        self._is_copy = not learned and tensor.numel() <= SMALL
+        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
         # Until somebody writes to one of the two, behind torch's back too.
         self._shares_memory = not self._is_copy and _shares_memory(tensor)
-        self._address = _address(tensor)  # tensor.data = other changes no version
+        self._address = address_of(tensor)  # tensor.data = other changes no version
 
 
 UNKNOWN = -1
@@ -75,20 +80,9 @@ def _shares_memory(tensor: Tensor) -> bool:
         return False
 
 
-def _address(tensor: Tensor) -> int | None:
+def address_of(tensor: Tensor) -> int | None:
     """Return where a tensor's data begins; ``None`` for one that has no such place."""
     try:
         return data_address(tensor)
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def value_of(tensor: Tensor) -> Tensor:
-    """Return what keeps the value a tensor of a module has now."""
-    return tensor.detach().clone() if _is_copied(tensor) else keep(tensor)
-
-
-def _is_copied(tensor: Tensor) -> bool:
-    # What is not learned may be given another size, which ends in an error inside torch
-    # where memory is shared until somebody writes.
-    return not isinstance(tensor, nn.Parameter) and tensor.numel() <= SMALL

@@ -1,41 +1,76 @@
 """What stood in the attributes of each module, at each of its calls."""
 
 import copy
-import sys
 import weakref
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter, is_
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from torch import Tensor, nn
 
+from gradlib.opaque import FIXED
 from gradlib.private import is_of_torch
-from gradlib.recording.kept import UNKNOWN, value_of
+from gradlib.recording.kept import UNKNOWN, address_of
+from gradlib.values import same_values
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """What every module has under these names is no attribute of its own."""
 
 CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
 
-# At every call its attributes are gone through: so deep, and no longer lists, dicts and
-# the like, as a vocabulary is.
+# At every call its attributes are gone through: so deep, and with no more in them.
 DEPTH, MANY = 3, 1000
+
+SMALL = 2**16
+"""Up to how many entries a tensor is copied; of others the memory is shared."""
+
+NOT_KEPT: Final = object()
+"""Stands for what nobody can keep, such as objects that hold whatever they like."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Was:
-    """A tensor that stood in an attribute, and the value it had then."""
+    """A tensor that stood in an attribute, and the value it had then.
+
+    The value of a large one is right unless it was overwritten in place since. Sharing
+    memory lazily is no way out: torch lets nobody give such a tensor another size, and
+    a write to it is not seen in an array of NumPy that has the same memory.
+    """
 
     # Not the tensor itself, which would hold the graph it came from. For one tensor
     # this is always the same object.
     original: weakref.ref[Tensor]
     version: int
+    address: int | None
     requires_grad: bool
     value: Tensor
+
+    @classmethod
+    def now(cls, tensor: Tensor) -> "Was":
+        """Keep the value that a tensor has now."""
+        value = tensor.detach()
+        return cls(
+            weakref.ref(tensor),
+            UNKNOWN if tensor.is_inference() else tensor._version,
+            address_of(tensor),
+            tensor.requires_grad,
+            value.clone() if tensor.numel() <= SMALL else value,
+        )
+
+    def is_still(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is the one that this was, and has the same value."""
+        if self.original() is not tensor or self.requires_grad != tensor.requires_grad:
+            return False
+        if tensor.device.type == "cpu" and tensor.numel() <= SMALL:
+            return same_values(tensor, self.value)
+        # To look at another device's memory would wait for the device.
+        if self.version == UNKNOWN or self.version != tensor._version:
+            return False
+        return self.address == address_of(tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +82,18 @@ class Held:
 
 
 @dataclass(slots=True)
-class _Run:
-    """Calls of a module that met the same in its attributes."""
+class Run:
+    """From one moment to another a module had the same in its attributes.
 
-    last: int  # the moment of the last one
+    Attributes:
+        first: The moment at which that was first seen.
+        last: The moment at which that was last seen.
+        found: The values by name: each tensor as a `Was`, what may hold some as `Held`,
+            and `NOT_KEPT`.
+    """
+
+    first: int
+    last: int
     found: dict[str, Any]
 
 
@@ -59,12 +102,18 @@ class PastAttributes:
 
     def __init__(self) -> None:
         """Begin with nothing known."""
-        self._runs: dict[nn.Module, list[_Run]] = {}
+        self._runs: dict[nn.Module, list[Run]] = {}
         self._called: set[nn.Module] = set()
         self._tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
         self._containers: dict[int, tuple[object, dict[str, Any], str]] = {}
         self._watched: dict[nn.Module, bool] = {}
+
+    def look(self, modules: Iterable[nn.Module], moment: int) -> None:
+        """Keep what stands in several modules, as a forward begins or ends."""
+        for module in modules:
+            if self._watches(module):
+                self._look_at(module, moment)
 
     def look_at_called(self, module: nn.Module, moment: int) -> None:
         """Keep what a call meets that begins now."""
@@ -72,60 +121,51 @@ class PastAttributes:
             self._called.add(module)
             self._look_at(module, moment)
 
-    def look_at_uncalled(self, modules: Iterable[nn.Module], moment: int) -> None:
-        """Keep what a forward may have met that ends now, where no call has told."""
-        for module in modules:
-            if module not in self._called and self._watches(module):
-                self._look_at(module, moment)
+    def at(self, module: nn.Module, moment: int) -> Run | None:
+        """Return what stood in a module at a moment; ``None`` where nobody looked.
 
-    def end(self) -> None:
-        """Keep what the last calls have left."""
-        for module in self._called:
-            self._look_at(module, sys.maxsize)
-
-    def at(self, module: nn.Module, moment: int) -> dict[str, Any] | None:
-        """Return what stood in the attributes of a module at a moment, by name.
-
-        That is what its next call met: only the module itself, we take it, changes them
-        while a forward runs.
-
-        Returns:
-            The values, each tensor as a `Was`, and what may hold some as `Held`;
-            ``None`` where nobody looked.
+        That is what its next call met, or the end of the forward, as mostly it is the
+        module itself that changes them. Of one that is never called it is what stood
+        there when the forward began.
         """
         runs = self._runs.get(module, [])
-        place = bisect_left(runs, moment, key=attrgetter("last"))
-        return runs[place].found if place < len(runs) else None
+        if module in self._called:
+            place = bisect_left(runs, moment, key=attrgetter("last"))
+        else:
+            place = bisect_right(runs, moment, key=attrgetter("first")) - 1
+        return runs[place] if 0 <= place < len(runs) else None
 
     def _watches(self, module: nn.Module) -> bool:
         """Tell whether somebody may change an attribute, the module itself or another.
 
-        In modules of torch this is a setting as the share of what dropout drops.
+        In modules of torch this is a setting, such as the share of what dropout drops.
         """
         known = self._watched.get(module)
         if known is None:
             known = self._watched[module] = not is_of_torch(type(module)) or any(
-                isinstance(value, float) and name != "eps"
+                name in ("p", "forward") or (isinstance(value, float) and name != "eps")
                 for name, value in vars(module).items()
             )
         return known
 
     def _look_at(self, module: nn.Module, moment: int) -> None:
         state = vars(module)
-        found: dict[str, Any] = {}
-        for name, value in state.items():
-            if name not in OF_TORCH:
-                holds = may_hold(type(cast(object, value)))
-                found[name] = self._stood(value, state, name) if holds else value
+        found = {
+            name: value
+            if _stays(type(cast(object, value)))
+            else self._stood(value, state, name)
+            for name, value in state.copy().items()  # other threads may change it
+            if name not in OF_TORCH
+        }
         runs = self._runs.setdefault(module, [])
         if runs and _are_same(runs[-1].found, found):
             runs[-1].last = moment
         else:
-            runs.append(_Run(moment, found))
+            runs.append(Run(moment, moment, found))
 
     def _stood(self, value: Any, state: dict[str, Any], name: str) -> Any:
-        kept = self._kept(value, DEPTH)
-        if kept is value or isinstance(kept, Was):
+        kept = self._kept(value, DEPTH, [MANY])
+        if kept is value or kept is NOT_KEPT or type(kept) is Was:
             return kept
         return Held(self._stands_for(value, state, name), kept)
 
@@ -141,39 +181,44 @@ class PastAttributes:
         self._containers[id(value)] = made, state, name
         return made
 
-    def _kept(self, value: Any, depth: int) -> Any:
-        """Return what keeps a value; of what may be anything, there is one."""
-        if type(value) is Tensor:
-            return self._was(value)
-        if type(value) not in CONTAINERS or not depth or len(value) > MANY:
+    def _kept(self, value: Any, depth: int, room: list[int]) -> Any:
+        """Return what keeps a value; `room` tells how many things may still come."""
+        kind = type(cast(object, value))
+        if _stays(kind):
             return value
-        is_dict = isinstance(value, dict)
-        held: Any = cast(Any, value).values() if is_dict else value
-        made = copy.copy(value)  # somebody may put other things there
-        if isinstance(value, set) or not any(map(may_hold, set(map(type, held)))):
+        if kind is Tensor:
+            return self._was(value)
+        if kind not in CONTAINERS or not depth or len(value) > room[0]:
+            return NOT_KEPT
+        made = copy.copy(value)
+        room[0] -= len(made)
+        is_dict = issubclass(kind, dict)
+        things: Any = [*made.values()] if is_dict else made
+        if is_dict and not all(map(_stays, set(map(type, made)))):
+            return NOT_KEPT
+        if all(map(_stays, set(map(type, things)))):
             return made
-        if isinstance(value, tuple):
-            return tuple(self._kept(it, depth - 1) for it in cast(Any, value))
-        places: Any = cast(Any, value).items() if is_dict else enumerate(held)
-        for place, it in places:
-            made[place] = self._kept(it, depth - 1)
-        return made
+        kept = [self._kept(it, depth - 1, room) for it in things]
+        if all(map(is_, kept, things)):
+            return made
+        if kind is set or any(it is NOT_KEPT for it in kept):
+            return NOT_KEPT
+        return _filled(made, kept)
 
-    def _was(self, tensor: Tensor) -> Was:
-        version = UNKNOWN if tensor.is_inference() else tensor._version
-        known = self._tensors.get(id(tensor))
-        if (
-            known is None
-            or known.original() is not tensor
-            or known.version != version
-            or version == UNKNOWN
-            or known.requires_grad != tensor.requires_grad
-        ):
-            original = weakref.ref(tensor)
-            value = value_of(tensor)
-            known = Was(original, version, tensor.requires_grad, value)
-            self._tensors[id(tensor)] = known
+    def _was(self, tensor: Tensor) -> Any:
+        try:
+            known = self._tensors.get(id(tensor))
+            if known is None or not known.is_still(tensor):
+                known = self._tensors[id(tensor)] = Was.now(tensor)
+        except Exception:  # what torch.func leaves behind is no tensor any more
+            return NOT_KEPT
         return known
+
+
+@cache
+def _stays(kind: type[Any]) -> bool:
+    """Tell whether things of a class may be held: they never change, or are leaves."""
+    return issubclass(kind, (*FIXED, nn.Module, nn.Parameter))
 
 
 @cache
@@ -182,5 +227,32 @@ def may_hold(kind: type[Any]) -> bool:
     return kind in CONTAINERS or issubclass(kind, Tensor)
 
 
-def _are_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return [*a] == [*b] and all(map(is_, a.values(), b.values()))
+def _filled(container: Any, things: list[Any]) -> Any:
+    """Return a container with others in the place of what is in it."""
+    kind = type(cast(object, container))
+    if kind is tuple:
+        return tuple(things)
+    places: Any = container if issubclass(kind, dict) else range(len(container))
+    for place, thing in zip(places, things, strict=True):
+        container[place] = thing
+    return container
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Tell whether two things are one, or containers of the very same things."""
+    kind = type(cast(object, a))
+    if a is b or kind is not type(cast(object, b)):
+        return a is b
+    if kind is Held:
+        return a.original is b.original and _are_same(a.value, b.value)
+    if kind not in CONTAINERS or len(a) != len(b):
+        return False
+    if kind is set:
+        return a == b
+    if not issubclass(kind, dict):
+        return _all_same(a, b)
+    return all(map(is_, a, b)) and _all_same(a.values(), b.values())
+
+
+def _all_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(a is b or _are_same(a, b) for a, b in zip(some, others, strict=True))

@@ -33,7 +33,7 @@ from gradlib.private import (
 from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
 from gradlib.recording.difference import shape_of
 from gradlib.recording.notes import input_name, note
-from gradlib.recording.past_attributes import OF_TORCH
+from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.state import (
     AUTOCAST_DEVICES,
     History,
@@ -162,9 +162,8 @@ class _Scene:
         try:
             for module in before:
                 self._set(module)
-            for module in before:  # they may hold any parameter or buffer
-                for name, value in attributes(module):
-                    vars(module)[name] = self._copies.of(value)
+            # They may hold any parameter or buffer.
+            self._set_attributes(before)
             yield
         finally:
             for module, state in before.items():
@@ -175,7 +174,7 @@ class _Scene:
     def run(self, world: World) -> Tree:
         """Call the module."""
         args, kwargs = self._arguments()
-        with _surrounded_by(world), self._explained("Computing"):
+        with _surrounded_by(world), self._explained("Computing {} again"):
             # Not the class's own __call__: what that changes was recorded as changed.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
 
@@ -190,7 +189,7 @@ class _Scene:
             if (grad := grads.get(place)) is not None
         }
         # As torch has it: autocast is for the forward.
-        with _autocast({}), self._explained("Computing the gradients of"):
+        with _autocast({}), self._explained("Computing the gradients of {} again"):
             shares = _vjp(list(roots.values()), list(self._leaves.values()))
         return dict(zip(self._leaves, shares, strict=True))
 
@@ -211,7 +210,7 @@ class _Scene:
             yield
         except Exception as error:
             raise CannotReplayError(
-                f"{what} {label(self._trace)} again raised {type(error).__name__}: "
+                f"{what.format(label(self._trace))} raised {type(error).__name__}: "
                 f"{error}"
             ) from error
 
@@ -244,10 +243,6 @@ class _Scene:
             state.pop(name, None)  # what has taken the child's place since
         state[CHILDREN] = children
         state["training"] = self._history.training(module, moment)
-        if (past := self._history.attributes(module, moment)) is not None:
-            for name in state.keys() - OF_TORCH:
-                del state[name]
-            state.update(past)
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
         if module is self._module:
@@ -257,6 +252,24 @@ class _Scene:
                 parameter = parameters.get(name)
                 if parameter is not None and parameter.requires_grad:
                     self._leaves[name] = parameter
+
+    def _set_attributes(self, modules: Iterable[nn.Module]) -> None:
+        moment = self._trace.moment
+        runs = {it: self._history.attributes(it, moment) for it in modules}
+        # What several hold is what the one held that was looked at first.
+        for module in sorted(runs, key=lambda it: run.last if (run := runs[it]) else 0):
+            state, run = vars(module), runs[module]
+            if run is not None:
+                for name in state.keys() - OF_TORCH - run.found.keys():
+                    del state[name]
+                state.update(
+                    (name, value)
+                    for name, value in run.found.items()
+                    if value is not NOT_KEPT
+                )
+            with self._explained("Copying the attributes for {}"):
+                for name, value in attributes(module):
+                    state[name] = self._copies.of(value)
 
     def _weight(self, value: Tensor, requires_grad: bool) -> nn.Parameter:
         known = self._weights.get(id(value))

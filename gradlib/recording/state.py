@@ -23,7 +23,7 @@ from gradlib.private import (
     what_stands_in,
 )
 from gradlib.recording.kept import Kept
-from gradlib.recording.past_attributes import PastAttributes
+from gradlib.recording.past_attributes import PastAttributes, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,11 @@ class History:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
         self._look_inside()
+        self._attributes.look(self._modules.values(), moment)
 
     def forward_ends(self, moment: int) -> None:
-        """Keep what stands in the attributes of modules that were not called."""
-        self._attributes.look_at_uncalled(self._modules.values(), moment)
-
-    def end(self) -> None:
-        """Keep what the last calls of the block have left."""
-        self._attributes.end()
+        """Keep what a forward has left in the attributes."""
+        self._attributes.look(self._modules.values(), moment)
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call has made: the parameters of a lazy module."""
@@ -161,7 +158,7 @@ class History:
                 found[key] = values[max(until - 1, 0)][1]
         return found
 
-    def attributes(self, module: nn.Module, moment: int) -> dict[str, Any] | None:
+    def attributes(self, module: nn.Module, moment: int) -> Run | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
         return self._attributes.at(module, moment)
 

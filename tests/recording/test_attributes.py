@@ -1,16 +1,22 @@
 """A call is computed again with what stood in the attributes when it began."""
 
 import gc
+import sys
+import threading
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording.past_attributes import PastAttributes
+from gradlib.recording.past_attributes import NOT_KEPT, PastAttributes, Run
 
 
 class Inside(nn.Module):
@@ -305,6 +311,302 @@ def test_what_the_last_call_has_left_for_others() -> None:
     assert recording.verify().ok
 
 
+# What recording must not change
+
+
+def outputs(model: nn.Module, steps: int, *, recorded: bool) -> list[Tensor]:
+    torch.manual_seed(1)
+    found: list[Tensor] = []
+    with gradlib.record(model) if recorded else nullcontext():
+        for _ in range(steps):
+            out = model(torch.randn(4, 3, requires_grad=True))
+            out.square().sum().backward()
+            found.append(out.detach())
+    return found
+
+
+def test_a_tensor_of_any_size_may_be_given_another() -> None:
+    class Grows(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(70_000)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.resize_(len(self.seen) + 10)
+            return self.fc(x)
+
+    outputs(model := Grows(), 3, recorded=True)
+    assert len(model.seen) == 70_030
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_an_array_that_has_the_same_memory_sees_what_is_written(size: int) -> None:
+    class Reads(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(size)
+            self.array = self.seen.numpy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen[0] += 1
+            return self.fc(x) * float(self.array[0])
+
+    model, alone = Reads(), Reads()
+    alone.load_state_dict(model.state_dict())
+    for out, expected in zip(
+        outputs(model, 3, recorded=True),
+        outputs(alone, 3, recorded=False),
+        strict=True,
+    ):
+        assert torch.equal(out, expected)
+
+
+def test_attributes_that_other_threads_change() -> None:
+    class Busy(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: dict[int, int] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x)
+
+    model: Any = Busy()
+    ended = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            setattr(model, f"made_{number % 7}", number)
+            model.rows[number % 500] = number
+            if number % 7 == 3:
+                delattr(model, "made_3")
+                model.rows.clear()
+
+    thread = threading.Thread(target=change)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        with gradlib.record(model):
+            for _ in range(300):
+                model(torch.randn(2, 3))
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        thread.join()
+
+
+def test_an_attribute_that_comes_while_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    module.rows = [torch.ones(1)]
+
+    def meanwhile(_tensor: Tensor) -> None:
+        module.new = 1
+        module.rows.append(1)
+
+    monkeypatch.setattr(past, "_was", meanwhile)
+    past.look_at_called(module, 0)
+    assert "new" not in run_at(past, module, 0).found
+
+
+def test_what_vmap_leaves_in_an_attribute() -> None:
+    class Leaves(Inside):
+        last: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            def one(row: Tensor) -> Tensor:
+                self.last = row * 2
+                return self.fc(row)
+
+            return torch.vmap(one)(x)
+
+    model = Leaves()
+    with gradlib.record(model) as recording:
+        step(model)
+        step(model)
+    found = recording.verify()
+    assert found.disagreements == ()
+    reasons = " ".join(it.reason for it in found.skipped)
+    assert "attributes for call 1" in reasons
+
+
+class Pair(NamedTuple):
+    y: Tensor
+
+
+HOLDERS: dict[str, Callable[[Tensor], Any]] = {
+    "named tuple": Pair,
+    "object": lambda y: SimpleNamespace(y=y),
+    "partial": lambda y: partial(torch.add, y),
+    "list of named tuples": lambda y: [Pair(y)],
+    "set": lambda y: {y},
+    "deep list": lambda y: [[[[y]]]],
+    "long list": lambda y: [y, *range(2000)],
+    "subclass": lambda y: y.as_subclass(Named),
+    "dict": lambda y: {"y": (y,)},
+}
+
+
+class Named(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_what_holds_a_graph_is_not_held(kind: str) -> None:
+    class Keeps(Inside):
+        state: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(x).tanh()
+            tensors.append(weakref.ref(y))
+            self.state = HOLDERS[kind](y)
+            return y.sum(1)
+
+    tensors: list[weakref.ref[Tensor]] = []
+    model = Keeps()
+    with gradlib.record(model, keep=["args", "grad_output"]):
+        for _ in range(3):
+            model(torch.randn(4, 3)).sum().backward()
+        model.state = None
+        gc.collect()
+        assert [it() for it in tensors] == [None] * 3
+
+
+# Of which state, where several modules have a part in it
+
+
+def test_values_that_change_without_a_new_version() -> None:
+    class Fills(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.is_ready = torch.zeros(3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_ready:
+                self.table.data.copy_(x.detach().mean(0))
+                self.is_ready = True
+            return self.fc(x) * self.table
+
+    assert verified(Fills()).ok
+
+
+def test_one_list_below_nested_modules() -> None:
+    class Appends(Inside):
+        def __init__(self, rows: list[Any]) -> None:
+            super().__init__()
+            self.rows = rows
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows.append(len(x))
+            return self.fc(x) * len(self.rows)
+
+    rows: list[Any] = []
+    inner = [nn.Sequential(Appends(rows), nn.Tanh()) for _ in range(2)]
+    assert verified(nn.Sequential(nn.Linear(3, 3), nn.Sequential(*inner))).ok
+
+
+def test_a_parent_that_changes_what_it_calls_next() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Counts()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.child.count += 1
+            return self.child(x)
+
+    assert verified(Parent()).ok
+
+
+def test_a_module_that_has_a_method_in_place_of_a_call() -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: list[Tensor] = []
+
+        def update(self, y: Tensor) -> Tensor:
+            self.rows.append(y.detach())
+            return y + sum(self.rows)
+
+    class Uses(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache = Cache()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cache.update(self.fc(x))
+
+    assert verified(Uses()).ok
+    assert verified(nn.Sequential(nn.Linear(3, 3), Uses())).ok
+
+
+def test_what_is_put_back_between_steps() -> None:
+    class Tap(nn.Module):
+        y: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.y = x.detach()
+            return x * 1
+
+    class Skip(Inside):
+        def __init__(self, tap: Tap) -> None:
+            super().__init__()
+            self.tap = [tap]
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.tap[0].y is not None
+            return self.fc(x) + self.tap[0].y
+
+    tap = Tap()
+    model = nn.Sequential(tap, Skip(tap))
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            step(model)
+            tap.y = None
+    found = recording.verify()
+    assert found.ok, str(found)
+    assert found.agreed == found.calls
+
+
+def test_modules_of_torch_with_other_settings() -> None:
+    def counted(x: Tensor) -> Tensor:
+        layer.count += 1
+        return nn.functional.linear(x, layer.weight) * layer.count
+
+    layer: Any = nn.Linear(3, 3)
+    layer.count, layer.forward = 0, counted
+    model: Any = nn.Sequential(layer, nn.Dropout(0))
+    with gradlib.record(model) as recording:
+        for model[1].p in (0, 0.5):
+            step(model)
+    found = recording.verify()
+    assert found.ok, str(found)
+
+
+def test_a_list_that_holds_itself() -> None:
+    model: Any = Counts()
+    model.rows = rows = [torch.ones(1)]
+    rows.append(cast(Any, rows))
+    with gradlib.record(model) as recording:
+        step(model)
+    (skipped,) = recording.verify().skipped[:1]
+    assert "attributes for call 0" in skipped.reason
+    assert model.rows is rows
+
+
+def verified(model: nn.Module) -> gradlib.Verification:
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            step(model)
+    found = recording.verify()
+    assert found.agreed == found.calls, str(found)
+    return found
+
+
 # What is kept, and of what there is one
 
 
@@ -350,25 +652,57 @@ def test_tensors_that_change_without_a_new_version() -> None:
     assert needs == [False, True, False]
 
 
-def test_what_is_not_gone_through() -> None:
+def test_large_tensors_that_are_put_elsewhere() -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    module.rows = torch.zeros(70_000)
+    with torch.inference_mode():
+        module.fixed = torch.zeros(70_000)
+    past.look_at_called(module, 0)
+    module.rows.data = torch.ones(70_000)
+    past.look_at_called(module, 1)
+    values = [kept(past, module, number, "rows").value[0] for number in range(2)]
+    assert values == [0, 1]
+    assert kept(past, module, 1, "fixed").value is not module.fixed
+
+
+def test_what_has_not_changed_is_kept_once() -> None:
+    past = PastAttributes()
+    module: Any = Inside()
+    module.rows = {"a": [torch.ones(1), {1, 2}], "b": (1, 2)}
+    for number in range(3):
+        past.look_at_called(module, number)
+    assert past.at(module, 0) is past.at(module, 2)
+    module.rows["a"][1].add(3)
+    module.rows["a"][1].remove(1)
+    past.look_at_called(module, 3)
+    assert past.at(module, 0) is not past.at(module, 3)
+
+
+def test_what_is_not_kept() -> None:
     past = PastAttributes()
     module: Any = Inside()
     module.words = {str(number): number for number in range(1001)}
+    module.rows = [[0] * 600, [1] * 600]
     module.deep = [[[[torch.ones(1)]]]]
+    module.left = object()
+    module.tensors = {torch.ones(1)}
     past.look_at_called(module, 0)
-    assert kept(past, module, 0, "words") is module.words
-    inner = kept(past, module, 0, "deep").value[0]
-    assert inner is not module.deep[0]
-    assert inner[0][0] is module.deep[0][0][0]
+    for name in ("words", "rows", "deep", "left", "tensors"):
+        assert kept(past, module, 0, name) is NOT_KEPT
     for still in (nn.Linear(2, 2), nn.LayerNorm(2)):
         past.look_at_called(still, 1)
         assert past.at(still, 1) is None
 
 
+def run_at(past: PastAttributes, module: nn.Module, moment: int) -> Run:
+    run = past.at(module, moment)
+    assert run is not None
+    return run
+
+
 def kept(past: PastAttributes, module: nn.Module, moment: int, name: str) -> Any:
-    found = past.at(module, moment)
-    assert found is not None
-    return found[name]
+    return run_at(past, module, moment).found[name]
 
 
 def original(past: PastAttributes, module: nn.Module, moment: int, name: str) -> object:
