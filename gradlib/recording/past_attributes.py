@@ -28,6 +28,28 @@ DEPTH, MANY = 3, 1000
 SMALL = 2**16
 """Up to how many entries a tensor is copied; of others the memory is shared."""
 
+SETTINGS = frozenset(
+    [
+        "alpha",
+        "beta",
+        "delta",
+        "dropout",
+        "forward",
+        "label_smoothing",
+        "lambd",
+        "lower",
+        "margin",
+        "max_val",
+        "min_val",
+        "negative_slope",
+        "p",
+        "threshold",
+        "upper",
+        "value",
+    ]
+)
+"""What torch's own modules have that somebody may change from step to step."""
+
 NOT_KEPT: Final = object()
 """Stands for what nobody can keep, such as objects that hold whatever they like."""
 
@@ -138,14 +160,14 @@ class PastAttributes:
     def _watches(self, module: nn.Module) -> bool:
         """Tell whether somebody may change an attribute, the module itself or another.
 
-        In modules of torch this is a setting, such as the share of what dropout drops.
+        In modules of torch this is a setting, or a forward that is put in.
         """
         known = self._watched.get(module)
         if known is None:
-            known = self._watched[module] = not is_of_torch(type(module)) or any(
-                name in ("p", "forward") or (isinstance(value, float) and name != "eps")
-                for name, value in vars(module).items()
+            known = not (
+                is_of_torch(type(module)) and SETTINGS.isdisjoint(vars(module))
             )
+            self._watched[module] = known
         return known
 
     def _look_at(self, module: nn.Module, moment: int) -> None:
