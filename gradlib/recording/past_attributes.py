@@ -29,24 +29,11 @@ SMALL = 2**16
 """Up to how many entries a tensor is copied; of others the memory is shared."""
 
 SETTINGS = frozenset(
-    [
-        "alpha",
-        "beta",
-        "delta",
-        "dropout",
-        "forward",
-        "label_smoothing",
-        "lambd",
-        "lower",
-        "margin",
-        "max_val",
-        "min_val",
-        "negative_slope",
-        "p",
-        "threshold",
-        "upper",
-        "value",
-    ]
+    (
+        *("alpha", "beta", "delta", "dropout", "forward", "label_smoothing", "lambd"),
+        *("lower", "margin", "max_val", "min_val", "negative_slope", "p", "threshold"),
+        *("upper", "value"),
+    )
 )
 """What torch's own modules have that somebody may change from step to step."""
 
