@@ -5,7 +5,8 @@ A page holds a marker:
     <div class="wordings" data-code="GL103"></div>
 
 Messages are made of common words, which other pages have in their titles. So such a
-page counts for more in the site's search, and is found by the message.
+page counts for more in the site's search, what torch says for more still, and the page
+is found by the message.
 """
 
 import json
@@ -21,7 +22,7 @@ from mkdocs_hooks.hook_recordings import release, span
 from mkdocs_hooks.recorded_programs import highlighted
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
-BOOST = 4  # with more, words such as "gradient argument" would find these pages first
+BOOST = 2  # with more, words such as "gradient argument" would find these pages first
 MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
 
 
@@ -39,7 +40,16 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
     content, replaced = MARKER.subn(made, content)
     if replaced:
         page.meta["search"] = {"boost": BOOST}
+        page.meta["tags"] = messages(page.file.name)
     return content
+
+
+def messages(code: str) -> list[str]:
+    """Return what the newest release says of the mistakes of a code."""
+    newest = max(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
+    mistakes = json.loads(newest.read_text())["mistakes"][code]
+    said = [it["error"].partition(": ")[2] for it in mistakes if it["error"]]
+    return list(dict.fromkeys(said))
 
 
 def wordings(code: str) -> str:

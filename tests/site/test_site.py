@@ -247,7 +247,16 @@ def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
             "The differentiated Tensor at index 0 appears to not have been used in the "
             "graph. Set allow_unused=True if this is the desired behavior.",
         ),
+        ("GL101", "grad can be implicitly created only for scalar outputs"),
+        ("GL103", "got 2 tensors and 1 gradients"),
+        ("GL104", "'float' object is not iterable"),
+        ("GL106", "invalid gradient at index 0 - expected device cpu but got meta"),
+        (
+            "GL108",
+            "element 0 of tensors does not require grad and does not have a grad_fn",
+        ),
         ("GL110", "One of the differentiated Tensors does not require grad"),
+        ("GL114", "'Linear' object is not iterable"),
     ],
 )
 def test_search_finds_the_page_of_a_message(
