@@ -37,10 +37,11 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
                 f"{page.file.src_uri}: {marker[0]} names no code of docs/data/errors"
             ) from None
 
-    content, replaced = MARKER.subn(made, content)
-    if replaced:
+    codes = MARKER.findall(content)
+    content = MARKER.sub(made, content)
+    if codes:
         page.meta["search"] = {"boost": BOOST}
-        page.meta["tags"] = messages(page.file.name)
+        page.meta["tags"] = [it for code in codes for it in messages(code)]
     return content
 
 

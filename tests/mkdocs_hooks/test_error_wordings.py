@@ -112,3 +112,13 @@ def test_the_site_is_built_with_it() -> None:
     hooks = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["hooks"]
     assert "mkdocs_hooks/error_wordings.py" in hooks
     assert "mkdocs_hooks/recorded_programs.py" in hooks
+
+
+def test_the_search_knows_what_the_newest_release_says() -> None:
+    built()
+    newest = json.loads((error_wordings.FOLDER / f"{BUILDS[-1]}.json").read_text())
+    errors = [it["error"] for it in newest["mistakes"]["GL109"]]
+    assert PAGE.meta["tags"]
+    assert all(
+        any(error.endswith(tag) for error in errors) for tag in PAGE.meta["tags"]
+    )
