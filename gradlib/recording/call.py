@@ -129,9 +129,9 @@ class Pass(Printable):
         It starts from the recorded arguments and ``grad_output``, with the weights,
         buffers, attributes, modes, random state of torch and autocast the call had. Of
         attributes these are plain values, tensors, and lists, dicts and sets of up to a
-        thousand things. An object of another class is as it is now, and so is a tensor
-        of more than 65,536 entries that was overwritten since. The model stays as it
-        is, and no recording sees it. But its code and its hooks run: what they do
+        thousand things, three deep. Any other object is as it is now, and so is a
+        tensor of more than 65,536 entries that was overwritten since. The model stays
+        as it is, and no recording sees it. But its code and its hooks run: what they do
         elsewhere, to a list outside or to an object of another class, they do again.
         Works inside the block too.
 
