@@ -163,8 +163,8 @@ def _from_one_graph(
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    asked = mode, chunk_size, max_bytes, out, check, create_graph
-    plan = _plan(arguments, graph, *asked)
+    way = mode, chunk_size, max_bytes, out, check, create_graph
+    plan = _plan(arguments, graph, *way)
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
@@ -343,8 +343,8 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
-        asked = mode, chunk_size, max_bytes, out, check, create_graph
-        plan = _plan(arguments, graph, *asked)
+        way = mode, chunk_size, max_bytes, out, check, create_graph
+        plan = _plan(arguments, graph, *way)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:

@@ -45,7 +45,7 @@ were the fastest, and took half to nine tenths of the time of a loop.
 """
 
 FEWEST = 3
-"""With less rows in a pass, convolutions are as fast row by row, or faster."""
+"""With fewer rows in a pass, convolutions are as fast row by row, or faster."""
 
 WHOLE = 2**24
 """With `create_graph`, how many bytes all rows together may take, for each thread.
