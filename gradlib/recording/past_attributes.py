@@ -116,13 +116,13 @@ class PastAttributes:
         self._tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
         self._containers: dict[int, tuple[object, dict[str, Any], str]] = {}
-        self._watched: dict[nn.Module, bool] = {}
+        # What is found out of a module once is so for good.
+        self._watches = cache(_is_watched)
 
     def look(self, modules: Iterable[nn.Module], moment: int) -> None:
         """Keep what stands in several modules, as a forward begins or ends."""
-        for module in modules:
-            if self._watches(module):
-                self._look_at(module, moment)
+        for module in filter(self._watches, modules):
+            self._look_at(module, moment)
 
     def look_at_called(self, module: nn.Module, moment: int) -> None:
         """Keep what a call meets that begins now."""
@@ -143,19 +143,6 @@ class PastAttributes:
         else:
             place = bisect_right(runs, moment, key=attrgetter("first")) - 1
         return runs[place] if 0 <= place < len(runs) else None
-
-    def _watches(self, module: nn.Module) -> bool:
-        """Tell whether somebody may change an attribute, the module itself or another.
-
-        In modules of torch this is a setting, or a forward that is put in.
-        """
-        known = self._watched.get(module)
-        if known is None:
-            known = not (
-                is_of_torch(type(module)) and SETTINGS.isdisjoint(vars(module))
-            )
-            self._watched[module] = known
-        return known
 
     def _look_at(self, module: nn.Module, moment: int) -> None:
         state = vars(module)
@@ -222,6 +209,14 @@ class PastAttributes:
         except Exception:  # what torch.func leaves behind is no tensor any more
             return NOT_KEPT
         return known
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Tell whether somebody may change an attribute, the module itself or another.
+
+    In modules of torch this is a setting, or a forward that is put in.
+    """
+    return not (is_of_torch(type(module)) and SETTINGS.isdisjoint(vars(module)))
 
 
 @cache

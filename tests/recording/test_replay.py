@@ -443,6 +443,42 @@ def test_weights_that_are_given_other_data(shared: bool) -> None:
     assert_replays(recording, model)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_of_a_module_that_is_never_called(shared: bool) -> None:
+    model = nn.MultiheadAttention(4, 2)  # it has one, and uses its weights
+    if shared:
+        model.share_memory()
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            x = torch.randn(2, 3, 4, requires_grad=True)
+            loss_of(model(x, x, x)[0]).backward()
+            with torch.no_grad():
+                model.out_proj.weight.mul_(2)
+    assert recording.verify().agreed == len(recording) == 3
+    assert_replays(recording, model)
+
+
+def test_weights_that_numpy_writes_to_after_a_replay() -> None:
+    model = nn.Linear(3, 2)
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            loss_of(model(torch.randn(4, 3, requires_grad=True))).backward()
+            assert recording.verify().ok
+            model.weight.detach().numpy()[...] *= 2
+    assert recording.verify().agreed == len(recording) == 3
+
+
+def test_plain_tensors_that_numpy_writes_to_stand_in_for_weights() -> None:
+    model = nn.Linear(3, 2)
+    weights = {"weight": torch.randn(2, 3), "bias": torch.zeros(2)}
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            x = torch.randn(4, 3, requires_grad=True)
+            loss_of(torch.func.functional_call(model, weights, (x,))).backward()
+            weights["weight"].numpy()[...] *= 2
+    assert recording.verify().agreed == len(recording) == 3
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_weights_that_a_forward_puts_in_for_one_call(frozen: bool) -> None:
     class Borrows(nn.Module):
