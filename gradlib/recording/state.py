@@ -6,8 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
-from operator import attrgetter, itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 import numpy
@@ -23,7 +22,7 @@ from gradlib.private import (
     own_parameters,
     what_stands_in,
 )
-from gradlib.recording.kept import AllKept, Kept
+from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import PastAttributes, Run
 
 
@@ -64,9 +63,6 @@ class History:
         # After which moment a module may have changed its buffers.
         self._called: dict[nn.Module, int] = {}
         self._attributes = PastAttributes()
-        # What the last look saw of the parameters: which stood where, and their values.
-        self._places: tuple[Any, ...] = ()
-        self._weights: AllKept | None = None
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -75,17 +71,19 @@ class History:
 
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
-        modules = self._modules.values()
-        self._look_at_weights(moment)
-        for module in filter(own_buffers, modules):
-            last = self._called.pop(module, moment)
-            self._look_at(module, own_buffers(module), last)
-        modes = dict(zip(modules, map(_TRAINING, modules), strict=True))
+        modes: dict[nn.Module, bool] = {}
+        for module in self._modules.values():
+            modes[module] = module.training
+            parameters, buffers = own_parameters(module), own_buffers(module)
+            if parameters:
+                self._look_at(module, parameters, moment)
+            if buffers:
+                self._look_at(module, buffers, self._called.pop(module, moment))
         if not self._modes or modes != self._modes[-1][1]:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
         self._look_inside()
-        self._attributes.look(modules, moment)
+        self._attributes.look(self._modules.values(), moment)
 
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes."""
@@ -101,7 +99,6 @@ class History:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._kept.pop(id(parameter), None)
-        self._weights = None
 
     def world(self, module: nn.Module, moment: int) -> World:
         """Return what surrounds a call of `module` that begins now."""
@@ -111,7 +108,7 @@ class History:
         for parameter in own_parameters(module).values():
             kept = self._kept.get(id(parameter))
             if kept is not None and kept.was_written_to():
-                self._look_at_weights(moment)  # one may stand in several modules
+                self._look_at_parameters(moment)
                 break
         buffers = own_buffers(module)
         if buffers:  # a call may change its own, as BatchNorm does
@@ -170,21 +167,10 @@ class History:
         modes = next(modes for at, modes in reversed(self._modes) if at <= moment)
         return modes.get(module, module.training)
 
-    def _look_at_weights(self, moment: int) -> None:
-        """Keep the parameters of all modules that have changed since the last look."""
-        owners = [*filter(own_parameters, self._modules.values())]
-        own = [*map(own_parameters, owners)]
-        # By their ids: ``==`` of tensors compares what is in them.
-        ids = [*map(id, chain.from_iterable(map(_VALUES, own)))]
-        places = owners, [*map(tuple, map(_KEYS, own))], ids
-        if places == self._places and self._weights and self._weights.are_the_same():
-            return
-        for module, parameters in zip(owners, own, strict=True):
-            self._look_at(module, parameters, moment)
-        kept = [*map(self._kept.get, filter(id(None).__ne__, ids))]
-        is_whole = None not in kept  # as long as no parameter is lazy
-        self._places = places
-        self._weights = AllKept(cast(list[Kept], kept)) if is_whole else None
+    def _look_at_parameters(self, moment: int) -> None:
+        """Keep what a call has written to weights before it called what has them."""
+        for module in self._modules.values():  # one weight may stand in several
+            self._look_at(module, own_parameters(module), moment)
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""
@@ -216,10 +202,6 @@ class History:
                 self._values[place] = [(moment, kept)]
             elif values[-1][1] is not kept:
                 values.append((moment, kept))
-
-
-_TRAINING = attrgetter("training")
-_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")
 
 
 @contextmanager
