@@ -4,9 +4,12 @@ The hooks only keep what they are given, and never change it.
 """
 
 import itertools
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 import torch
@@ -63,20 +66,23 @@ class Tap:
         self.grads = grads
         self.keep = keep
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
-        self.hooks = hook_tensor(tensor, self)  # all of the tensor, in their order
+        # All of the tensor, in their order; gone with it and the graphs through it.
+        self.hooks = weakref.ref(hook_tensor(tensor, self))
 
     def __call__(self, grad: Tensor | None) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
         if grad is None:  # of a backward that gives nothing
             return
-        if self.part is None and len(self.hooks) == 1:  # as most are
-            self.take(grad)
+        hooks, running = self.hooks() or {}, backward_pass_id()
+        is_alone = self.part is None and len(hooks) == 1  # as most are
+        if is_alone and running in self.passes.numbers:
+            self.grads[running] = self.keep(grad)
             return
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
         # Somebody has hooked it since, or a hook before ours did, in this pass.
-        others_follow = len(self.hooks) > 1 and next(reversed(self.hooks)) is not self
+        others_follow = len(hooks) > 1 and next(reversed(hooks)) is not self
         if meant is not None and self.take(meant) and others_follow:
             self._take_again()
 
@@ -92,12 +98,15 @@ class Tap:
 
     def be_last(self) -> None:
         """Have the other hooks of the tensor run first."""
-        if self in self.hooks:
-            self.hooks[self] = self.hooks.pop(self)
+        hooks = self.hooks()
+        if hooks and len(hooks) > 1 and self in hooks:
+            hooks[self] = hooks.pop(self)
 
     def remove(self) -> None:
         """Take the hook from its tensor."""
-        self.hooks.pop(self, None)
+        hooks = self.hooks()
+        if hooks:
+            hooks.pop(self, None)
 
     def _take_again(self) -> None:
         """Take the gradient anew when the hooks that follow have had it too.
@@ -185,9 +194,10 @@ class Passes:
         self._running: set[int] = set()  # torch's numbers of those that may go on
         self._taps: list[Tap] = []
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
-        self._open: list[Grads] = []  # of which more parts may come
-        self._of_parts: list[Grads] = []
+        # Sums to which more parts may come: where each stands, by torch's number.
+        self._open: list[tuple[Grads, int]] = []
         self._inner: list[dict[int, Tensor]] = []
+        self._finishing = threading.Lock()
 
     def hook_tensor(
         self,
@@ -223,8 +233,7 @@ class Passes:
         """
         keep = self.keep
         if self.reduces:
-            keep = self._sum_up
-            self._of_parts.append(grads)
+            keep = partial(self._sum_up, grads)
         self._taps.append(Tap(self, parameter, grads, keep))
 
     def hook_node(
@@ -244,8 +253,6 @@ class Passes:
             part: Which part of the base's gradient the view's is.
         """
         tap.keep = partial(self._added, tap.grads)
-        if self.reduces:
-            self._of_parts.append(tap.grads)
 
         def take(
             grads_in: tuple[Tensor | None, ...], _grads_out: tuple[Tensor | None, ...]
@@ -260,8 +267,9 @@ class Passes:
         """Return what to keep when a part comes of a gradient."""
         known: Any = grads.get(backward_pass_id())
         if self.reduces:
-            total = keep(grad) if known is None else known.total + grad.detach()
-            return Sum(total, 0, self.keep)
+            if known is None:
+                return self._sum_up(grads, grad)
+            return Sum(known.total + grad.detach(), 0, self.keep)
         return self.keep_total(grad) if known is None else known + keep(grad)
 
     def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
@@ -292,21 +300,34 @@ class Passes:
     def finish(self) -> None:
         """Reduce what is still open of passes that have ended: nothing more will come.
 
-        One may go on in another thread.
+        One may go on in another thread. Hooks whose tensor or node is gone are let go
+        of: a step late in a block costs no more than an early one.
         """
-        going_on = {self.numbers[running] for running in self._running.copy()}
-        for grads in self._open + self._of_parts:
-            sums = {key: part for key, part in grads.items() if isinstance(part, Sum)}
-            for number in {self.numbers.get(key) for key in sums} - going_on:
-                same = [key for key in sums if self.numbers.get(key) == number]
-                kept = whole([grads.pop(key) for key in same])
-                if number is not None:
-                    grads[same[0]] = kept
-        self.handles = [it for it in self.handles if it.hooks_dict_ref() is not None]
-        if not going_on:
-            self._open.clear()
-            for sums in self._inner:
-                sums.clear()
+        with self._finishing:
+            going_on = {self.numbers[running] for running in self._running.copy()}
+            self._finish_sums(going_on)
+            if not going_on:
+                for sums in self._inner:
+                    sums.clear()
+            handles, taps = self.handles.copy(), self._taps.copy()
+            self.handles[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
+            self._taps[: len(taps)] = filter(_HOOKS_OF_TENSOR, taps)
+
+    def _finish_sums(self, going_on: set[int]) -> None:
+        """Reduce the sums of all passes but some, given by our numbers."""
+        waiting = self._open.copy()  # to which another thread may add
+        del self._open[: len(waiting)]
+        ended: dict[tuple[int, int | None], tuple[Grads, list[int]]] = {}
+        for grads, running in waiting:
+            number = self.numbers.get(running)
+            if number in going_on:
+                self._open.append((grads, running))
+            else:
+                ended.setdefault((id(grads), number), (grads, []))[1].append(running)
+        for (_, number), (grads, keys) in ended.items():
+            sums = [grads.pop(it) for it in keys if isinstance(grads.get(it), Sum)]
+            if sums and number is not None:
+                grads[keys[0]] = whole(sums)
 
     def admits(
         self, running: int, within: int | None, *, reaches_call: bool = True
@@ -351,8 +372,7 @@ class Passes:
             if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
                 hooks[handle.id] = hooks.pop(handle.id)
         for tap in self._taps:
-            if len(tap.hooks) > 1:
-                tap.be_last()
+            tap.be_last()
 
     def add(self, grads: Grads, running: int, grad: Tensor) -> None:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
@@ -364,15 +384,19 @@ class Passes:
         if known is None:
             known = grads[running] = Sum(keep(grad), parts, self.keep)
             if parts > 1:
-                self._open.append(grads)
+                self._open.append((grads, running))
         else:
             known.total = known.total + grad.detach()
         known.missing -= 1
         if known.missing == 0:
             grads[running] = whole([known])
 
-    def _sum_up(self, grad: Tensor) -> Sum:
+    def _sum_up(self, grads: Grads, grad: Tensor) -> Sum:
+        self._open.append((grads, backward_pass_id()))
         return Sum(keep(grad), 0, self.keep)
+
+
+_HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller("hooks")
 
 
 def _nothing() -> None:

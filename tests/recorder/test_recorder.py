@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import sys
 import weakref
 from collections import OrderedDict
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -580,6 +582,27 @@ def test_no_tensor_is_kept_alive_by_the_model() -> None:
     del recording
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_a_late_step_costs_no_more_than_an_early_one(reduce: Any) -> None:
+    net, steps, spent = Net(), 30, 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal spent
+        frame.f_trace_opcodes = True
+        spent += event == "opcode"
+        return count
+
+    costs: list[int] = []
+    with gradlib.record(net, reduce=reduce):
+        for _ in range(steps):
+            x, spent, before = torch.randn(4, 3), 0, sys.gettrace()
+            sys.settrace(count)
+            net(x).sum().backward()
+            sys.settrace(before)
+            costs.append(spent)
+    assert max(costs[steps // 2 :]) <= 1.02 * max(costs[1:4])
 
 
 def test_a_dropped_recording_is_gone_at_once() -> None:
