@@ -185,11 +185,10 @@ class _Both:
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
         """Go through both in the order in which it happened."""
         for round_ in rounds(self._traces):
-            order = list(steps(round_.calls))
-            for trace, begins in order:
+            for trace, begins in steps(round_.calls):
                 yield from self._forward(trace, BEGIN if begins else END)
-            for number in round_.passes if self._backward else ():
-                for trace, begins in reversed(order):
+            for number, reached in round_.passes.items() if self._backward else ():
+                for trace, begins in reversed([*steps(reached)]):
                     yield from self._of_pass(trace, number, begins)
 
     def _forward(

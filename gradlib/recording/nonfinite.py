@@ -62,10 +62,9 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
         )
     look = _Look()
     for round_ in rounds(traces):
-        by_moment = {call.moment: call for call in round_.calls}
-        found = look.forward(round_.calls, by_moment)
-        for number in round_.passes:
-            found = found or look.backward(traces, by_moment, number)
+        found = look.forward(round_.calls)
+        for number, reached in round_.passes.items():
+            found = found or look.backward(reached, number)
         if found is not None:
             return found
     return None
@@ -78,9 +77,8 @@ class _Look:
         # By id, which is a tensor's own while it is held here.
         self._known: dict[int, tuple[Tensor, bool]] = {}
 
-    def forward(
-        self, calls: Sequence[CallTrace], by_moment: Mapping[int, CallTrace]
-    ) -> Nonfinite | None:
+    def forward(self, calls: Sequence[CallTrace]) -> Nonfinite | None:
+        by_moment = _by_moment(calls)
         for call, begins in steps(calls):
             if begins or call.output is None:
                 continue
@@ -120,12 +118,8 @@ class _Look:
             return None
         return f"param {name}" if name in call.parameters else f"buffer {name}"
 
-    def backward(
-        self,
-        calls: Sequence[CallTrace],
-        by_moment: Mapping[int, CallTrace],
-        number: int,
-    ) -> Nonfinite | None:
+    def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
+        by_moment = _by_moment(calls)
         for call in reversed(calls):
             arrived = call.gradients("outputs", number)
             left = call.gradients("shares", number)
@@ -168,6 +162,10 @@ class _Look:
         if known is None:
             known = self._known[id(value)] = value, _has_nonfinite(value)
         return known[1]
+
+
+def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
+    return {call.moment: call for call in calls}
 
 
 def _has_nonfinite(tensor: Tensor) -> bool:

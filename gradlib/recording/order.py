@@ -12,21 +12,24 @@ class Round:
     """One forward, and the backward passes that came after it."""
 
     calls: list[CallTrace]
-    passes: list[int]  # our numbers
+    # By our number, each with all calls it reached, those of earlier forwards included.
+    passes: dict[int, list[CallTrace]]
 
 
 def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
     """Return the forwards, each with the passes of which it is the last they reach."""
-    forwards: dict[int, list[CallTrace]] = {}
-    last: dict[int, int] = {}
+    forwards: defaultdict[int, list[CallTrace]] = defaultdict(list)
+    reached: defaultdict[int, list[CallTrace]] = defaultdict(list)
     for trace in traces:
-        forwards.setdefault(trace.forward, []).append(trace)
+        forwards[trace.forward].append(trace)
         for number in trace.passes():
-            last[number] = max(last.get(number, 0), trace.forward)
+            reached[number].append(trace)
+    passes: defaultdict[int, dict[int, list[CallTrace]]] = defaultdict(dict)
+    for number in sorted(reached):
+        last = max(call.forward for call in reached[number])
+        passes[last][number] = reached[number]
     for forward, calls in forwards.items():
-        yield Round(
-            calls, [number for number in sorted(last) if last[number] == forward]
-        )
+        yield Round(calls, passes[forward])
 
 
 def steps(calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, bool]]:

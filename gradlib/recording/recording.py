@@ -61,6 +61,8 @@ class Recording(Printable):
         self._block = block
         self._names = names
         self._recorded = traces
+        # Of how many calls it was made, and the calls of each module.
+        self._by_name: tuple[int, dict[str, list[CallTrace]]] = 0, {}
 
     @property
     def _traces(self) -> Sequence[CallTrace]:
@@ -103,6 +105,9 @@ class Recording(Printable):
                 how to name one call.
         """
         name, index = _name_and_index(key)
+        found = self._find(name)
+        if index is not None and index < len(found) and found[index].index == index:
+            return Call(found[index])  # without a look at all the others
         calls = {call.index: call for call in self.calls(name)}
         if index is None and len(calls) == 1:
             return next(iter(calls.values()))
@@ -376,8 +381,13 @@ class Recording(Printable):
         )
 
     def _find(self, name: str) -> list[CallTrace]:
-        recorded = self._names.get(name, name)
-        return [trace for trace in self._traces if trace.name == recorded]
+        traces = self._traces
+        if len(traces) > self._by_name[0]:
+            by_name: dict[str, list[CallTrace]] = {}
+            for trace in (traces := tuple(traces)):
+                by_name.setdefault(trace.name, []).append(trace)
+            self._by_name = len(traces), by_name
+        return self._by_name[1].get(self._names.get(name, name), [])
 
     def _why_nothing(self, name: str) -> str:
         why = self._block.left_out.get(self._names.get(name, name))

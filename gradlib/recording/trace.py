@@ -71,6 +71,18 @@ class Block:
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     copies: Copies = field(default_factory=Copies)  # of what is kept, under way
+    # How many of `numbers` there were, and the other way around: ours -> torch's.
+    _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))
+
+    def torch_numbers(self, number: int) -> Sequence[int]:
+        """Return torch's numbers of one of our passes: several if it ran others."""
+        if len(self.numbers) > self._inverse[0]:
+            numbers = self.numbers.copy()  # another thread may add to it
+            inverse: dict[int, list[int]] = {}
+            for torch_number, ours in numbers.items():
+                inverse.setdefault(ours, []).append(torch_number)
+            self._inverse = len(numbers), inverse
+        return self._inverse[1].get(number, ())
 
 
 NO_INPUTS = Tree.of_call((), {})
@@ -123,23 +135,23 @@ class CallTrace:
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return what got a gradient in one backward pass."""
-        numbers = self.block.numbers
+        asked = self.block.torch_numbers(number)
         return {
             key
             for flow in self.flows
             for key, grads in getattr(flow, gathered).items()
-            if any(numbers.get(torch_number) == number for torch_number in grads)
+            if any(torch_number in grads for torch_number in asked)
         }
 
     def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
         """Return the gradients of one field of `Flow` in one backward pass."""
-        numbers = self.block.numbers
+        asked = self.block.torch_numbers(number)
         found: dict[Key, list[Any]] = {}
         for key, several in self._gathered(gathered).items():
             for grads in several:
-                for torch_number, part in grads.items():
-                    if numbers.get(torch_number) == number:
-                        found.setdefault(key, []).append(part)
+                for torch_number in asked:
+                    if torch_number in grads:
+                        found.setdefault(key, []).append(grads[torch_number])
         wholes = {key: whole(parts) for key, parts in found.items()}
         self.block.copies.wait()
         return wholes
