@@ -1,7 +1,7 @@
 """What was recorded, and the questions one can ask of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
 from gradlib.errors import (
@@ -12,6 +12,7 @@ from gradlib.errors import (
 from gradlib.recording import pictures, saving
 from gradlib.recording.call import (
     Call,
+    Pass,
     norm_text,
     numbered,
     shape_text,
@@ -61,8 +62,10 @@ class Recording(Printable):
         self._block = block
         self._names = names
         self._recorded = traces
-        # Of how many calls it was made, and the calls of each module.
-        self._by_name: tuple[int, dict[str, list[CallTrace]]] = 0, {}
+        # What was sorted by an attribute of the calls, each with how many there were.
+        self._known: dict[str, tuple[int, dict[Any, list[CallTrace]]]] = {}
+        # What the forwards were made of, and they.
+        self._forwards: tuple[object, tuple[Recording, ...]] = None, ()
 
     @property
     def _traces(self) -> Sequence[CallTrace]:
@@ -73,12 +76,11 @@ class Recording(Printable):
     @property
     def forwards(self) -> "tuple[Recording, ...]":
         """The outermost forwards of the block, each a recording of its own."""
-        parts: dict[int, list[CallTrace]] = {}
-        for trace in self._traces:
-            parts.setdefault(trace.forward, []).append(trace)
-        return tuple(
-            Recording(self._block, self._names, part) for part in parts.values()
-        )
+        parts = self._sorted("forward")
+        if self._forwards[0] is not parts:
+            made = [Recording(self._block, self._names, it) for it in parts.values()]
+            self._forwards = parts, tuple(made)
+        return self._forwards[1]
 
     def calls(self, name: str) -> tuple[Call, ...]:
         """Return every call of one module.
@@ -381,13 +383,18 @@ class Recording(Printable):
         )
 
     def _find(self, name: str) -> list[CallTrace]:
+        return self._sorted("name").get(self._names.get(name, name), [])
+
+    def _sorted(self, attribute: str) -> dict[Any, list[CallTrace]]:
+        """Return the calls by one of their attributes."""
         traces = self._traces
-        if len(traces) > self._by_name[0]:
-            by_name: dict[str, list[CallTrace]] = {}
-            for trace in (traces := tuple(traces)):
-                by_name.setdefault(trace.name, []).append(trace)
-            self._by_name = len(traces), by_name
-        return self._by_name[1].get(self._names.get(name, name), [])
+        count, known = self._known.get(attribute, (0, {}))
+        if len(traces) > count:
+            known = dict[Any, list[CallTrace]]()
+            for trace in (traces := tuple(traces)):  # another thread may add to them
+                known.setdefault(getattr(trace, attribute), []).append(trace)
+            self._known[attribute] = len(traces), known
+        return known
 
     def _why_nothing(self, name: str) -> str:
         why = self._block.left_out.get(self._names.get(name, name))
@@ -415,12 +422,16 @@ class Recording(Printable):
 
     def _table(self) -> Table:
         fields = self._fields()
-        rows = [row for call in self for row in _rows(call, fields)]
+        found = [(call, pass_) for call in self for pass_ in call.passes or (None,)]
+        left_out = max(0, len(found) - ROWS)
+        if left_out:
+            del found[ROWS // 2 : -ROWS // 2]
+        rows = [_row(call, pass_, fields) for call, pass_ in found]
         columns = ("module", "type", *fields)
         footer = [_legend(fields)]
-        if len(rows) > ROWS:
-            gap = (f"... {len(rows) - ROWS} more rows", *[""] * (len(columns) - 1))
-            rows[ROWS // 2 : -ROWS // 2] = [gap]
+        if left_out:
+            gap = (f"... {left_out} more rows", *[""] * (len(columns) - 1))
+            rows.insert(ROWS // 2, gap)
             footer.append("recording.to_frame() has every row")
             if len(self.forwards) > 1:
                 footer.append("recording.forwards[i] prints one forward")
@@ -504,18 +515,15 @@ def _no_name(key: object) -> NoSuchCallError:
     )
 
 
-def _rows(call: Call, fields: list[str]) -> list[tuple[str, ...]]:
-    """Return one row for a call, or one for each of its passes."""
+def _row(call: Call, pass_: Pass | None, fields: list[str]) -> tuple[str, ...]:
+    """Return the row of one pass of a call, or of a call without any."""
     head = (numbered(call.name, call.index), call.module_type)
     if "output" in fields:
         head = (*head, shape_text(call.output))
     gradients = [field for field in fields if field != "output"]
-    if not call.passes:
-        return [(*head, *["-"] * len(gradients))]
-    return [
-        (*head, *(norm_text(with_keywords(pass_, field)) for field in gradients))
-        for pass_ in call.passes
-    ]
+    if pass_ is None:
+        return (*head, *["-"] * len(gradients))
+    return (*head, *(norm_text(with_keywords(pass_, field)) for field in gradients))
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -164,8 +164,8 @@ class History:
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
-        modes = next(modes for at, modes in reversed(self._modes) if at <= moment)
-        return modes.get(module, module.training)
+        until = bisect_right(self._modes, moment, key=itemgetter(0))
+        return self._modes[until - 1][1].get(module, module.training)
 
     def _look_at_parameters(self, moment: int) -> None:
         """Keep what a call has written to weights before it called what has them."""

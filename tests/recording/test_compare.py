@@ -402,3 +402,27 @@ def test_statistics_of_what_is_not_finite(counts: tuple[int, int]) -> None:
             model(x)
         found.append(recording)
     assert found[0].compare(found[1]).ok == (counts[0] == counts[1])
+
+
+def test_a_backward_pass_through_two_forwards(net: Any, x: Tensor) -> None:
+    def recorded_twice(model: nn.Module) -> gradlib.Recording:
+        with gradlib.record(model) as recording:
+            (model(x).sum() + model(x).sum()).backward()
+        return recording
+
+    other, calls = copy.deepcopy(net), 0
+
+    def wrong_at_first(grad: Tensor) -> Tensor:
+        return 2 * grad
+
+    def hook(_module: nn.Module, _args: object, output: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            output.register_hook(wrong_at_first)
+
+    other.first.register_forward_hook(hook)
+    found = recorded_twice(net).compare(recorded_twice(other))
+    assert found.first is not None
+    assert (found.first.name, found.first.index) == ("first", 0)
+    assert found.first.direction == "backward"

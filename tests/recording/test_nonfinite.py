@@ -252,3 +252,14 @@ def test_the_printed_answer(x: Tensor) -> None:
     )
     assert found is not None
     assert "1.act" in found._repr_html_()
+
+
+def test_a_gradient_that_came_to_the_first_of_two_forwards(reduce: Any) -> None:
+    model, x = net(), torch.randn(4, 3)
+    with gradlib.record(model, reduce=reduce) as recording:
+        first, second = model(x), model(x)
+        (Wrong.apply(first) + second).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.index) == ("", 0)  # and no module inside it
+    assert (found.direction, found.field) == ("backward", "grad_output[0]")

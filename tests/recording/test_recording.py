@@ -1,6 +1,6 @@
 """Asking a recording: look-ups, texts and pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import gradlib
 from gradlib.recording.order import steps
 from gradlib.recording.recording import ROWS
 from gradlib.recording.trace import Block, CallTrace
+
+from ..opcodes import opcodes
 
 
 @pytest.fixture(autouse=True)
@@ -262,3 +264,37 @@ def test_the_order_of_calls_that_threads_made_at_once() -> None:
     a, b = ("a", "a.in", "a.in", "a"), ("b", "b.in", "b.in", "b")
     assert [name for name, _ in found] == ["root", *a, *b, "root", "next", "next"]
     assert [begins for _, begins in found[1:5]] == [True, True, False, False]
+
+
+READS: dict[str, Callable[[gradlib.Recording], object]] = {
+    "names": lambda it: [it["0", i] for i in range(len(it.calls("0")))],
+    "forwards": lambda it: [it.forwards[i]["0"] for i in range(len(it.forwards))],
+    "gradients": lambda it: [(c.grad_input, c.param_grads_total) for c in it],
+    "first_nonfinite": lambda it: it.first_nonfinite(),
+    "compare": lambda it: it.compare(it),
+    "verify": lambda it: it.verify(),
+    "print": str,
+    "to_frame": lambda it: it.to_frame(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_recording_of_twice_the_steps_is_read_in_twice_the_work(name: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    READS[name](_steps(model, 2))  # what is imported then is not counted
+    few, many = _steps(model, 40), _steps(model, 80)
+    assert opcodes(lambda: READS[name](many)) < 2.2 * opcodes(lambda: READS[name](few))
+
+
+def test_only_the_rows_that_are_printed_are_made() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    few, many = _steps(model, 40), _steps(model, 80)
+    str(few)  # what is imported then is not counted
+    assert opcodes(lambda: str(many)) < 1.5 * opcodes(lambda: str(few))
+
+
+def _steps(model: nn.Module, count: int) -> gradlib.Recording:
+    with gradlib.record(model) as recording:
+        for _ in range(count):
+            model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    return recording
