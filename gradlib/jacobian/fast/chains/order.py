@@ -9,7 +9,7 @@ large multiplication of matrices, for the whole batch.
 Godbole, "On efficient computation of matrix chain products", 1973.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 ENTRY = 64
@@ -70,7 +70,7 @@ class Order(NamedTuple):
         )
 
 
-@cache
+@lru_cache(maxsize=4096)  # a model may meet any number of batch sizes
 def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
     """Return the cheapest order.
 
