@@ -172,6 +172,8 @@ def wide(tensor: Tensor) -> Tensor:
         values = torch.cat([part.flatten() for part in tensor.unbind()])
     else:
         values = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    if values.is_quantized:
+        return values.dequantize()
     if not (values.is_floating_point() or values.is_complex()):
         return values.to(torch.float64)
     if values.dtype.itemsize == 1:  # the float8 types know no promotion

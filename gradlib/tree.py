@@ -58,10 +58,15 @@ class Tree:
 
     def path(self, position: int) -> str:
         """Return where a leaf stands, as one would ask: ``[0]['mask'].value``."""
-        return "".join(
-            f".{step}" if isinstance(step, _Attribute) else f"[{step!r}]"
-            for step in self.spec.paths()[position]
-        )
+        return self.paths()[position]
+
+    def paths(self) -> list[str]:
+        """Return where each leaf stands."""
+        return ["".join(map(_step, steps)) for steps in self.spec.paths()]
+
+
+def _step(step: Any) -> str:
+    return f".{step}" if isinstance(step, _Attribute) else f"[{step!r}]"
 
 
 def flatten(structure: object) -> tuple[list[Any], PyTreeSpec]:

@@ -41,6 +41,8 @@ def clone(tensor: Tensor) -> Tensor:
         # stream writes, and a CUDA graph that is replayed writes without one. See
         # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
         return tensor.clone()
+    if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
+        return tensor.clone()
     try:
         return lazy_clone(tensor)
     except (RuntimeError, NotImplementedError):

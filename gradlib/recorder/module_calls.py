@@ -138,13 +138,15 @@ class ModuleCalls:
         frame.module = module  # nn.DataParallel calls copies of it
         if running != -1:
             frame.in_backward, frame.within = True, within
+        is_enabled = grad_is_enabled()
+        if not is_enabled:
+            call.checkpoints |= around_forward(python)
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
-        elif grad_is_enabled():
+        elif is_enabled:
             frame.gathers = True
             call.flows = [*call.flows, frame.flow]
         else:
-            call.checkpoints |= around_forward(python)
             call.no_pass_because = notes.DISABLED
         self._take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call

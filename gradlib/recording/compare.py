@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from gradlib.recording.call import Call, numbered
+from gradlib.recording.call import Call, Pass, numbered
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -167,6 +167,10 @@ class _Both:
     ) -> None:
         self._traces = traces
         self._pairs = pairs
+        # Of each call, once.
+        self._passes: dict[
+            CallTrace, tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]
+        ] = {}
         kept = [it[0].block.fields for it in (traces, others) if it]
         self._fields = frozenset(FIELDS).intersection(*kept)
         skipped = [
@@ -190,6 +194,10 @@ class _Both:
             for number, reached in round_.passes.items() if self._backward else ():
                 for trace, begins in reversed([*steps(reached)]):
                     yield from self._of_pass(trace, number, begins)
+            for trace in reversed(round_.calls) if self._backward else ():
+                own, others = self._passes_of(trace)
+                if others and not own:
+                    yield trace, "grad_output", _other_count(own, others)
 
     def _forward(
         self, trace: CallTrace, fields: Iterable[str]
@@ -205,18 +213,15 @@ class _Both:
     def _of_pass(
         self, trace: CallTrace, number: int, begins: bool
     ) -> Iterator[tuple[CallTrace, str, Gap]]:
-        other = self._pairs.get(id(trace))
-        numbers = trace.passes()
-        if other is None or number not in numbers:
+        own, others = self._passes_of(trace)
+        if others is None or number not in own:
             return
-        one = Call(trace).passes[numbers.index(number)]
-        others = Call(other).passes
-        if len(others) != len(numbers):
-            reason = f"{len(numbers)} and {len(others)} backward passes"
-            yield trace, "grad_output", Gap(1.0, 0.0, 0.0, reason)
+        if len(others) != len(own):
+            yield trace, "grad_output", _other_count(own, others)
             return
-        prefix = f"passes[{numbers.index(number)}]." if len(numbers) > 1 else ""
-        another: Any = others[numbers.index(number)]
+        place, one = own[number]
+        prefix = f"passes[{place}]." if len(own) > 1 else ""
+        another: Any = others[place]
         for field in self._kept(LEAVES if begins else ARRIVES):
             found = gaps_of_gradients(getattr(one, field), getattr(another, field))
             if field == "param_grads":
@@ -224,5 +229,23 @@ class _Both:
             for path, it in found:
                 yield trace, prefix + field + path, it
 
+    def _passes_of(
+        self, trace: CallTrace
+    ) -> tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]:
+        """Return a call's passes by number, with their places, and the other call's."""
+        known = self._passes.get(trace)
+        if known is None:
+            other = self._pairs.get(id(trace))
+            own = enumerate(Call(trace).passes)
+            known = self._passes[trace] = (
+                {it.backward: (place, it) for place, it in own},
+                None if other is None else Call(other).passes,
+            )
+        return known
+
     def _kept(self, fields: Iterable[str]) -> list[str]:
         return [it for it in fields if TRAVELS_WITH.get(it, it) in self._fields]
+
+
+def _other_count(own: Collection[object], others: Collection[object]) -> Gap:
+    return Gap(1.0, 0.0, 0.0, f"{len(own)} and {len(others)} backward passes")

@@ -42,8 +42,9 @@ def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
     output = ["output_shape", "output"] if "output" in fields else []
     gradients = [name for name, needed in GRADIENTS.items() if needed in fields]
     rows = [
-        [*_of_call(call, output), *_of_pass(pass_, gradients), call.note]
+        [*head, *_of_pass(pass_, gradients), note]
         for call in calls
+        for head, note in [(_of_call(call, output), call.note)]  # the same for each
         for pass_ in call.passes or (None,)
     ]
     columns = [*CALL, *output, "backward", *gradients, "note"]

@@ -1,7 +1,7 @@
 """How far two values are apart, and how far they may be."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeVar, cast
@@ -111,12 +111,7 @@ def rtol_of(dtypes: Iterable[torch.dtype]) -> float:
 
 def gaps(a: object, b: object) -> Iterator[tuple[str, Gap]]:
     """Return how far the leaves of two nested values are apart, with their places."""
-    one, other = Tree.of(a), Tree.of(b)
-    if len(one.leaves) != len(other.leaves):
-        yield "", _incomparable(f"{len(one.leaves)} and {len(other.leaves)} values")
-        return
-    for place, (x, y) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-        yield one.path(place), gap(x, y)
+    return _gaps(Tree.of(a), Tree.of(b), gap)
 
 
 def agree(a: object, b: object) -> bool:
@@ -129,12 +124,7 @@ def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 
     autograd gives the one or the other for no gradient.
     """
-    one, other = Tree.of(a), Tree.of(b)
-    if len(one.leaves) != len(other.leaves):
-        yield from gaps(a, b)
-        return
-    for place, (x, y) in enumerate(zip(one.leaves, other.leaves, strict=True)):
-        yield one.path(place), gap(_zeros(x, y), _zeros(y, x))
+    return _gaps(Tree.of(a), Tree.of(b), lambda x, y: gap(_zeros(x, y), _zeros(y, x)))
 
 
 def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
@@ -161,17 +151,19 @@ def gap(x: Any, y: Any) -> Gap:
         return _gap_of_stats(_stats(x), _stats(y))
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return _gap_of_tensors(x.detach(), y.detach())
-    if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
-        return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
     if isinstance(x, _PLAIN) and isinstance(y, _PLAIN):
-        return _NONE if x == y else _incomparable(f"{x!r} and {y!r}")
+        if x == y:
+            return _NONE
+        try:
+            return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
+        except (TypeError, ValueError, RuntimeError):  # no numbers, or too large ones
+            return _incomparable(f"{x!r} and {y!r}")
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         return _incomparable("only one of the two is a tensor")
     return _NONE  # who knows when two others are equal
 
 
-_NUMBERS = (int, float, complex)
-_PLAIN = (*_NUMBERS, str, type(None))
+_PLAIN = (int, float, complex, str, type(None))
 _NONE = Gap(0.0, 0.0, 0.0)
 
 
@@ -179,9 +171,44 @@ def _incomparable(reason: str) -> Gap:
     return Gap(math.inf, 1.0, 0.0, reason)
 
 
+def _gaps(
+    one: Tree, other: Tree, measure: Callable[[Any, Any], Gap]
+) -> Iterator[tuple[str, Gap]]:
+    leaves = other.leaves
+    if len(one.leaves) != len(leaves):
+        yield "", _incomparable(f"{len(one.leaves)} and {len(leaves)} values")
+        return
+    if one.spec != other.spec:  # a dict is in the order of its keys, or has its own
+        places = one.spec.paths()
+        known = dict(zip(other.spec.paths(), leaves, strict=True))
+        if known.keys() == set(places):
+            leaves = [known[place] for place in places]
+        elif reason := _other_names(places, known):
+            yield "", _incomparable(reason)
+            return
+    for place, x, y in zip(one.paths(), one.leaves, leaves, strict=True):
+        yield place, measure(x, y)
+
+
+def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
+    """Return which names only one of two structures has, if both go by names.
+
+    A named tuple and a tuple, or a list, have their leaves in the same order.
+    """
+    mine, theirs = list(some), list(others)
+    one = next(it for it in mine if it not in theirs)[-1:]
+    other = next(it for it in theirs if it not in mine)[-1:]
+    named = all(isinstance(step, str) for step in (*one, *other))
+    return f"{one[0]!r} and {other[0]!r}" if one and other and named else ""
+
+
 def _zeros(x: Any, other: Any) -> Any:
     """Return `x`, or zeros like the other where it is ``None``."""
-    return torch.zeros_like(other) if x is None and isinstance(other, Tensor) else x
+    if x is not None:
+        return x
+    if isinstance(other, TensorStats):
+        return tensor_stats(torch.zeros(other.shape, dtype=other.dtype))
+    return torch.zeros_like(other) if isinstance(other, Tensor) else x
 
 
 def _stats(x: Any) -> Any:

@@ -2500,3 +2500,37 @@ def test_a_pass_through_the_graph_of_another(
     assert totals is not None
     assert_close(totals["weight"], grad_of(model.get_parameter("weight")))
     assert "pass 1 may have gone through the graph of pass 0" in call.note
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_quantized_tensors(reduce: Any) -> None:
+    class Quantizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.quantize_per_tensor(x, 0.5, 0, torch.qint8)
+
+    with gradlib.record(model := Quantizes(), reduce=reduce) as recording:
+        model(torch.tensor([1.0, 2.0, 2.0]))
+    kept = recording[""].output
+    found = gradlib.tensor_stats(kept) if reduce is None else kept
+    assert (found.shape, found.norm, found.dtype) == ((3,), 3, torch.qint8)
+    assert recording.to_frame()["output"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "keep", [["args"], ["output"], ["args", "output"], ["output", "param_grads"]]
+)
+def test_what_a_checkpoint_computes_again_is_no_new_call(keep: Any) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(checkpoint(self.a, x, use_reentrant=True))
+
+    model, x = Checkpointed(), torch.ones(3, 2, requires_grad=True)
+    with gradlib.record(model, keep=keep) as recording:
+        model(x).sum().backward()
+    assert [call.name for call in recording] == ["", "a", "b"]
+    assert len(recording.forwards) == 1

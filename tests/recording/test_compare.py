@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.trace import FIELDS
 
 
 class Block(nn.Module):
@@ -426,3 +428,74 @@ def test_a_backward_pass_through_two_forwards(net: Any, x: Tensor) -> None:
     assert found.first is not None
     assert (found.first.name, found.first.index) == ("first", 0)
     assert found.first.direction == "backward"
+
+
+@pytest.mark.parametrize("keep", [FIELDS, ("output", "param_grads")])
+def test_a_backward_pass_that_only_one_of_the_two_has(keep: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)), torch.ones(3, 4)
+
+    def run(*, both: bool) -> gradlib.Recording:
+        with gradlib.record(model, keep=keep) as recording:
+            first, second = model(x), model(x)
+            first.sum().backward()
+            if both:
+                second.sum().backward()
+        return recording
+
+    one, two = run(both=False), run(both=True)
+    for found, reason in (
+        (one.compare(two), "0 and 1 backward passes"),
+        (two.compare(one), "1 and 0 backward passes"),
+    ):
+        assert found.first is not None
+        assert (found.first.index, found.first.reason) == (1, reason)
+
+
+class Dict(dict[str, Tensor]):
+    """As many models return: in an order of its own."""
+
+
+def returned(output: Any) -> gradlib.Recording:
+    class Returns(nn.Module):
+        def forward(self) -> Any:
+            return output
+
+    with gradlib.record(model := Returns()) as recording:
+        model()
+    return recording
+
+
+def test_values_are_paired_by_their_names(tmp_path: Path) -> None:
+    x = torch.arange(3.0)
+    recording = returned(Dict(b=x, a=x.sum()))
+    recording.save(tmp_path / "file")
+    assert gradlib.load_recording(tmp_path / "file").compare(recording).ok
+    assert recording.compare(returned({"a": x.sum(), "b": x})).ok
+    assert not recording.compare(returned(Dict(a=x, b=x.sum()))).ok
+    found = returned({"a": x, "b": x + 1}).compare(returned({"a": x, "c": x + 1}))
+    assert found.first is not None
+    assert found.first.reason == "'b' and 'c'"
+
+
+@pytest.mark.parametrize("number", [2**80, -(2**63) - 1, 10**400])
+def test_numbers_that_no_tensor_holds(number: int) -> None:
+    assert returned(number).compare(returned(number)).ok
+    assert not returned(number).compare(returned(number + 1)).ok
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_no_gradient_and_one_of_zeros_agree(reduce: Any) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, *, uses: bool) -> None:
+            super().__init__()
+            self.weight, self.uses = nn.Parameter(torch.ones(3)), uses
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 0 * self.weight if self.uses else x * 1
+
+    x = torch.ones(2, 3, requires_grad=True)
+    one, other = (
+        recorded(Scaled(uses=uses), x, reduce=reduce) for uses in (True, False)
+    )
+    assert one.compare(other).ok
+    assert other.compare(one).ok
