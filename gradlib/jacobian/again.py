@@ -4,6 +4,7 @@ The modules it calls get copies of their parameters, buffers and other attribute
 it runs, and torch's generators begin where they did for the first call.
 """
 
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -185,7 +186,12 @@ def _own_state(
     change: Callable[[Tensor], Tensor],
     parameter_of: Callable[[nn.Parameter], nn.Parameter],
 ) -> Generator[None]:
-    """Give every module that runs a state of its own, and take it away afterwards."""
+    """Give every module that runs a state of its own, and take it away afterwards.
+
+    One thread after the other, and only the modules that this thread runs: those of
+    another are none of ours, and what two had exchanged at once nobody could put back.
+    """
+    here = threading.get_ident()
     before: dict[nn.Module, dict[str, Any]] = {}
     copies = Copies(change)
     scripted: list[tuple[Tensor, Tensor]] = []
@@ -228,21 +234,26 @@ def _own_state(
                 vars(inner)[name] = copies.of(value)
 
     def before_forward(module: nn.Module, _args: object) -> None:
-        with no_function_modes():  # what happens here is not the function's doing
-            meet_all(module)
+        if threading.get_ident() == here:
+            with no_function_modes():  # what happens here is not the function's doing
+                meet_all(module)
 
-    handle = register_module_forward_pre_hook(before_forward)
-    try:
-        for module in modules_known_to(fn):
-            meet_all(module)
-        yield
-    finally:
-        handle.remove()
-        for buffer, value in scripted:
-            buffer.detach().copy_(value)
-        for module, state in before.items():
-            vars(module).clear()
-            vars(module).update(state)
+    with _EXCHANGING:
+        handle = register_module_forward_pre_hook(before_forward)
+        try:
+            for module in modules_known_to(fn):
+                meet_all(module)
+            yield
+        finally:
+            handle.remove()
+            for buffer, value in scripted:
+                buffer.detach().copy_(value)
+            for module, state in before.items():
+                vars(module).clear()
+                vars(module).update(state)
+
+
+_EXCHANGING = threading.RLock()
 
 
 # Functions of torch after which autograd knows nothing of what becomes of a value.

@@ -1,5 +1,6 @@
 """Whether samples influence each other, and which module makes them."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,9 +171,11 @@ _Seen = tuple[nn.Module, list[Tensor], list[Tensor]]
 def _recorded(caller: Caller, half: Tensor | None) -> list[_Seen]:
     """Return what each module was given and returned, the innermost first."""
     seen: list[_Seen] = []
+    here = threading.get_ident()
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        seen.append((module, _values(args), _values(output)))
+        if threading.get_ident() == here:  # others may run modules of their own
+            seen.append((module, _values(args), _values(output)))
 
     handle = register_module_forward_hook(hook)
     try:

@@ -100,9 +100,13 @@ def per_sample_jacobian(
             ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero half of one
             that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``, whose
             columns there mean nothing. It costs nothing for a chain of known layers,
-            which has nothing to find.
+            which has nothing to find. Meanwhile modules that `fn` calls have other
+            parameters: where several threads call one model, pass ``check=False``.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
+            ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
+            where torch's third derivative is wrong, as that of LayerNorm, they are
+            refused, and ``"auto"`` takes neither.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:

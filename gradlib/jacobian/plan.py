@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from gradlib.errors import JacobianArgumentError, OutOfBytesError
+from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
@@ -238,6 +238,8 @@ def make(
     else:
         why = "it was asked for"
     counts, cut = _counts(graph, known, mode, settled=settled)
+    if create_graph and known.wrong_thrice:
+        _refuse_thrice(counts, known.wrong_thrice, mode)
     each = bytes_of_pass(graph)
     convolved = _convolved(rows * each) if create_graph else CONVOLVED
     if mode == "auto":
@@ -365,6 +367,19 @@ def _counts(
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
     return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
+
+
+def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
+    """Take out the ways that differentiate twice, which somebody does once more."""
+    if mode in ("forward", "split"):
+        raise NoSuchWayError(
+            f"mode={mode!r} with create_graph=True asks for the third derivative of "
+            f"{name}, which torch gets wrong: it takes what that has saved for "
+            'constants. Pass mode="auto" or mode="reverse".'
+        )
+    counts |= dict.fromkeys(
+        ("forward", "split"), f"torch differentiates {name} wrongly a third time"
+    )
 
 
 def _choice(counts: dict[str, int | str], *, by_row: bool) -> tuple[str, str]:

@@ -1,0 +1,88 @@
+"""Going back through a Jacobian, held against finite differences of the Jacobian."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlib
+
+
+class Applies(nn.Module):
+    """A module of one function of torch."""
+
+    def __init__(self, name: str, *args: Any) -> None:
+        super().__init__()
+        self.function: Any = getattr(torch, name, None) or getattr(F, name)
+        self.args = args
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.args)
+
+
+def evaluated(norm: nn.BatchNorm1d) -> nn.Module:
+    norm(torch.randn(50, norm.num_features))
+    return norm.eval()
+
+
+# What torch's third derivative goes wrong for, and what it is right for.
+WRONG: dict[str, nn.Module] = {
+    "LayerNorm": nn.LayerNorm(6),
+    "layer_norm": Applies("layer_norm", (6,)),
+    "InstanceNorm1d": nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()
+    ),
+    "logcumsumexp": Applies("logcumsumexp", 1),
+}
+RIGHT: dict[str, nn.Module] = {
+    "GroupNorm": nn.GroupNorm(2, 6),
+    "RMSNorm": nn.RMSNorm(6),
+    "BatchNorm1d in evaluation": evaluated(nn.BatchNorm1d(6)),
+    "normalize": Applies("normalize"),
+    "softmax": nn.Softmax(1),
+}
+MODES = ("auto", "reverse", "loop", "forward", "split")
+
+
+def net(name: str) -> nn.Module:
+    """Return a net that widens, as one does of which forward is the cheapest."""
+    torch.manual_seed(0)
+    layer = (WRONG | RIGHT)[name]
+    inner, outer = nn.Linear(4, 6), nn.Linear(6, 40)
+    return nn.Sequential(inner, layer, nn.Tanh(), outer).double()
+
+
+def loss(model: nn.Module, x: Tensor, **options: Any) -> Tensor:
+    return gradlib.per_sample_jacobian(model, x, **options).square().sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRONG | RIGHT)
+def test_gradients_of_a_loss_of_the_jacobian(name: str, mode: Any) -> None:
+    model, x = net(name), torch.randn(3, 4).double().requires_grad_()
+    weight: Any = model.get_parameter("0.weight")
+    if name in WRONG and mode in ("forward", "split"):
+        with pytest.raises(gradlib.NoSuchWayError, match="third derivative"):
+            loss(model, x, create_graph=True, mode=mode)
+        return
+    found = torch.autograd.grad(
+        loss(model, x, create_graph=True, mode=mode), [x, weight]
+    )
+    for tensor, grad in zip((x, weight), found, strict=True):
+        assert_close(grad, differences(model, x, tensor), rtol=1e-6, atol=1e-7)
+
+
+def differences(model: nn.Module, x: Tensor, along: Tensor) -> Tensor:
+    step, entries = 1e-5, along.detach().view(-1)
+    found = torch.empty_like(entries)
+    for i in range(len(entries)):
+        sides: list[float] = []
+        for sign in (1, -1):
+            entries[i] += sign * step
+            sides.append(loss(model, x.detach(), mode="reverse").item())
+            entries[i] -= sign * step
+        found[i] = (sides[0] - sides[1]) / (2 * step)
+    return found.view_as(along)
