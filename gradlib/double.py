@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gradlib.tree import tensors_in
+
 
 class Double(TorchFunctionMode):
-    """Has every function of torch that is told a narrower dtype use the wider one."""
+    """Has every function of torch that is told a narrower dtype use the wider one.
+
+    What has the default dtype is made wider as well. That itself is not to be changed:
+    it holds for all threads.
+    """
 
     def __torch_function__(
         self,
@@ -21,19 +27,21 @@ class Double(TorchFunctionMode):
     ) -> Any:
         """Call the function with wider dtypes."""
         given = {name: wider(value) for name, value in (kwargs or {}).items()}
-        return _WIDER_METHODS.get(func, func)(*map(wider, args), **given)
+        result = _WIDER_METHODS.get(func, func)(*map(wider, args), **given)
+        if not isinstance(result, Tensor) or result.dtype not in _WIDER:
+            return result
+        if any(it.dtype in _WIDER for it in tensors_in((args, given))):
+            return result  # the dtype is theirs
+        if result.is_leaf and result.requires_grad:
+            return result.detach().to(_WIDER[result.dtype]).requires_grad_()
+        return result.to(_WIDER[result.dtype])
 
 
 @contextmanager
 def in_double(mode: Double | None = None) -> Generator[None]:
     """Compute in float64, also what a module makes in another dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with mode or Double():
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    with mode or Double():
+        yield
 
 
 def wider(value: Any) -> Any:

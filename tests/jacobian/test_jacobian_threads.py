@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -48,21 +50,21 @@ def test_modules_of_another_thread_keep_their_weights() -> None:
     assert all(after[name] is parameter for name, parameter in before.items())
 
 
-def test_modules_of_another_thread_couple_no_samples() -> None:
-    x = torch.randn(6, 4)
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_what_couples_samples_is_not_looked_for_in_another_thread() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Centred()), torch.randn(6, 4)
 
     def run() -> None:
         for _ in range(20):
-            with suppress(gradlib.CoupledSamplesError):
-                gradlib.per_sample_jacobian(centred, x)
+            with pytest.raises(gradlib.CoupledSamplesError, match='"1", a Centred'):
+                gradlib.per_sample_jacobian(model, x)
 
-    model = nn.Linear(4, 4)
-    beside(lambda: model(torch.randn(3, 4)), run)
-    assert model.weight.dtype == torch.float32
-
-
-def centred(x: Tensor) -> Tensor:
-    return x - x.mean(0)
+    other = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    beside(lambda: other(torch.randn(6, 4)), run)
 
 
 def test_two_threads_that_check_one_model_leave_it_as_it_was() -> None:
@@ -81,3 +83,35 @@ def test_two_threads_that_check_one_model_leave_it_as_it_was() -> None:
         thread.join()
     after = dict(model.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_another_thread_keeps_its_default_dtype() -> None:
+    model, x, seen = normed(), torch.randn(6, 4), set[torch.dtype]()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+
+    def run() -> None:
+        for _ in range(20):
+            gradlib.per_sample_jacobian(model, x)
+        recording.verify(numerical=True)
+
+    beside(lambda: seen.add(torch.zeros(1).dtype), run)
+    assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "name", ["a cast by class", "a new leaf", "a buffer", "a default dtype"]
+)
+def test_what_the_check_makes_wider(name: str) -> None:
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "a cast by class": lambda x: cast(Any, x).type(torch.FloatTensor).sin(),
+        "a new leaf": lambda x: x * torch.full((4,), 1.5, requires_grad=True).exp(),
+        "a buffer": lambda x: torch.zeros(6, 4).copy_(x.sin()) * torch.ones(4),
+        "a default dtype": lambda x: x * (torch.arange(4) / 3) + torch.zeros(6, 4),
+    }
+    x = torch.randn(6, 4)
+    found = gradlib.per_sample_jacobian(functions[name], x)
+    each = [
+        torch.autograd.functional.jacobian(functions[name], x)[i, :, i] for i in (0, 5)
+    ]
+    assert torch.allclose(found[[0, 5]], torch.stack(cast(list[Tensor], each)))
