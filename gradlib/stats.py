@@ -126,7 +126,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
             "mean": mean,
             "std": _sum_of_squares_root(values - mean) / math.sqrt(count),
             "largest": values.abs().max(),
-            "zeros": 1 - torch.count_nonzero(values) / count,
+            "zeros": (count - torch.count_nonzero(values)) / count,
             "nonfinite": nonfinite,
         }
     shape = values.shape if tensor.is_nested else tensor.shape

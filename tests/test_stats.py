@@ -59,3 +59,9 @@ def test_the_norm_of_a_gradient_that_has_all_but_vanished() -> None:
     expected = pytest.approx(2e-30, rel=1e-6, abs=0)  # or zero would do
     assert norm([values]) == expected
     assert tensor_stats(values).norm == expected
+
+
+def test_one_zero_among_many_entries_is_counted() -> None:
+    values = torch.ones(2**25, dtype=torch.int8)
+    values[0] = 0
+    assert tensor_stats(values).zeros == 2**-25

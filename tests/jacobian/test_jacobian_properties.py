@@ -886,13 +886,15 @@ BAD_OUT: dict[str, Callable[[], Any]] = {
     "requires grad": lambda: torch.empty(2, 3, 3, requires_grad=True),
     "expanded": lambda: torch.empty(1, 3, 3).expand(2, 3, 3),
     "overlapping": lambda: torch.empty(9).as_strided((2, 3, 3), (1, 1, 1)),
+    "sparse": lambda: torch.zeros(2, 3, 3).to_sparse(),
 }
 
 
+@pytest.mark.parametrize("fn", [torch.sin, nn.Linear(3, 3)])
 @pytest.mark.parametrize("make", BAD_OUT.values(), ids=list(BAD_OUT))
-def test_out_that_does_not_fit(make: Callable[[], Any]) -> None:
+def test_out_that_does_not_fit(make: Callable[[], Any], fn: Any) -> None:
     with pytest.raises(JacobianArgumentError, match="out"):
-        gradlib.per_sample_jacobian(torch.sin, X, out=make())
+        gradlib.per_sample_jacobian(fn, X, out=make())
 
 
 def test_out_that_is_an_input() -> None:

@@ -106,6 +106,8 @@ def _is_good(out: Any, chain: Chain) -> bool:
         return False
     if out.device != x.device or out.requires_grad or out.is_inference():
         return False
+    if out.layout != torch.strided:
+        return False
     used = [x, *(it for linear in chain.linears for it in linear if it is not None)]
     used += [it for layer in chain.maps.layers for it in layer.module.parameters()]
     memory = out.untyped_storage().data_ptr()
