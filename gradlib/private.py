@@ -7,10 +7,11 @@ Each was there in torch 2.8, 2.13 and 2.15.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import sys
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter, methodcaller
 from types import FrameType, MethodType
@@ -210,11 +211,32 @@ def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
             hooks.update(items)
 
 
-def run_eagerly() -> AbstractContextManager[None]:
-    """Have what torch.compile has compiled run as it was written."""
+@contextmanager
+def run_eagerly() -> Generator[None]:
+    """Have what torch.compile has compiled run as it was written.
+
+    torch has one stance for all threads, and each would put back what it found: it is
+    the first of ours that changes it, and the last that puts it back.
+    """
     if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
-        return nullcontext()
-    return cast(Any, torch.compiler).set_stance("force_eager")
+        yield
+        return
+    with _EAGER_LOCK:
+        if not _eager:
+            _eager.append(cast(Any, torch.compiler).set_stance("force_eager"))
+        else:
+            _eager.append(None)
+    try:
+        yield
+    finally:
+        with _EAGER_LOCK:
+            if len(_eager) == 1:
+                _eager[0].__exit__(None, None, None)
+            _eager.pop()
+
+
+_EAGER_LOCK = threading.Lock()
+_eager: list[Any] = []  # the stance, and a place for each thread that is within
 
 
 def values_are_stand_ins() -> bool:

@@ -590,4 +590,5 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     assert {field.name for field in fields(Block)} == {
         *("fields", "left_out", "numbers", "copies", "with_graph", "batched"),
         "history",  # left out: it holds the weights
+        "_inverse",  # of `numbers`
     }

@@ -93,6 +93,7 @@ def call_again(
         return made_of[id(original)]
 
     with (
+        _EXCHANGING,  # warnings.catch_warnings() is not for several threads either
         torch.set_grad_enabled(graph),
         run_eagerly(),
         warnings.catch_warnings(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.private import run_eagerly
 
 
 def beside(work: Callable[[], object], run: Callable[[], object]) -> None:
@@ -83,6 +84,34 @@ def test_two_threads_that_check_one_model_leave_it_as_it_was() -> None:
         thread.join()
     after = dict(model.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_two_threads_that_run_eagerly_leave_torch_compile_as_it_was() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=_counting)
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with run_eagerly():
+            inside.set()
+            may_leave.wait(timeout=10)
+
+    thread = threading.Thread(target=run)
+    with run_eagerly():  # the one that begins first ends first
+        thread.start()
+        inside.wait(timeout=10)
+    may_leave.set()
+    thread.join()
+    before = len(_graphs)
+    assert compiled(torch.ones(2)).sum() == 4
+    assert len(_graphs) == before + 1
+
+
+_graphs: list[object] = []
+
+
+def _counting(graph: Any, _inputs: object) -> Any:
+    _graphs.append(graph)
+    return graph
 
 
 def test_another_thread_keeps_its_default_dtype() -> None:
