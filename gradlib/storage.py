@@ -166,7 +166,8 @@ class _Writer:
         elif optree.is_structseq(value):  # as torch.max(x, dim=0) returns
             fields = cast(Any, optree).structseq_fields(value)
         else:
-            return {"tuple": self._all(value)}
+            tag = "size" if isinstance(value, torch.Size) else "tuple"
+            return {tag: self._all(value)}
         return self._named("namedtuple", value, fields, value)
 
     def _dict(self, value: dict[Any, Any]) -> dict[str, Any]:
@@ -233,6 +234,8 @@ class _Reader:
                 return complex(*self.read(body))
             case "tuple":
                 return tuple(self.read(body))
+            case "size":
+                return torch.Size(self.read(body))
             case "dict":
                 return dict(self.read(body))
             case "OrderedDict":

@@ -198,6 +198,7 @@ class Passes:
         self._open: list[tuple[Grads, int]] = []
         self._inner: list[dict[int, Tensor]] = []
         self._finishing = threading.Lock()
+        self._many = 0  # from how many hooks on some are let go of
 
     def hook_tensor(
         self,
@@ -309,9 +310,16 @@ class Passes:
             if not going_on:
                 for sums in self._inner:
                     sums.clear()
-            handles, taps = self.handles.copy(), self._taps.copy()
-            self.handles[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
-            self._taps[: len(taps)] = filter(_HOOKS_OF_TENSOR, taps)
+            if len(self.handles) + len(self._taps) > self._many:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        handles, taps = self.handles.copy(), self._taps.copy()
+        self.handles[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
+        self._taps[: len(taps)] = filter(_HOOKS_OF_TENSOR, taps)
+        # Who looks when they have doubled looks at each a few times, and not again at
+        # all with each of many forwards that wait for one backward pass.
+        self._many = 2 * (len(self.handles) + len(self._taps))
 
     def _finish_sums(self, going_on: set[int]) -> None:
         """Reduce the sums of all passes but some, given by our numbers."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,6 +152,8 @@ def gap(x: Any, y: Any) -> Gap:
         return _gap_of_stats(_stats(x), _stats(y))
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return _gap_of_tensors(x.detach(), y.detach())
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        return _gap_of_arrays(x, y)
     if isinstance(x, _PLAIN) and isinstance(y, _PLAIN):
         if x == y:
             return _NONE
@@ -163,7 +166,7 @@ def gap(x: Any, y: Any) -> Gap:
     return _NONE  # who knows when two others are equal
 
 
-_PLAIN = (int, float, complex, str, type(None))
+_PLAIN = (int, float, complex, str, type(None), np.number, np.bool_)
 _NONE = Gap(0.0, 0.0, 0.0)
 
 
@@ -221,14 +224,26 @@ def _gap_of_tensors(x: Tensor, y: Tensor) -> Gap:
     if x.is_meta or y.is_meta:
         return _NONE
     rtol = rtol_of((x.dtype, y.dtype))
-    x, y = _wide(x), _wide(y).to(x.device)
+    given = x, y.to(x.device)
+    x, y = map(_wide, given)
     # Infinite entries of the same sign agree, and so do two that are NaN.
     same = (x == y) | (x.isnan() & y.isnan())
-    difference = _rms((x - y).masked_fill(same, 0))
+    apart = (x - y).masked_fill(same, 0)
+    if all(map(_has_64_bits, given)):  # of which float64 holds 53
+        apart = apart.masked_fill(same & (given[0] != given[1]), 1)
+    difference = _rms(apart)
     size = max(_rms(it.masked_fill(~it.isfinite(), 0)) for it in (x, y))
     if not math.isfinite(difference):
         return Gap(math.inf, 1.0, rtol, "NaN or inf in one of the two")
     return Gap(difference, size, rtol)
+
+
+def _gap_of_arrays(x: Any, y: Any) -> Gap:
+    """Return how far two arrays of NumPy are apart."""
+    try:
+        return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
+    except TypeError:  # of words, or of objects: these were not kept
+        return _NONE if np.array_equal(x, y) else _incomparable("other entries")
 
 
 def _gap_of_stats(x: Any, y: Any) -> Gap:
@@ -247,6 +262,11 @@ def _gap_of_stats(x: Any, y: Any) -> Gap:
     if x.shape.numel():
         differences += [abs(x.mean - y.mean), abs(x.std - y.std)]
     return Gap(max(differences), max(x.norm, y.norm) / count, rtol)
+
+
+def _has_64_bits(tensor: Tensor) -> bool:
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested
+    return is_plain and tensor.dtype == torch.int64
 
 
 def _wide(tensor: Tensor) -> Tensor:

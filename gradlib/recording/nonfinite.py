@@ -1,10 +1,12 @@
 """Where NaN or inf first appeared."""
 
-import math
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
@@ -18,6 +20,7 @@ from gradlib.recording.order import rounds, steps
 from gradlib.recording.trace import CallTrace
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats, count_nonfinite, wide
+from gradlib.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +34,22 @@ class Nonfinite(Printable):
         field: Where in the call. ``"output"``, ``"grad_input[0]"`` or
             ``"param_grads['weight']"``: the call made it. ``"args[0]"``, ``"param
             weight"``, ``"buffer running_var"`` or ``"grad_output[0]"``: it was there
-            before; the calls that were recorded did not make it.
+            before; the calls that were recorded did not make it. Where they were given
+            inf and made NaN, it is the inf that was first, and the text says where NaN
+            appeared.
     """
 
     name: str
     index: int
     direction: str
     field: str
+    _remark: str = dataclasses.field(default="", repr=False, compare=False)
 
     def _table(self) -> Table:
         where = f'"{self.name}"' if self.name else "the root"
         return Table(
             f"NaN or inf first appeared in the {self.direction} of {where}, call "
-            f"{self.index}: {self.field}. {_meaning(self.field)}",
+            f"{self.index}: {self.field}. {self._remark or _meaning(self.field)}",
             (),
             [],
         )
@@ -70,53 +76,82 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
     return None
 
 
+def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
+    """Return which own weights and buffers of a call had NaN or inf.
+
+    Returns:
+        By name what each had, as the bits `NAN` and `INF`. Empty where the call's
+        output is finite: then nobody asks. ``None`` where they were not kept.
+    """
+    history = call.block.history
+    if history is None or call.module is None:
+        return call.nonfinite_state
+    if call.output is None or not any(map(_kinds, call.output.leaves)):
+        return {}
+    own = history.at(call.module, call.moment)
+    return {name: kinds for name, it in own.items() if (kinds := _kinds(it.value))}
+
+
 class _Look:
     """Looks at each tensor once."""
 
     def __init__(self) -> None:
         # By id, which is a tensor's own while it is held here.
-        self._known: dict[int, tuple[Tensor, bool]] = {}
+        self._known: dict[int, tuple[Tensor, int]] = {}
 
     def forward(self, calls: Sequence[CallTrace]) -> Nonfinite | None:
         by_moment = _by_moment(calls)
         for call, begins in steps(calls):
             if begins or call.output is None:
                 continue
-            place = self._first(enumerate(call.output.leaves))
+            outputs = [*enumerate(call.output.leaves)]
+            place = self._first(outputs)
             if place is None:
                 continue
-            source = self._source(call, by_moment)
-            if source is not None:
-                return source
-            field = self._state(call) or output_name(call, place)
-            return Nonfinite(call.name, call.index, "forward", field)
+            if self._first(outputs, NAN) is not None:
+                # What has NaN comes first: the -inf of a mask may be harmless.
+                return (
+                    self._origin(call, by_moment, NAN)
+                    or self._origin(call, by_moment, INF)
+                    or _made(call, place)
+                )
+            return self._origin(call, by_moment, NAN | INF) or _made(call, place)
+        return None
+
+    def _origin(
+        self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
+    ) -> Nonfinite | None:
+        """Return what had it before the call did, and had been given to it."""
+        source = self._source(call, by_moment, kinds)
+        if source is not None and kinds == INF:
+            where = f'"{call.name}"' if call.name else "the root"
+            remark = (
+                "The call was given inf. The first output with NaN is that of "
+                f"{where}, call {call.index}."
+            )
+            return replace(source, _remark=remark)
+        if source is not None:
+            return source
+        for name, found in (nonfinite_state(call) or {}).items():
+            if found & kinds:
+                kind = "param" if name in call.parameters else "buffer"
+                return Nonfinite(call.name, call.index, "forward", f"{kind} {name}")
         return None
 
     def _source(
-        self, call: CallTrace, by_moment: Mapping[int, CallTrace]
+        self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
     ) -> Nonfinite | None:
         """Return the outermost call that was given it; no call inside had made it."""
         found: Nonfinite | None = None
         around: CallTrace | None = call
         while around is not None:
-            place = self._first(enumerate(around.inputs.leaves))
+            place = self._first(enumerate(around.inputs.leaves), kinds)
             if place is None:
                 break
-            field = input_name(around, place)
-            found = Nonfinite(around.name, around.index, "forward", field)
+            name = input_name(around, place)
+            found = Nonfinite(around.name, around.index, "forward", name)
             around = by_moment.get(around.caller)
         return found
-
-    def _state(self, call: CallTrace) -> str | None:
-        """Return which weight or buffer of the call's own has it."""
-        history = call.block.history
-        if history is None or call.module is None:
-            return None
-        own = history.at(call.module, call.moment)
-        name = self._first((name, kept.value) for name, kept in own.items())
-        if name is None:
-            return None
-        return f"param {name}" if name in call.parameters else f"buffer {name}"
 
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
         by_moment = _by_moment(calls)
@@ -147,20 +182,16 @@ class _Look:
             around = by_moment.get(around.caller)
         return found
 
-    def _first(self, values: Iterable[tuple[Any, Any]]) -> Any:
+    def _first(self, values: Iterable[tuple[Any, Any]], kinds: int = -1) -> Any:
         """Return the key of the first value that has a NaN or inf."""
-        return next((key for key, value in values if self._has(value)), None)
+        return next((key for key, value in values if self._has(value) & kinds), None)
 
-    def _has(self, value: object) -> bool:
-        if isinstance(value, float | complex):
-            return not math.isfinite(abs(value))
-        if isinstance(value, TensorStats):
-            return value.nonfinite > 0
-        if not isinstance(value, Tensor) or value.is_meta:
-            return False
+    def _has(self, value: object) -> int:
+        if not isinstance(value, Tensor):
+            return _kinds(value)
         known = self._known.get(id(value))
         if known is None:
-            known = self._known[id(value)] = value, _has_nonfinite(value)
+            known = self._known[id(value)] = value, _kinds(value)
         return known[1]
 
 
@@ -168,10 +199,49 @@ def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
     return {call.moment: call for call in calls}
 
 
-def _has_nonfinite(tensor: Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    return bool(count_nonfinite(wide(tensor)))
+def _made(call: CallTrace, place: int) -> Nonfinite:
+    remark = ""
+    if call.parameters and nonfinite_state(call) is None:
+        remark = (
+            "The call made it, or its weights or buffers had it: these were not kept. "
+            "What it was given is finite."
+        )
+    return Nonfinite(call.name, call.index, "forward", output_name(call, place), remark)
+
+
+NAN, INF = 1, 2
+"""What a value has; the bits of both where it has both."""
+
+
+def _kinds(value: object) -> int:
+    """Return whether a value has NaN, and whether inf; 0 for what is no number."""
+    match value:
+        case Tensor():
+            return _kinds_of_tensor(value)
+        case TensorStats():
+            # One NaN makes the norm NaN, whatever else is there.
+            return 0 if not value.nonfinite > 0 else NAN if isnan(value.norm) else INF
+        case float() | complex() | np.inexact():
+            return _bits(np.isnan(value), np.isinf(value))
+        case np.ndarray() if value.dtype.kind in "fc":
+            return _bits(np.isnan(value).any(), np.isinf(value).any())
+        case _:  # a structure, as a function given as `reduce` may return
+            inner = [it for it in Tree.of(value).leaves if it is not value]
+            found = [*map(_kinds, inner)]
+            return _bits(any(it & NAN for it in found), any(it & INF for it in found))
+
+
+def _kinds_of_tensor(tensor: Tensor) -> int:
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    values = wide(tensor)
+    if not count_nonfinite(values):
+        return 0
+    return _bits(values.isnan().any(), values.isinf().any())
+
+
+def _bits(has_nan: object, has_inf: object) -> int:
+    return NAN * bool(has_nan) + INF * bool(has_inf)
 
 
 def _meaning(field: str) -> str:

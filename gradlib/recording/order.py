@@ -17,7 +17,11 @@ class Round:
 
 
 def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
-    """Return the forwards, each with the passes of which it is the last they reach."""
+    """Return the forwards, each with the passes that came before the next.
+
+    A pass comes after the last forward that it reaches, and after what the pass before
+    it came after.
+    """
     forwards: defaultdict[int, list[CallTrace]] = defaultdict(list)
     reached: defaultdict[int, list[CallTrace]] = defaultdict(list)
     for trace in traces:
@@ -25,8 +29,9 @@ def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
         for number in trace.passes():
             reached[number].append(trace)
     passes: defaultdict[int, dict[int, list[CallTrace]]] = defaultdict(dict)
+    last = -1
     for number in sorted(reached):
-        last = max(call.forward for call in reached[number])
+        last = max(last, *(call.forward for call in reached[number]))
         passes[last][number] = reached[number]
     for forward, calls in forwards.items():
         yield Round(calls, passes[forward])

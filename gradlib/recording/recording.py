@@ -1,6 +1,7 @@
 """What was recorded, and the questions one can ask of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     # Its types come as a package of their own, which only this line would need.
     from pandas import DataFrame  # pyright: ignore (it has no stubs)
 
+_SORTING = Lock()
+
 ROWS = 60
 """How many rows a printed recording has before it leaves out the middle."""
 
@@ -62,10 +65,9 @@ class Recording(Printable):
         self._block = block
         self._names = names
         self._recorded = traces
-        # What was sorted by an attribute of the calls, each with how many there were.
+        # The calls by an attribute of theirs, each with how many were sorted so far.
         self._known: dict[str, tuple[int, dict[Any, list[CallTrace]]]] = {}
-        # What the forwards were made of, and they.
-        self._forwards: tuple[object, tuple[Recording, ...]] = None, ()
+        self._forwards: tuple[Recording, ...] = ()
 
     @property
     def _traces(self) -> Sequence[CallTrace]:
@@ -76,11 +78,12 @@ class Recording(Printable):
     @property
     def forwards(self) -> "tuple[Recording, ...]":
         """The outermost forwards of the block, each a recording of its own."""
-        parts = self._sorted("forward")
-        if self._forwards[0] is not parts:
-            made = [Recording(self._block, self._names, it) for it in parts.values()]
-            self._forwards = parts, tuple(made)
-        return self._forwards[1]
+        parts, made = self._sorted("forward"), self._forwards
+        if len(parts) > len(made):
+            new = tuple(parts.values())[len(made) :]
+            made += tuple(Recording(self._block, self._names, it) for it in new)
+            self._forwards = made
+        return made
 
     def calls(self, name: str) -> tuple[Call, ...]:
         """Return every call of one module.
@@ -386,15 +389,18 @@ class Recording(Printable):
         return self._sorted("name").get(self._names.get(name, name), [])
 
     def _sorted(self, attribute: str) -> dict[Any, list[CallTrace]]:
-        """Return the calls by one of their attributes."""
+        """Return the calls by one of their attributes.
+
+        Those that came since the last time are added to the same lists: who reads each
+        step of a block, while it goes on, does not pay for all steps before it.
+        """
         traces = self._traces
-        count, known = self._known.get(attribute, (0, {}))
-        if len(traces) > count:
-            known = dict[Any, list[CallTrace]]()
-            for trace in (traces := tuple(traces)):  # another thread may add to them
+        with _SORTING:
+            count, known = self._known.get(attribute, (0, {}))
+            for trace in (new := traces[count:]):  # another thread may add to them
                 known.setdefault(getattr(trace, attribute), []).append(trace)
-            self._known[attribute] = len(traces), known
-        return known
+            self._known[attribute] = count + len(new), known
+            return known
 
     def _why_nothing(self, name: str) -> str:
         why = self._block.left_out.get(self._names.get(name, name))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gradlib.errors import RecordingArgumentError
+from gradlib.recording.nonfinite import nonfinite_state
 from gradlib.recording.trace import Block, CallTrace, Flow
 from gradlib.stats import TensorStats
 from gradlib.storage import Class, dtype_named
@@ -78,6 +79,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         "output": None if trace.output is None else _plain_tree(trace.output),
         "idle": trace.idle,
         "returned": trace.returned,
+        "nonfinite_state": nonfinite_state(trace),
         **{gathered: _plain_grads(trace, gathered, passes) for gathered in GATHERED},
     }
 
@@ -110,6 +112,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
     for name in AS_IT_IS:
         setattr(trace, name, call[name])
     trace.inputs, trace.output = inputs, output
+    trace.nonfinite_state = call["nonfinite_state"]
     trace.recomputed_in = 0 if call["recomputed"] else None
     trace.idle = [input_places.get(key, key) for key in call["idle"]]
     trace.returned = [input_places.get(key, key) for key in call["returned"]]

@@ -1,6 +1,6 @@
 """What the recorder writes down, flat; `call` gives it its form."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -108,6 +108,9 @@ class CallTrace:
     # What it takes to compute it again; None where too little was kept.
     module: nn.Module | None = None
     world: World | None = None
+    # In a recording that was loaded: which of its own weights and buffers had NaN or
+    # inf, as `nonfinite_state` gives it.
+    nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
     no_pass_because = ""
 

@@ -591,7 +591,8 @@ def test_a_late_step_costs_no_more_than_an_early_one(reduce: Any) -> None:
         for _ in range(30):
             x = torch.randn(4, 3)
             costs.append(opcodes(lambda x=x: net(x).sum().backward()))
-    assert max(costs[15:]) <= 1.02 * max(costs[1:4])
+    # Now and then a step lets go of the hooks that are gone of several.
+    assert sum(costs[15:30]) <= 1.02 * sum(costs[1:16])
 
 
 def test_a_dropped_recording_is_gone_at_once() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -481,6 +482,25 @@ def test_values_are_paired_by_their_names(tmp_path: Path) -> None:
 def test_numbers_that_no_tensor_holds(number: int) -> None:
     assert returned(number).compare(returned(number)).ok
     assert not returned(number).compare(returned(number + 1)).ok
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([0, 2**62]), torch.tensor([0, 2**62 + 1])),
+        (np.arange(3.0), np.arange(3.0) + 1),
+        (np.array(["a"]), np.array(["b"])),
+        (np.float32(2), np.float32(3)),
+        (np.int8(2), np.int8(3)),
+        (np.bool_(True), np.bool_(False)),
+        (np.arange(3), np.arange(4)),
+    ],
+)
+def test_what_is_told_apart(one: Any, other: Any) -> None:
+    assert returned(one).compare(returned(copy.deepcopy(one))).ok
+    found = returned(one).compare(returned(other)).first
+    assert found is not None
+    assert found.error > 0
 
 
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])

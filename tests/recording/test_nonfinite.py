@@ -1,6 +1,7 @@
 """`first_nonfinite` names where NaN or inf first appeared."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,3 +264,98 @@ def test_a_gradient_that_came_to_the_first_of_two_forwards(reduce: Any) -> None:
     assert found is not None
     assert (found.name, found.index) == ("", 0)  # and no module inside it
     assert (found.direction, found.field) == ("backward", "grad_output[0]")
+
+
+def test_a_pass_that_reaches_further_than_a_later_one() -> None:
+    model, x = net(), torch.randn(4, 3)
+    with gradlib.record(model) as recording:
+        first, second = model(x), model(x)
+        (first + Wrong.apply(second)).sum().backward(retain_graph=True)
+        Wrong.apply(first).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.index, found.field) == ("", 1, "grad_output[0]")
+
+
+def test_after_loading(x: Tensor, tmp_path: Path) -> None:
+    def asked(change: Callable[[Any], None]) -> str:
+        model: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+        with torch.no_grad():
+            change(model)
+        with gradlib.record(model) as recording:
+            model(x).sum().backward()
+        recording.save(tmp_path / "run")
+        loaded = gradlib.load_recording(tmp_path / "run").first_nonfinite()
+        assert str(loaded) == str(recording.first_nonfinite())
+        return loaded.field if loaded else ""
+
+    assert asked(lambda model: model[1].weight[0].fill_(NAN)) == "param weight"
+    assert asked(lambda model: model[1].running_var[0].fill_(NAN)) == (
+        "buffer running_var"
+    )
+    assert asked(lambda model: model[1].running_mean[0].fill_(INF)) == (
+        "buffer running_mean"
+    )
+    assert asked(lambda model: model[1].running_var[0].fill_(-1)) == "output"
+    assert asked(lambda _: None) == ""
+
+
+def test_a_mask_beside_what_was_nan_before(x: Tensor) -> None:
+    mask = torch.tensor([0.0, 0.0, -INF])
+
+    class Masked(nn.Linear):
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+            return (super().forward(x) + mask).softmax(-1)
+
+    model = Masked(3, 3)
+    assert found_in(model, mask, x) is None
+    assert found_in(model, mask, x * NAN) == ("", 0, "forward", "args[1]")
+    nn.init.constant_(model.weight, NAN)
+    assert found_in(model, mask, x) == ("", 0, "forward", "param weight")
+
+
+def test_inf_that_becomes_nan_further_in(x: Tensor, reduce: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(3, 3), Applies(lambda x, y: (x + y) - y)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.inner(self.first(x), mask)
+
+    model, mask = Model(), torch.tensor([0.0, 0.0, -INF])
+    with gradlib.record(model, reduce=reduce) as recording:
+        model(x, mask)
+    assert str(recording.first_nonfinite()).replace("\n ", "") == (
+        "NaN or inf first appeared in the forward of the root, call 0: args[1]. The "
+        'call was given inf. The first output with NaN is that of "inner", call 0.'
+    )
+
+
+def test_weights_that_were_not_kept(x: Tensor) -> None:
+    model = net()
+    nn.init.constant_(model[1].after.weight, NAN)
+    with gradlib.record(model, reduce=gradlib.tensor_stats) as recording:
+        model(x)
+    assert str(recording.first_nonfinite()).replace("\n ", "") == (
+        'NaN or inf first appeared in the forward of "1.after", call 0: output. The '
+        "call made it, or its weights or buffers had it: these were not kept. What it "
+        "was given is finite."
+    )
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        lambda t: (t.mean().item(), t.abs().max().item()),
+        lambda t: {"mean": t.mean(), "shape": t.shape},
+        lambda t: t.numpy().copy(),
+        lambda t: t.numpy().max(),
+        lambda t: gradlib.tensor_stats(t).numbers(),
+    ],
+)
+def test_what_else_a_function_may_return(x: Tensor, several: Any) -> None:
+    model = net(lambda x: (x - 100).sqrt())
+    found = found_in(model, x, reduce=several)
+    assert found == ("1.act", 0, "forward", "output")
+    assert found_in(net(), x, reduce=several) is None

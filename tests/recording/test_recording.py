@@ -286,6 +286,21 @@ def test_a_recording_of_twice_the_steps_is_read_in_twice_the_work(name: str) -> 
     assert opcodes(lambda: READS[name](many)) < 2.2 * opcodes(lambda: READS[name](few))
 
 
+def test_who_reads_after_each_step_pays_for_that_step() -> None:
+    model, x, costs = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3), []
+    with gradlib.record(model) as recording:
+        for step in range(40):
+            model(x).sum().backward()
+
+            def read(step: int = step) -> None:
+                assert recording.forwards[step]["1"].index == step
+                assert recording["0", step].forward == step
+                assert "1" in recording
+
+            costs.append(opcodes(read))
+    assert sum(costs[20:]) <= 1.02 * sum(costs[1:21])
+
+
 def test_only_the_rows_that_are_printed_are_made() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     few, many = _steps(model, 40), _steps(model, 80)
