@@ -17,7 +17,7 @@ from gradlib.recording.notes import (
     share_name,
 )
 from gradlib.recording.order import rounds, steps
-from gradlib.recording.trace import CallTrace
+from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats, count_nonfinite, wide
 from gradlib.tree import Tree
@@ -113,9 +113,10 @@ class _Look:
                 return (
                     self._origin(call, by_moment, NAN)
                     or self._origin(call, by_moment, INF)
-                    or _made(call, place)
+                    or _made_forward(call, place)
                 )
-            return self._origin(call, by_moment, NAN | INF) or _made(call, place)
+            origin = self._origin(call, by_moment, NAN | INF)
+            return origin or _made_forward(call, place)
         return None
 
     def _origin(
@@ -163,8 +164,7 @@ class _Look:
             if came is not None:
                 return self._arrived(call, by_moment, number)
             if key is not None:
-                field = share_name(call, key)
-                return Nonfinite(call.name, call.index, "backward", field)
+                return _made_backward(call, key)
         return None
 
     def _arrived(
@@ -199,14 +199,26 @@ def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
     return {call.moment: call for call in calls}
 
 
-def _made(call: CallTrace, place: int) -> Nonfinite:
+def _made_forward(call: CallTrace, place: int) -> Nonfinite:
     remark = ""
-    if call.parameters and nonfinite_state(call) is None:
+    if "args" not in call.block.fields:
+        remark = "The call made it, or was given it: its arguments were not kept."
+    elif call.parameters and nonfinite_state(call) is None:
         remark = (
             "The call made it, or its weights or buffers had it: these were not kept. "
             "What it was given is finite."
         )
     return Nonfinite(call.name, call.index, "forward", output_name(call, place), remark)
+
+
+def _made_backward(call: CallTrace, key: Key) -> Nonfinite:
+    remark = ""
+    if "grad_output" not in call.block.fields:
+        remark = (
+            "The call made it, or it came with the gradient of its output, which was "
+            "not kept."
+        )
+    return Nonfinite(call.name, call.index, "backward", share_name(call, key), remark)
 
 
 NAN, INF = 1, 2

@@ -332,15 +332,26 @@ def test_inf_that_becomes_nan_further_in(x: Tensor, reduce: Any) -> None:
     )
 
 
-def test_weights_that_were_not_kept(x: Tensor) -> None:
+def test_what_was_not_kept_may_have_had_it(x: Tensor) -> None:
+    def said(model: nn.Module, **options: Any) -> str:
+        with gradlib.record(model, **options) as recording:
+            model(x).sum().backward()
+        text = str(recording.first_nonfinite()).replace("\n ", "")
+        return text.removeprefix("NaN or inf first appeared in the ")
+
     model = net()
     nn.init.constant_(model[1].after.weight, NAN)
-    with gradlib.record(model, reduce=gradlib.tensor_stats) as recording:
-        model(x)
-    assert str(recording.first_nonfinite()).replace("\n ", "") == (
-        'NaN or inf first appeared in the forward of "1.after", call 0: output. The '
-        "call made it, or its weights or buffers had it: these were not kept. What it "
-        "was given is finite."
+    assert said(model, reduce=gradlib.tensor_stats) == (
+        'forward of "1.after", call 0: output. The call made it, or its weights or '
+        "buffers had it: these were not kept. What it was given is finite."
+    )
+    assert said(model, keep=["output"]) == (
+        'forward of "1.after", call 0: output. The call made it, or was given it: its '
+        "arguments were not kept."
+    )
+    assert said(net(Wrong.apply), keep=["args", "output", "param_grads"]) == (
+        "backward of \"1.before\", call 0: param_grads['weight']. The call made it, or "
+        "it came with the gradient of its output, which was not kept."
     )
 
 
