@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gradlib.errors import RecordingArgumentError
 
@@ -90,10 +91,12 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         Its statistics. Where the dtype is narrower than float32 they are computed in
         float32, integers in float64. A tensor without entries has NaN for its mean,
         std, largest magnitude and share of zeros. A nested tensor counts as one row of
-        all its entries.
+        all its entries. Near the largest numbers of its dtype a mean or std may be
+        inf, though every entry is finite.
 
     Raises:
-        RecordingArgumentError: It is no tensor.
+        RecordingArgumentError: It is no tensor, has no values yet, or is of a dtype
+            that torch cannot compute with.
 
     Example:
         ```python
@@ -112,7 +115,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
             f"tensor is {given!r} of type {type(given).__name__}, and must be a "
             "torch.Tensor: torch.as_tensor makes one of numbers."
         )
-    values = wide(tensor.detach())
+    values = _values(tensor)
     count = values.numel()
     nonfinite = count_nonfinite(values)
     if count == 0:
@@ -131,6 +134,21 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         }
     shape = values.shape if tensor.is_nested else tensor.shape
     return TensorStats(shape, tensor.dtype, numbers)
+
+
+def _values(tensor: Tensor) -> Tensor:
+    if is_lazy(tensor):
+        raise RecordingArgumentError(
+            f"tensor is an {type(tensor).__name__}, which has no shape and no values "
+            "before its module was called once: call the module first."
+        )
+    try:
+        return wide(tensor.detach())
+    except NotImplementedError as error:
+        raise RecordingArgumentError(
+            f"tensor has dtype {tensor.dtype}, which torch does not turn into numbers: "
+            "dequantize it first."
+        ) from error
 
 
 def norm(values: Iterable[Tensor | TensorStats]) -> float:
@@ -169,7 +187,8 @@ def count_nonfinite(values: Tensor) -> Tensor:
 def wide(tensor: Tensor) -> Tensor:
     """Return a dense tensor of at least float32, in one row where it was nested."""
     if tensor.is_nested:
-        values = torch.cat([part.flatten() for part in tensor.unbind()])
+        parts = [part.flatten() for part in tensor.unbind()]
+        values = torch.cat(parts) if parts else torch.empty(0, device=tensor.device)
     else:
         values = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if values.is_quantized:

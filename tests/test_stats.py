@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlib import RecordingArgumentError
 from gradlib.stats import norm, tensor_stats
@@ -46,6 +46,23 @@ def test_a_tensor_without_values() -> None:
 def test_what_is_no_tensor(wrong: Any) -> None:
     with pytest.raises(RecordingArgumentError, match=type(wrong).__name__):
         tensor_stats(wrong)
+
+
+def test_a_parameter_that_has_no_values_yet() -> None:
+    with pytest.raises(RecordingArgumentError, match="call the module first"):
+        tensor_stats(nn.LazyLinear(3).weight)
+
+
+def test_a_dtype_that_torch_does_not_compute_with() -> None:
+    packed = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    with pytest.raises(RecordingArgumentError, match="float4_e2m1fn_x2, which torch"):
+        tensor_stats(packed)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_without_parts() -> None:
+    stats = tensor_stats(torch.nested.nested_tensor([]))
+    assert (stats.shape, stats.norm, stats.nonfinite) == ((0,), 0, 0)
 
 
 def test_float8() -> None:

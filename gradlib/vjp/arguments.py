@@ -167,7 +167,8 @@ def read_argument(name: str, letter: str, argument: Any) -> Argument:
 def is_differentiable(value: Any) -> bool:
     """Tell whether a value is of a kind that may stand among outputs and inputs."""
     overrides = cast(Any, torch.overrides)
-    return overrides.is_tensor_like(value) or isinstance(value, GradientEdge)
+    is_tensor = overrides.is_tensor_like(value) and not isinstance(value, type)
+    return is_tensor or isinstance(value, GradientEdge)
 
 
 def form_of(output: Tensor | GradientEdge) -> Form | None:

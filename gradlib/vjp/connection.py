@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -26,18 +27,29 @@ def place_of(given: Differentiable) -> Place:
         return given.node, given.output_nr
     if given.grad_fn is not None:
         return given.grad_fn, given.output_nr
-    with no_function_modes():  # a subclass would put a node of its own before the leaf
-        try:
-            edge = get_gradient_edge(given)
-        except AttributeError as error:  # it looks at a view of the leaf
-            raise NotDifferentiableArgumentError(
-                f"Autograd gives a view of the leaf of shape {list(given.shape)} no "
-                "graph, though the leaf requires grad: something that is in force "
-                "around this call keeps it from recording, such as "
-                "torch.inference_mode(), or a mode or transform of torch.func that an "
-                "earlier error left behind. Leave it, or begin anew."
-            ) from error
-    return edge.node, edge.output_nr
+    return _accumulator(given), given.output_nr
+
+
+def _accumulator(leaf: Tensor) -> Node:
+    """Return the node that adds to the gradient of a leaf."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False):
+            return _accumulator(leaf)
+    try:
+        with no_function_modes():  # a subclass would put a node of its own before it
+            return get_gradient_edge(leaf).node
+    except AttributeError as error:  # it looks at a view of the leaf
+        raise NotDifferentiableArgumentError(
+            f"Autograd gives a view of the leaf of shape {list(leaf.shape)} no graph, "
+            "though the leaf requires grad: it was made in torch.inference_mode(), or "
+            "something that is in force around this call keeps autograd from "
+            "recording, such as a mode or transform of torch.func that an earlier "
+            "error left behind. Make the leaf outside of it, leave it, or begin anew."
+        ) from error
+    except (RuntimeError, NotImplementedError):  # sparse and nested ones have no views
+        with no_function_modes(), torch.enable_grad():
+            copied: Any = leaf.clone().grad_fn
+        return copied.next_functions[0][0]
 
 
 def unconnected(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.private import leaf_of
-from gradlib.vjp.arguments import Argument, Arguments
+from gradlib.vjp.arguments import Argument, Arguments, shape_of
 from gradlib.vjp.connection import (
     Graph,
     Place,
@@ -205,7 +205,8 @@ def _described(place: Place, name: str) -> str:
         return f"`{name}`"
     leaf = leaf_of(place[0])
     if leaf is not None:
-        return f"a leaf of shape {list(leaf.shape)}"
+        shape = shape_of(leaf)
+        return "a nested leaf" if shape is None else f"a leaf of shape {list(shape)}"
     return f"an output of {place[0].name()}"
 
 

@@ -48,6 +48,8 @@ def kind_of(value: Any) -> str:
     """Say what a value is that is no tensor."""
     if value is None:
         return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not a tensor"
     return f"of type {type(value).__name__}, not a tensor"
 
 

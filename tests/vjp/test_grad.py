@@ -214,6 +214,40 @@ def test_nested_tensors_are_compared_by_torch() -> None:
     assert same(*both(call))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["sparse", "nested", "jagged"])
+def test_an_unused_leaf_without_views(kind: str) -> None:
+    x, parts = torch.ones(3, requires_grad=True), [torch.ones(2), torch.ones(3)]
+    y = x.square().sum()
+    leaf: Any = torch.eye(2).to_sparse().requires_grad_()
+    if kind != "sparse":
+        layout = torch.jagged if kind == "jagged" else torch.strided
+        leaf = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    words = r"inputs\[1\] \(`leaf`\) is not part of the graph of outputs"
+    with pytest.raises(gradlib.UnusedInputError, match=words):
+        gradlib.grad(y, [x, leaf])
+    assert words.replace("\\", "") in str(gradlib.explain_vjp(y, [x, leaf]))
+
+
+def test_an_unused_leaf_in_inference_mode() -> None:
+    x, leaf = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    y = x.square().sum()
+    with torch.inference_mode():
+        with pytest.raises(gradlib.UnusedInputError, match="not part of the graph"):
+            gradlib.grad(y, leaf)
+        assert gradlib.grad(y, x)[0].tolist() == [2, 2, 2]
+
+
+def test_a_class_is_no_tensor() -> None:
+    x: Any = torch.ones(3, requires_grad=True)
+    kind: Any = Tensor
+    for outputs, inputs in ((kind, x), (x.sum(), kind), ([kind], x)):
+        with pytest.raises(
+            gradlib.NotDifferentiableArgumentError, match="is the class Tensor, not"
+        ):
+            gradlib.grad(outputs, inputs)
+
+
 def test_under_vmap() -> None:
     def rows(grad: Grad) -> Any:
         x = torch.randn(3, requires_grad=True)
