@@ -23,6 +23,7 @@ def compute(
     may_change: bool,
     may_shorten: bool = False,
     prove: bool = True,
+    check: bool = False,
     out: dict[Block, Tensor] | None = None,
     create_graph: bool = False,
     progress: bool = False,
@@ -35,6 +36,8 @@ def compute(
         may_change: Whether another mode may serve, where this one cannot.
         may_shorten: Whether a way that is no mode may serve, where one is shorter.
         prove: Whether columns are held against a backward pass.
+        check: Whether rows are that came several at once: one at a time is what torch's
+            own tests look at.
         out: Where to write them.
         create_graph: Whether gradients flow through them.
         progress: Whether to say on the terminal how far it is.
@@ -49,7 +52,11 @@ def compute(
             return found
 
     def carry(attempt: Plan) -> dict[Block, Tensor]:
-        return _carried_out(graph, attempt, prove, out, create_graph, progress)
+        blocks = _carried_out(graph, attempt, out, create_graph, progress)
+        by_columns = attempt.mode in ("forward", "split")
+        if (by_columns and prove) or (check and attempt.chunk > 1):
+            require_rows(graph, blocks, Look.at_all(graph), columns=by_columns)
+        return blocks
 
     *others, last = list(_attempts(plan, may_change))
     for attempt in others:
@@ -117,7 +124,6 @@ def _in_memory(
 def _carried_out(
     graph: Graph,
     plan: Plan,
-    prove: bool,
     out: dict[Block, Tensor] | None,
     create_graph: bool,
     progress: bool,
@@ -125,10 +131,7 @@ def _carried_out(
     pieces = plan.pieces(graph, create_graph=create_graph)
     if progress:
         pieces = reported(pieces, _share_done(graph))
-    blocks = _written(graph, pieces, out, create_graph)
-    if prove and plan.mode in ("forward", "split"):
-        require_rows(graph, blocks, Look.at_all(graph), columns=True)
-    return blocks
+    return _written(graph, pieces, out, create_graph)
 
 
 def _written(

@@ -16,36 +16,57 @@ class Nodes:
         convolution: Whether there is one: on a CPU batched values slow those down.
         python: The name of a node whose backward pass is somebody's Python, if there
             is one: nobody knows whether that has a graph.
-        wrong_thrice: The name of a node that torch differentiates wrongly a third time,
+        wrong_at_once: The name of a node that torch goes wrong for where several
+            vectors go back at once, if there is one.
+        wrong_at_once_twice: The same where they have a graph, to go back through.
+        wrong_twice: The name of a node that torch differentiates wrongly a second time,
             if there is one.
+        wrong_thrice: The same for a third time.
     """
 
     convolution: bool
-    python: str | None
-    wrong_thrice: str | None
+    python: str | None = None
+    wrong_at_once: str | None = None
+    wrong_at_once_twice: str | None = None
+    wrong_twice: str | None = None
+    wrong_thrice: str | None = None
 
 
+# All of these were found by comparison, with single vectors and finite differences, and
+# tests/jacobian/test_jacobian_where_torch_is_wrong.py holds them against these.
+
+# vmap of its backward pass, alone too.
+_WRONG_AT_ONCE = "Cdist"
+# Fused: the formula that has a graph of its own is another.
+_WRONG_TWICE = "WeightNormInterface"
 # The backward pass of their backward pass takes what they have saved for constants, as
-# the mean and the deviation of the input. Found by comparison with finite differences;
-# tests/jacobian/test_jacobian_in_a_loss.py shows which other norms are right.
-_WRONG_THRICE = (
-    *("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"),
-    "Logcumsumexp",
-)
+# the mean and the deviation of the input. tests/jacobian/test_jacobian_in_a_loss.py
+# shows which other norms are right. Under vmap already that of the gradient of their
+# weights does.
+_NORMS = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+_WRONG_THRICE = (*_NORMS, "Logcumsumexp")
 
 
 def look(graph: Graph) -> Nodes:
     """Go through a graph once."""
-    convolution, python, wrong_thrice = False, None, None
-    for node in graph.way:
+    convolution = False
+    found: dict[str, str] = {}
+    for node, led in graph.way.items():
         name = node.name()
         convolution = convolution or "Convolution" in name
         if isinstance(node, BackwardCFunction):
-            python = name
+            found["python"] = name
+        if name.startswith(_WRONG_AT_ONCE):
+            found["wrong_at_once"] = name
+        if name.startswith(_WRONG_TWICE):
+            found["wrong_twice"] = name
         # In evaluation the statistics of batch norm are constants.
         if name.startswith(_WRONG_THRICE) and getattr(node, "_saved_training", True):
-            wrong_thrice = name
-    return Nodes(convolution, python, wrong_thrice)
+            found["wrong_thrice"] = name
+            # The first is its input; are its weights asked for?
+            if not set(led).isdisjoint(node.next_functions[1:]):
+                found["wrong_at_once_twice"] = name
+    return Nodes(convolution, **found)
 
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:

@@ -83,7 +83,8 @@ def per_sample_jacobian(
             rows of known operations go together, as if they were more samples.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
             ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
-            if memory runs out.
+            if memory runs out. One at a time where torch goes wrong for several, as
+            with ``torch.cdist``.
         max_bytes: How many bytes may be held at once on top of the forward pass, the
             result included; ``None``: half of what is free on the device. Only tensors
             are counted. The check's calls are too, and come first if there is no room
@@ -106,7 +107,8 @@ def per_sample_jacobian(
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
             where torch's third derivative is wrong, as that of LayerNorm, they are
-            refused, and ``"auto"`` takes neither.
+            refused, and ``"auto"`` takes neither. Where its second one is, as that of
+            weight_norm's parameters, nothing is left.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:
@@ -186,6 +188,7 @@ def _from_one_graph(
             may_change=mode == "auto",
             may_shorten=mode == chunk_size == "auto" and not plan.settled,
             prove=mode == "auto" or not check,  # the check does it too
+            check=check,
             out=given,
             create_graph=create_graph,
             progress=progress,
@@ -271,7 +274,12 @@ def per_sample_jacobian_from_graph(
     between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
     with without_hooks(graph.points), grads_kept(graph.others), between:
         blocks = compute(
-            graph, plan, may_change=False, out=given, create_graph=create_graph
+            graph,
+            plan,
+            may_change=False,
+            check=check,
+            out=given,
+            create_graph=create_graph,
         )
         if check:
             require_own_rows(graph)

@@ -232,19 +232,30 @@ def make(
     known = nodes.look(graph)
     on_cpu = graph.points[0].device.type == "cpu"
     rows = reverse.passes(graph)
-    settled = mode == "auto" and not on_cpu and rows <= FEW and not any(graph.shared)
+    singly = known.wrong_at_once or (create_graph and known.wrong_at_once_twice)
+    small = not on_cpu and rows <= FEW and not any(graph.shared)
+    settled = mode == "auto" and small and not singly
     if settled:
         mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
     else:
         why = "it was asked for"
     counts, cut = _counts(graph, known, mode, settled=settled)
+    if create_graph and known.wrong_twice:
+        raise NoSuchWayError(
+            "create_graph=True asks for the second derivative of "
+            f"{known.wrong_twice}, which torch gets wrong. Compute what it does by "
+            "other operations, or pass create_graph=False."
+        )
     if create_graph and known.wrong_thrice:
         _refuse_thrice(counts, known.wrong_thrice, mode)
     each = bytes_of_pass(graph)
     convolved = _convolved(rows * each) if create_graph else CONVOLVED
     if mode == "auto":
         by_row = known.convolution and on_cpu and FEWEST * each > convolved
-        mode, why = _choice(counts, by_row=by_row)
+        by_rows = "large convolutions are faster row by row" if by_row else ""
+        if singly:
+            by_rows = f"torch goes wrong for several rows of {singly} at once"
+        mode, why = _choice(counts, by_rows)
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     if max_bytes is None:
@@ -263,7 +274,7 @@ def make(
         )
     count = counts[mode]
     most = count if isinstance(count, int) else sys.maxsize
-    if mode == "loop":
+    if mode == "loop" or singly:
         chunk = 1
     elif isinstance(chunk_size, int):
         chunk = max(1, min(chunk_size, most))
@@ -382,12 +393,12 @@ def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
     )
 
 
-def _choice(counts: dict[str, int | str], *, by_row: bool) -> tuple[str, str]:
+def _choice(counts: dict[str, int | str], by_rows: str) -> tuple[str, str]:
     """Return the way with the cheapest passes, and why.
 
     Args:
         counts: How many rows or columns each way asks for.
-        by_row: Whether several rows together take longer than one after the other.
+        by_rows: Why rows are to be taken one after the other, if they are.
     """
     rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
     assert isinstance(rows, int), "reverse is always there"
@@ -398,8 +409,8 @@ def _choice(counts: dict[str, int | str], *, by_row: bool) -> tuple[str, str]:
         return "split", f"everything passes a tensor of {halves} entries"
     if best == "forward":
         return best, f"there are {columns} columns, and {rows} rows"
-    if by_row:
-        return "loop", "large convolutions are faster row by row"
+    if by_rows:
+        return "loop", by_rows
     return best, f"there are {rows} rows, and no cheaper way"
 
 

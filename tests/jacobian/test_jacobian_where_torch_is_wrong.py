@@ -1,0 +1,199 @@
+"""Where torch goes wrong behind a Jacobian, and with what: each must stay so, or go."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.testing import assert_close
+
+import gradlib
+
+
+class Kernel(nn.Module):
+    """Distances to centres, as in a network of radial basis functions."""
+
+    def __init__(self, p: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.centres = nn.Parameter(torch.randn(4, 2))
+        self.p, self.out = p, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((-torch.cdist(x, self.centres, self.p)).exp())
+
+
+def test_torch_goes_wrong_for_several_vectors_through_cdist() -> None:
+    a, b = torch.randn(5, 2, requires_grad=True), torch.randn(4, 2)
+    y, vectors = torch.cdist(a, b), torch.randn(3, 5, 4)
+
+    def one(v: Tensor) -> Tensor:
+        return torch.autograd.grad(y, a, v, retain_graph=True)[0]
+
+    right = torch.stack([one(v) for v in vectors])
+    assert not torch.allclose(vmap(one)(vectors), right)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("mode", ["auto", "reverse"])
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_distances(check: bool, p: float, mode: str, argnums: Any) -> None:
+    model, x = Kernel(p), torch.randn(5, 2)
+
+    def jacobian(**options: Any) -> Any:
+        return gradlib.per_sample_jacobian(model, x, argnums=argnums, **options)
+
+    found = jacobian(mode=mode, check=check)
+    assert_close(found, jacobian(mode="loop"))
+    found = jacobian(mode="reverse", check=check, chunk_size=2)
+    assert_close(found, jacobian(mode="loop"))
+
+
+def test_distances_from_a_graph() -> None:
+    model, x = Kernel(), torch.randn(5, 2, requires_grad=True)
+    found = gradlib.per_sample_jacobian_from_graph(model(x), x)
+    assert_close(found, gradlib.per_sample_jacobian(model, x, mode="loop"))
+
+
+def test_the_plan_says_why_rows_go_one_by_one() -> None:
+    plan = gradlib.plan_jacobian(Kernel(), torch.randn(5, 2))
+    assert (plan.mode, plan.chunk) == ("loop", 1)
+    assert "wrong for several rows of CdistBackward0 at once" in plan.why
+
+
+class Triples(torch.autograd.Function):
+    """Right for one vector, and wrong for several."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 3 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
+        del ctx, inputs, output
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return (2 if info else 0) * args[0], in_dims[0]
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 3 * grad
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 3 * x
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return Triples.apply(grad)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda fn, x: gradlib.per_sample_jacobian(fn, x),
+        lambda fn, x: gradlib.per_sample_jacobian(fn, x, mode="reverse"),
+        lambda fn, x: gradlib.per_sample_jacobian(fn, x, chunk_size=2),
+        lambda fn, x: gradlib.per_sample_jacobian_from_graph(fn(x), x),
+        lambda fn, x: gradlib.per_sample_jacobian(fn, x, create_graph=True),
+    ],
+)
+def test_a_check_holds_several_rows_against_one(
+    ask: Callable[[Any, Tensor], Tensor],
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return Tripled.apply(x.tanh()).cumsum(1)  # type: ignore[union-attr]
+
+    x = torch.randn(4, 6, requires_grad=True)
+    right = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    assert_close(ask(fn, x), right)
+    wrong = gradlib.per_sample_jacobian(fn, x, mode="reverse", check=False)
+    assert not torch.allclose(wrong, right)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "LayerNorm": lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()),
+    "LayerNorm first": lambda: nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
+    "LayerNorm of tokens": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1)), nn.Linear(1, 4), nn.LayerNorm(4), nn.Flatten()
+    ),
+    "InstanceNorm1d": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 3)),
+        nn.Conv1d(1, 2, 1),
+        nn.InstanceNorm1d(2, affine=True),
+        nn.Flatten(),
+    ),
+    "GroupNorm": lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4)),
+    "RMSNorm": lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)),
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_loss_of_the_jacobian_by_the_weights_of_a_norm(name: str, mode: str) -> None:
+    torch.manual_seed(0)
+    model, x = NORMS[name]().double(), torch.randn(2, 3).double().requires_grad_()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+
+    def loss(x: Tensor) -> Tensor:
+        found = gradlib.per_sample_jacobian(
+            model, x, argnums="parameters", mode=mode, create_graph=True
+        )
+        return sum((it.sin().sum() for it in found.values()), torch.zeros(()))
+
+    weight = next(it for it in model.parameters() if it.dim() > 1 or len(it) > 1)
+    grads = torch.autograd.grad(loss(x), [x, weight])
+    assert_close(grads[0], differences(lambda: loss(x), x), rtol=1e-6, atol=1e-7)
+    assert_close(grads[1], differences(lambda: loss(x), weight), rtol=1e-6, atol=1e-7)
+
+
+def differences(value: Callable[[], Tensor], along: Tensor) -> Tensor:
+    step, entries = 1e-5, along.detach().view(-1)
+    found = torch.empty_like(entries)
+    for i in range(len(entries)):
+        was = entries[i].item()
+        sides: list[float] = []
+        for moved in (was + step, was - step):
+            entries[i] = moved
+            sides.append(value().item())
+        entries[i] = was
+        found[i] = (sides[0] - sides[1]) / (2 * step)
+    return found.view_as(along)
+
+
+def test_torch_goes_wrong_for_the_second_derivative_of_weight_norm() -> None:
+    v = torch.randn(2, 3, dtype=torch.double, requires_grad=True)
+    g = torch.rand(2, 1, dtype=torch.double, requires_grad=True)
+
+    def norm(v: Tensor, g: Tensor) -> Tensor:
+        normed: Any = torch._weight_norm  # type: ignore[attr-defined]
+        return normed(v, g, 0)
+
+    assert torch.autograd.gradcheck(norm, (v, g))
+    with pytest.raises(RuntimeError, match="mismatch"):
+        torch.autograd.gradgradcheck(norm, (v, g))
+
+
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop", "forward", "split"])
+def test_weight_norm_in_a_loss_of_the_jacobian_is_refused(mode: Any) -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    model, x = nn.Sequential(model, nn.Tanh()), torch.randn(4, 3)
+
+    def jacobian(**options: Any) -> Any:
+        return gradlib.per_sample_jacobian(model, x, mode=mode, **options)
+
+    jacobian(create_graph=True)  # by x: its parameters are constants
+    if mode != "split":
+        jacobian(argnums="parameters")
+    with pytest.raises(gradlib.NoSuchWayError, match="second derivative of WeightNorm"):
+        jacobian(argnums="parameters", create_graph=True)
