@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torch import nn
+
+from gradlib.private import HOOKS, KIND_OF_BACKWARD_HOOKS
+
 
 class ModuleHook(partial[None]):
     """A hook that records. A copy of the module does not record, nor does a replay."""
@@ -18,6 +22,19 @@ def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
     """Return a module's hooks without those that record."""
     others = {key: it for key, it in hooks.items() if not isinstance(it, ModuleHook)}
     return OrderedDict(others)
+
+
+def hooks_of_others(module: nn.Module) -> dict[str, Any]:
+    """Return what a module has of hooks, as its attributes, without those of ours."""
+    own = vars(module)
+    kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
+    for kind in HOOKS:
+        kept[kind] = OrderedDict(
+            (key, it)
+            for key, it in own[kind].items()
+            if not (isinstance(it, ModuleHook) or key == id(it))
+        )
+    return kept
 
 
 def _nothing(*_: object) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter, methodcaller
@@ -287,6 +287,10 @@ forms_at: Callable[[Node], Sequence[Any]] = attrgetter("_input_metadata")
 PARAMETERS, BUFFERS, CHILDREN = "_parameters", "_buffers", "_modules"
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
+BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
+# All of a module's hooks, and what it shall do with them, each by the number of a hook.
+HOOKS = (*_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS, *BACKWARD_HOOKS)
+KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
 
 # What stands in a module itself, by name. ``named_parameters(recurse=False)`` says the
@@ -297,6 +301,27 @@ own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
 own_parameters, own_buffers, own_children = map(
     attrgetter, (PARAMETERS, BUFFERS, CHILDREN)
 )
+
+
+def hooks_in(modules: Collection[nn.Module]) -> list[tuple[int, ...]]:
+    """Return the numbers of all hooks of several modules; there is no loop either."""
+    found: list[tuple[int, ...]] = []
+    for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
+        every: Any = map(attrgetter(kind), modules)
+        found += map(tuple, every)
+    return found
+
+
+def keep_hook_last(module: nn.Module, key: int) -> None:
+    """Put one of the forward hooks of a module after those that were set since.
+
+    Args:
+        module: The module.
+        key: The number of the hook.
+    """
+    hooks: Any = cast(Any, module)._forward_hooks
+    if next(reversed(hooks), key) != key and key in hooks:
+        hooks.move_to_end(key)
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[tuple[Any, ...]]:

@@ -1,8 +1,7 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
-import itertools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -23,6 +22,7 @@ class Hooked:
     __slots__ = (
         "_ids",
         "_known",
+        "after",
         "calls",
         "is_left_out",
         "module",
@@ -31,18 +31,27 @@ class Hooked:
         "parameters",
     )
 
-    def __init__(self, name: str, module: nn.Module, *, is_left_out: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        calls: Iterator[int],
+        *,
+        is_left_out: bool,
+    ) -> None:
         """Begin with no call.
 
         Args:
             name: The module's.
             module: The module.
+            calls: Gives each call its index: those of one name are counted together.
             is_left_out: Whether it is hooked only because it is the model itself.
         """
         self.name = name
         self.module = module
         self.is_left_out = is_left_out
-        self.calls = itertools.count()  # which no two threads get the same from
+        self.calls = calls
+        self.after = 0  # the number of the hook that runs when a call returns
         self.parameters: Parameters = {}  # its own
         self.names: list[str] = []
         self._ids: list[int] = []

@@ -26,6 +26,7 @@ from gradlib.private import (
     grad_is_enabled,
     graph_is_captured,
     is_of_torch,
+    keep_hook_last,
     never_compiled,
     next_sequence_number,
     parameters_at_call,
@@ -105,6 +106,7 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         now, python = self._now, running_frame(1)
+        keep_hook_last(module, hooked.after)  # others may change what is returned
         stack = now.stack
         for frame in stack:
             if frame.module is module:

@@ -5,7 +5,9 @@ nodes, not on full backward hooks: those raise on in-place operations and see on
 tensors and tuples of tensors.
 """
 
-from collections.abc import Callable, Generator, Iterable
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -196,6 +198,10 @@ class _Recorder:
         self._modules = modules_of(model)  # by name; more may be added in the block
         self._names = recorded_names(model, self._modules)
         self._met = set(self._modules.values())
+        self._hooked: dict[nn.Module, Hooked] = {}
+        # By name, which several may have one after the other. No two threads get the
+        # same from one.
+        self._calls_of: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
         replayable = "args" in fields and not reduces and not is_sharded(model)
@@ -250,10 +256,13 @@ class _Recorder:
             if name:
                 return  # the model is hooked all the same: it counts the forwards
         calls = self._calls
-        hooked = Hooked(name, module, is_left_out=name in self._block.left_out)
+        is_left_out = name in self._block.left_out
+        hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
+        self._hooked[module] = hooked
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
+        hooked.after = id(after)
         self._undo.append(hook_module(module, before, after))
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
@@ -265,28 +274,69 @@ class _Recorder:
         history = self._block.history
         if module is None or (history is not None and history.is_set_back):
             return
+        inside = modules_of(module)
         for name, known in list(self._modules.items()):
             if known is parent:
-                for path, inner in modules_of(module).items():
-                    self._meet(".".join(it for it in (name, key, path) if it), inner)
+                self._place(".".join(it for it in (name, key) if it), inside)
 
     def _look_for_new(self) -> None:
         """Hook what came in without a word: ``Sequential.insert`` says none."""
         standing = what_stands_in(self._modules.values())
         if standing != self._standing:
             self._standing = standing
-            for name, module in modules_of(self._model).items():
-                self._meet(name, module)
+            self._place("", modules_of(self._model))
 
-    def _meet(self, name: str, module: nn.Module) -> None:
-        """Hook a module, unless it was hooked before."""
-        if module in self._met:
-            if module not in self._modules.values():  # it was away, and is back
-                self._modules[name] = module
+    def _place(self, where: str, modules: dict[str, nn.Module]) -> None:
+        """Name modules after where they stand now, and hook the new ones.
+
+        Args:
+            where: The name of the first.
+            modules: By name inside of that.
+        """
+        placed = {
+            ".".join(it for it in (where, path) if it): module
+            for path, module in modules.items()
+        }
+        # First those whose names others may have now.
+        for name, module in sorted(
+            placed.items(), key=lambda it: it[1] not in self._met
+        ):
+            if module in self._met:
+                self._move(name, module)
+            else:
+                self._meet(name, module, set(placed.values()))
+
+    def _move(self, name: str, module: nn.Module) -> None:
+        """Note where a module stands now, whose calls keep the name they began with."""
+        place = next((key for key, it in self._modules.items() if it is module), None)
+        hooked = self._hooked.get(module)
+        if place is None:  # it was away, and is back
+            self._modules[name] = module
+        elif place == name or name in self._modules:
             return
+        elif hooked is not None and self._was_called(hooked):
+            self._names[name] = hooked.name
+        else:
+            del self._modules[place]
+            self._modules[name] = module
+            self._names[name] = name
+            if hooked is not None:
+                hooked.name, hooked.calls = name, self._calls_of[name]
+
+    def _was_called(self, hooked: Hooked) -> bool:
+        return any(trace.name == hooked.name for trace in self._calls.traces)
+
+    def _meet(self, name: str, module: nn.Module, others: set[nn.Module]) -> None:
+        """Hook a module that is new, with a name that is free.
+
+        Args:
+            name: Where it stands.
+            module: The module.
+            others: Those that came with it.
+        """
         standing = modules_of(self._model).items()
         moved = {it for place, it in standing if self._modules.get(place) is not it}
-        while self._modules.get(name) in moved:
+        while (known := self._modules.get(name)) in moved or known in others:
             name += " (new)"  # than the one that had it, and has another place now
         self._met.add(module)
         self._modules[name] = module

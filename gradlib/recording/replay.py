@@ -1,12 +1,13 @@
 """Computing a recorded call again, and its vector-Jacobian product (VJP).
 
-The module itself is called, with its own hooks. While it runs, its parameters, buffers
-and modes are those of the call; afterwards everything is as it was before.
+The module itself is called. While it runs, its parameters, buffers, hooks and modes are
+those of the call; afterwards everything is as it was before.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -16,13 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import CannotReplayError
-from gradlib.module_hook import without_ours
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
     BACKWARD_PRE_HOOKS,
     BUFFERS,
     CHILDREN,
-    FORWARD_HOOKS,
     PARAMETERS,
     is_of_torch,
     own_buffers,
@@ -243,8 +242,8 @@ class _Scene:
             state.pop(name, None)  # what has taken the child's place since
         state[CHILDREN] = children
         state["training"] = self._history.training(module, moment)
-        for kind in FORWARD_HOOKS:
-            state[kind] = without_ours(state[kind])
+        for kind, hooks in self._history.hooks(module, moment).items():
+            state[kind] = copy(hooks)  # one may take itself away
         if module is self._module:
             # What was recorded for the output is what these had made of it.
             state[BACKWARD_PRE_HOOKS] = OrderedDict[int, Any]()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from gradlib.module_hook import hooks_of_others
 from gradlib.private import (
     any_autocast,
+    hooks_in,
     is_of_torch,
     own_buffers,
     own_children,
@@ -39,8 +41,12 @@ Children: TypeAlias = dict[str, nn.Module | None]
 """What stands in a module, by name."""
 
 
+Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
+"""The class of a module, and its hooks, as its attributes."""
+
+
 class History:
-    """The weights, buffers, modes and children of a model at each moment of a block.
+    """The weights, buffers, modes, children and hooks of a model at each moment.
 
     A moment is a number that grows; what stands in a place is kept again only when it
     has changed.
@@ -54,6 +60,8 @@ class History:
         self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
         self._children: list[tuple[int, dict[nn.Module, Children]]] = []
+        self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
+        self._hook_numbers: list[tuple[int, ...]] = []  # at the last look
         self.is_set_back = False  # while a call is computed again
         # What the last look saw: its moment, the modes, what stood in the modules.
         self._looked = -1
@@ -83,6 +91,7 @@ class History:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
         self._look_inside()
+        self._look_at_hooks()
         self._attributes.look(self._modules.values(), moment)
 
     def forward_ends(self, moment: int) -> None:
@@ -162,6 +171,15 @@ class History:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
         return self._attributes.at(module, moment)
 
+    def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
+        """Return the hooks `module` had when a forward began, as its attributes."""
+        until = bisect_right(self._hooks, moment, key=itemgetter(0))
+        known = self._hooks[max(until - 1, 0)][1].get(module)
+        if known is None or known[0] is not type(module):
+            # A lazy module has taken another class since, which has not what they call.
+            return hooks_of_others(module)
+        return known[1]
+
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
         until = bisect_right(self._modes, moment, key=itemgetter(0))
@@ -186,6 +204,17 @@ class History:
             children = {it: dict(own_children(it).items()) for it in modules}
             self._children.append((self._looked, children))
             self._standing = standing
+
+    def _look_at_hooks(self) -> None:
+        """Keep the hooks of the modules, if there are others than before."""
+        modules = self._modules.values()
+        numbers = hooks_in(modules)
+        if numbers != self._hook_numbers or not self._hooks:
+            hooks = {
+                module: (type(module), hooks_of_others(module)) for module in modules
+            }
+            self._hooks.append((self._looked, hooks))
+            self._hook_numbers = numbers
 
     def _look_at(
         self, module: nn.Module, own: Mapping[str, Tensor | None], moment: int

@@ -376,6 +376,96 @@ def test_a_module_inserted_in_the_block(options: Any) -> None:
     assert not model[0]._forward_hooks
 
 
+def test_a_module_replaced_in_the_block() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        model(x)
+        model[2] = nn.Linear(4, 5)
+        output = model(x)
+    assert [call.index for call in recording.calls("2")] == [0, 1]
+    assert_close(recording["2", 1].output, output)
+
+
+class Adapted(nn.Module):
+    """A layer, and a correction that is learned instead."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.up = base, nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(x)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_module_wrapped_before_its_first_call(inside: bool) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    x = torch.randn(2, 3)
+    if not inside:
+        model[0] = Adapted(model[0])
+    with gradlib.record(model) as recording:
+        if inside:
+            model[0] = Adapted(model[0])
+        run(model, x)
+    assert [call.name for call in recording] == ["", "0", "0.base", "0.up", "1"]
+    assert recording["0"].module_type == "Adapted"
+    assert recording["0.base"].module_type == "Linear"
+    assert recording.verify().ok
+    assert not model[0].base._forward_hooks
+
+
+def test_a_module_wrapped_after_its_first_call() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        model[0] = Adapted(model[0])
+        run(model, x)
+        run(model, x)
+    names = [call.name for call in recording.forwards[2]]
+    assert names == ["", "0 (new)", "0", "0.up", "1"]
+    assert len(recording.calls("0")) == 3  # each call has a name and index of its own
+    assert recording["0.base", 2].output is recording["0", 2].output
+    assert len({(call.name, call.index) for call in recording}) == len(recording)
+    assert recording.verify().ok
+
+
+@pytest.mark.parametrize("chosen", [["0*"], ["1"]])
+def test_a_module_wrapped_of_which_some_are_recorded(chosen: list[str]) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(2, 3)
+    with gradlib.record(model, modules=chosen) as recording:
+        model[0] = Adapted(model[0])
+        run(model, x)
+    names = ["0", "0.base", "0.up"] if chosen == ["0*"] else ["1"]
+    assert [call.name for call in recording] == names
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_forward_hook_set_in_the_block_replaces_the_output(first: bool) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        if not first:
+            run(model, x)
+        model[1].register_forward_hook(lambda _m, _args, output: 2 * output)
+        run(model, x)
+    last = recording.forwards[-1]
+    assert torch.equal(last["1"].output, last["2"].args[0])
+    assert_close(last["1"].grad_output, last["2"].grad_input)
+    assert recording.verify().ok
+    assert len(model[1]._forward_hooks) == 1
+
+
+def test_hooks_that_somebody_clears_in_the_block() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        model._forward_hooks.clear()
+        run(model, x)
+    assert recording["", 0].grad_output is not None
+
+
 def test_a_module_taken_out_and_put_back_is_recorded_once() -> None:
     model = nn.Sequential(first := nn.Linear(3, 3))
     x = torch.randn(2, 3)

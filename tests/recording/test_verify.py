@@ -344,6 +344,59 @@ def test_what_a_call_reads_from_another_object_may_have_changed() -> None:
     assert grad.reason == ""  # it is that of another output
 
 
+def _doubles(_module: object, _args: object, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def _forward(layer: nn.Module) -> Any:
+    return layer.register_forward_hook(_doubles)
+
+
+def _before(layer: nn.Module) -> Any:
+    def doubled(_m: object, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (2 * args[0],)
+
+    return layer.register_forward_pre_hook(doubled)
+
+
+def _with_keywords(layer: nn.Module) -> Any:
+    def doubled(_m: object, _args: object, _kwargs: object, output: Tensor) -> Tensor:
+        return 2 * output
+
+    return layer.register_forward_hook(doubled, with_kwargs=True)
+
+
+def _backward(layer: nn.Module) -> Any:
+    return layer.register_full_backward_hook(lambda _m, grads, _outs: (2 * grads[0],))
+
+
+@pytest.mark.parametrize("hook", [_forward, _before, _with_keywords, _backward])
+@pytest.mark.parametrize("when", ["in the block", "after it", "at its first call"])
+def test_a_hook_that_was_taken_away(hook: Callable[[Any], Any], when: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    handles = [hook(model[1])]
+    if when == "at its first call":  # it takes itself away
+        model[1].register_forward_hook(lambda *_: handles[0].remove())
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+        if when == "in the block":
+            handles[0].remove()
+            model(torch.randn(2, 3)).sum().backward()
+    handles[0].remove()
+    after = dict(model[1]._forward_pre_hooks), dict(model[1]._forward_hooks)
+    found = recording.verify()
+    assert found.ok, str(found)
+    assert after == (model[1]._forward_pre_hooks, model[1]._forward_hooks)
+
+
+def test_a_hook_that_was_set_since() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+    _forward(model[1])
+    assert recording.verify().ok
+
+
 def test_nothing_verified_is_not_ok() -> None:
     net = nn.Linear(3, 3)
     with gradlib.record(net) as recording:
