@@ -2592,6 +2592,25 @@ def test_a_pass_through_the_graph_of_another(
     assert "pass 1 may have gone through the graph of pass 0" in call.note
 
 
+def test_a_call_that_a_pass_reaches_through_the_graph_of_another_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Softplus(), nn.Linear(4, 1))
+    x = torch.randn(4, 2, requires_grad=True)
+    hidden: list[Tensor] = []
+    model[0].register_forward_hook(lambda *it: hidden.append(it[2]))
+    with gradlib.record(model) as recording:
+        (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        hidden[0].retain_grad()
+        (g.norm(dim=1) - 1).square().mean().backward()
+    call = recording["1"]
+    first, second = call.passes
+    assert (first.backward, second.backward) == (0, 1)
+    assert second.grad_output == second.grad_input == (None,)
+    assert_close(second.grad_input_total, (hidden[0].grad,))
+    assert "pass 1 may have gone through the graph of pass 0" in call.note
+    assert "1" not in {it.name for it in recording.verify().skipped}
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
 def test_quantized_tensors(reduce: Any) -> None:
