@@ -32,6 +32,7 @@ from gradlib.private import (
     parameters_at_call,
     running_frame,
     values_are_stand_ins,
+    when_pass_ends,
 )
 from gradlib.recorder.checkpoints import (
     Checkpoints,
@@ -90,6 +91,7 @@ class ModuleCalls:
         self._hooking = threading.RLock()
         self.when_forward_begins = when_forward_begins
         passes.when_reached = self._hook_graphs
+        passes.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
@@ -515,6 +517,18 @@ class ModuleCalls:
             for within, by_node in found.items():
                 for node, receivers in by_node.items():
                     self._passes.hook_node(node, receivers, within)
+
+    def _note_when(self, number: int) -> None:
+        """Write down inside of which call a pass runs, and when it ends."""
+        stack, happened = self._now.stack, self._block.happened
+        where = stack[-1].call.moment if stack else -1
+        moments = self._moments
+
+        def ends() -> None:
+            happened[number] = where, next(moments)
+
+        ends()  # or it raises
+        when_pass_ends(ends)
 
     def _hook_returned(self, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.

@@ -189,7 +189,9 @@ class Passes:
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
         self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
-        self.when_reached: Callable[[], None] = _nothing  # called as a pass is
+        # Called as a pass first reaches a call, and then with its number.
+        self.when_reached: Callable[[], None] = _nothing
+        self.when_numbered: Callable[[int], None] = _nothing
         self._count = itertools.count()  # which gives no two threads the same
         self._running: set[int] = set()  # torch's numbers of those that may go on
         self._taps: list[Tap] = []
@@ -294,7 +296,8 @@ class Passes:
             handle.remove()
         self._taps.clear()
         self.handles.clear()
-        self.when_reached = _nothing  # a circle would keep all until it is collected
+        # Circles would keep all until they are collected.
+        self.when_reached = self.when_numbered = _nothing
         self._running.clear()  # of one that raised nobody hears
         self.finish()
 
@@ -363,6 +366,7 @@ class Passes:
         self._be_last()
         if within is None or within == running:
             number = self.numbers[running] = next(self._count)
+            self.when_numbered(number)
             if self.reduces or self._inner:
                 self._running.add(running)
                 when_pass_ends(partial(self._running.discard, running))
@@ -407,7 +411,7 @@ class Passes:
 _HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller("hooks")
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

@@ -189,11 +189,15 @@ class _Both:
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
         """Go through both in the order in which it happened."""
         for round_ in rounds(self._traces):
-            for trace, begins in steps(round_.calls):
-                yield from self._forward(trace, BEGIN if begins else END)
-            for number, reached in round_.passes.items() if self._backward else ():
-                for trace, begins in reversed([*steps(reached)]):
-                    yield from self._of_pass(trace, number, begins)
+            for event in round_.events():
+                match event:
+                    case CallTrace() as trace, begins:
+                        yield from self._forward(trace, BEGIN if begins else END)
+                    case number, reached if self._backward:
+                        for trace, begins in reversed([*steps(reached)]):
+                            yield from self._of_pass(trace, number, begins)
+                    case _:
+                        pass
             for trace in reversed(round_.calls) if self._backward else ():
                 own, others = self._passes_of(trace)
                 if others and not own:

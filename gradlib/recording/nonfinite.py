@@ -16,7 +16,7 @@ from gradlib.recording.notes import (
     output_name,
     share_name,
 )
-from gradlib.recording.order import rounds, steps
+from gradlib.recording.order import rounds
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats, count_nonfinite, wide
@@ -68,11 +68,15 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
         )
     look = _Look()
     for round_ in rounds(traces):
-        found = look.forward(round_.calls)
-        for number, reached in round_.passes.items():
-            found = found or look.backward(reached, number)
-        if found is not None:
-            return found
+        by_moment = _by_moment(round_.calls)
+        for event in round_.events():
+            match event:
+                case CallTrace() as call, begins:
+                    found = None if begins else look.forward(call, by_moment)
+                case number, reached:
+                    found = look.backward(reached, number)
+            if found is not None:
+                return found
     return None
 
 
@@ -99,25 +103,19 @@ class _Look:
         # By id, which is a tensor's own while it is held here.
         self._known: dict[int, tuple[Tensor, int]] = {}
 
-    def forward(self, calls: Sequence[CallTrace]) -> Nonfinite | None:
-        by_moment = _by_moment(calls)
-        for call, begins in steps(calls):
-            if begins or call.output is None:
-                continue
-            outputs = [*enumerate(call.output.leaves)]
-            place = self._first(outputs)
-            if place is None:
-                continue
-            if self._first(outputs, NAN) is not None:
-                # What has NaN comes first: the -inf of a mask may be harmless.
-                return (
-                    self._origin(call, by_moment, NAN)
-                    or self._origin(call, by_moment, INF)
-                    or _made_forward(call, place)
-                )
-            origin = self._origin(call, by_moment, NAN | INF)
-            return origin or _made_forward(call, place)
-        return None
+    def forward(
+        self, call: CallTrace, by_moment: Mapping[int, CallTrace]
+    ) -> Nonfinite | None:
+        """Look at what a call returned."""
+        outputs = [*enumerate(call.output.leaves if call.output else ())]
+        place = self._first(outputs)
+        if place is None:
+            return None
+        kinds = (NAN | INF,)
+        if self._first(outputs, NAN) is not None:
+            kinds = NAN, INF  # what has NaN is first: the -inf of a mask is harmless
+        origins = (self._origin(call, by_moment, it) for it in kinds)
+        return next(filter(None, origins), None) or _made_forward(call, place)
 
     def _origin(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int

@@ -3,17 +3,38 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gradlib.recording.trace import CallTrace
+
+Event: TypeAlias = tuple[CallTrace, bool] | tuple[int, list[CallTrace]]
+"""A call that begins (``True``) or ends, or our number of a backward pass with all
+calls that it reached, those of earlier forwards included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One forward, and the backward passes that came after it."""
+    """One forward, and the backward passes that came inside or after it."""
 
     calls: list[CallTrace]
-    # By our number, each with all calls it reached, those of earlier forwards included.
-    passes: dict[int, list[CallTrace]]
+    passes: dict[int, list[CallTrace]]  # as they ended: the inner of two comes first
+
+    def events(self) -> Iterator[Event]:
+        """Return all that happened, in its order."""
+        moments = {call.moment for call in self.calls}
+        inside: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, reached in self.passes.items():
+            where, ended = reached[0].block.happened.get(number, (OUTERMOST, 0))
+            inside[where if where in moments else OUTERMOST].append((ended, number))
+        after = inside.pop(OUTERMOST, [])
+        for call, begins in steps(self.calls):
+            waiting = inside[call.caller if begins else call.moment]
+            while waiting and (not begins or waiting[0][0] < call.moment):
+                number = waiting.pop(0)[1]
+                yield number, self.passes[number]
+            yield call, begins
+        for _, number in after:
+            yield number, self.passes[number]
 
 
 def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
@@ -28,9 +49,10 @@ def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
         forwards[trace.forward].append(trace)
         for number in trace.passes():
             reached[number].append(trace)
+    happened = traces[0].block.happened if traces else {}
     passes: defaultdict[int, dict[int, list[CallTrace]]] = defaultdict(dict)
     last = -1
-    for number in sorted(reached):
+    for number in sorted(reached, key=lambda it: (happened.get(it, (0, 0))[1], it)):
         last = max(last, *(call.forward for call in reached[number]))
         passes[last][number] = reached[number]
     for forward, calls in forwards.items():

@@ -47,6 +47,7 @@ def plain(
         "left_out": block.left_out,
         "with_graph": sorted(block.with_graph),
         "batched": sorted(block.batched),
+        "happened": dict(block.happened),
         "names": dict(names),
         "calls": [_plain_call(trace) for trace in tuple(traces)],
     }
@@ -62,6 +63,7 @@ def restored(
         numbers={number: number for number in numbers},
         with_graph=set(content["with_graph"]),
         batched=set(content["batched"]),
+        happened=content["happened"],
         left_out=content["left_out"],
     )
     traces = [_restored_call(block, call) for call in content["calls"]]

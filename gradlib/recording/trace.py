@@ -70,6 +70,11 @@ class Block:
     history: History | None = None  # without it no call can be computed again
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])
+    # By our number of a pass: the moment of the call that it ran inside of, or -1, and
+    # the one at which it ended; of one that raised, at which it began.
+    happened: dict[int, tuple[int, int]] = field(
+        default_factory=dict[int, tuple[int, int]]
+    )
     copies: Copies = field(default_factory=Copies)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))

@@ -519,3 +519,45 @@ def test_no_gradient_and_one_of_zeros_agree(reduce: Any) -> None:
     )
     assert one.compare(other).ok
     assert other.compare(one).ok
+
+
+class Backwards(torch.autograd.Function):
+    """Nothing but in its backward, which is told what to multiply by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.factor * grads[0], None
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Backwards.apply(x, self.factor)
+
+
+def test_a_pass_inside_a_forward_comes_before_what_is_made_of_it() -> None:
+    class Forces(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.scaled = Scaled(factor)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            energy = self.scaled(x).square().sum()
+            return torch.autograd.grad(energy, x)[0]
+
+    recordings: list[gradlib.Recording] = []
+    for factor in (1.0, 2.0):
+        with gradlib.record(model := Forces(factor)) as recording:
+            model(torch.ones(2, 3))
+        recordings.append(recording)
+    found = recordings[0].compare(recordings[1])
+    assert where(found) == ("scaled", 0, "backward", "grad_input[0]")

@@ -370,3 +370,78 @@ def test_what_else_a_function_may_return(x: Tensor, several: Any) -> None:
     found = found_in(model, x, reduce=several)
     assert found == ("1.act", 0, "forward", "output")
     assert found_in(net(), x, reduce=several) is None
+
+
+class Distances(nn.Module):
+    def forward(self, p: Tensor) -> Tensor:
+        return (p[:, None] - p).square().sum(-1).sqrt()  # steep where it is zero
+
+
+class Forces(nn.Module):
+    """An energy, and what pulls at each point: a backward pass in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distances, self.energy = Distances(), nn.Linear(3, 1)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        p = p.requires_grad_()
+        energy = self.energy(self.distances(p)).tanh().sum()
+        (pull,) = torch.autograd.grad(energy, p, create_graph=True)
+        return energy, self.head(-pull)
+
+
+def test_made_by_a_pass_inside_a_forward(tmp_path: Path) -> None:
+    with gradlib.record(model := nn.Sequential(Forces())) as recording:
+        model(torch.randn(3, 3))
+    recording.save(tmp_path / "run")
+    for it in (recording, gradlib.load_recording(tmp_path / "run")):
+        found = it.first_nonfinite()
+        assert found is not None
+        assert (found.name, found.direction) == ("0.distances", "backward")
+        assert found.field == "grad_input[0]"
+
+
+def test_made_in_a_forward_before_the_pass_inside_it() -> None:
+    model = Forces()
+    nn.init.constant_(model.energy.weight, NAN)
+    with gradlib.record(model) as recording:
+        model(torch.randn(3, 3))
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("energy", "param weight")
+
+
+class Adjoint(torch.autograd.Function):
+    """Its backward goes back through a module once more, as an adjoint solver's."""
+
+    @staticmethod
+    def forward(ctx: Any, function: nn.Module, x: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return None, torch.autograd.grad(ctx.function(x), x, grads[0])[0]
+
+
+def test_made_by_a_pass_inside_a_pass(x: Tensor) -> None:
+    class Solves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.f = nn.Sequential(nn.Linear(3, 3), Applies(Wrong.apply))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Adjoint.apply(self.f, self.first(x))
+
+    with gradlib.record(model := Solves()) as recording:
+        model(x).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("f.1", "grad_input[0]")
