@@ -17,12 +17,13 @@ from gradlib.hook_reports.trial import (
     cotangent,
     differentiable,
     edge_of,
+    stands_for_another,
     uses_in,
 )
 from gradlib.private import leaf_of, own_buffers, own_parameters
 from gradlib.tree import Tree
 
-OUTSIDE = "a tensor from outside the module"
+OUTSIDE = "a leaf that is no argument and not the module's own"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -33,7 +34,7 @@ class Names:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Take the names of the arguments from the signature of `forward`."""
-        taken = {name for name, _ in module.named_parameters()} | {"output"}
+        taken = {name for name, _ in _own_tensors(module)} | {"output"}
         positional = enumerate(_positional_names(module, args))
         by_path = {f"[0][{i}]": name for i, name in positional}
         by_path |= {f"[1][{name!r}]": name for name in kwargs}
@@ -62,7 +63,7 @@ class Names:
             if trial.made_by[place] is node or tensor is leaf:
                 return self.of_input(trial.inputs, place)
         for name, tensor in _parameters(trial.module):
-            if tensor is leaf:
+            if tensor is leaf or tensor.grad_fn is node:
                 return name
         return None if leaf is None else OUTSIDE
 
@@ -100,7 +101,8 @@ class KnownGradients:
         groups = (self._outputs, self._leaves.arrived())
         first, second = groups if outputs_first else groups[::-1]
         named = {**first, **second}
-        return name_by_value(grad, self._noise, named, self._inner.arrived())
+        inner, whole = self._inner.arrived(), self._outputs.keys()
+        return name_by_value(grad, self._noise, named, inner, whole=whole)
 
     def compare(self, again: "KnownGradients") -> None:
         """Learn how far two runs are apart: a GPU may add in another order each time.
@@ -227,7 +229,7 @@ def _listen(tensor: Tensor, hook: Callable[[Any], None]) -> None:
 def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Name what can get a gradient: parameters, and tensors kept as attributes."""
     for name, tensor in _own_tensors(module):
-        if tensor.requires_grad and tensor.is_leaf:
+        if tensor.requires_grad and (tensor.is_leaf or stands_for_another(tensor)):
             yield name, tensor
 
 
@@ -241,7 +243,8 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         }
         for key, value in own.items():
             if isinstance(value, Tensor):
-                yield f"{name}.{key}".removeprefix("."), value
+                path = f"{name}.{key}".removeprefix(".")
+                yield "self.output" if path == "output" else path, value
 
 
 def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:

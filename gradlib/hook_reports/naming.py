@@ -1,6 +1,6 @@
 """Naming a gradient by its value: which known gradient is it, and in which form?"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import permutations
 
@@ -15,7 +15,10 @@ Same = Callable[[Tensor, Tensor], bool]
 
 
 def name_by_value(
-    grad: Tensor, noise: Mapping[str, float], *groups: Mapping[str, Tensor]
+    grad: Tensor,
+    noise: Mapping[str, float],
+    *groups: Mapping[str, Tensor],
+    whole: Collection[str] = (),
 ) -> str | None:
     """Name a gradient by the known gradient it is equal to.
 
@@ -25,6 +28,8 @@ def name_by_value(
             largest entry, by the same name; none for 0.
         groups: Known gradients by the name of the tensor they belong to. A form is
             looked for in the first group before the second.
+        whole: The names of those that are no sums of what the module computes: its
+            outputs'. Parts that add up to one do so by chance, or by a mean's weights.
 
     Returns:
         ``"gradient of weight, transposed"``, with every name that fits equally well;
@@ -40,6 +45,7 @@ def name_by_value(
                         grad, value, partial(_same, tolerance(name, grad, value))
                     )
                     for name, value in known.items()
+                    if form is not _not_yet_summed or name not in whole
                 }
                 found = [
                     f"{name}{said}" for name, said in forms.items() if said is not None

@@ -11,7 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError
 from gradlib.hook_reports.known import kept
-from gradlib.hook_reports.trial import backward_hooks, differentiable
+from gradlib.hook_reports.trial import (
+    backward_hooks,
+    differentiable,
+    left_as_it_is,
+)
 from gradlib.hook_reports.words import KINDS, TENSOR, HookedCall
 from gradlib.render import Printable, Table
 from gradlib.tree import Tree
@@ -117,7 +121,8 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
     that requires grad is given a random cotangent, and each entry is named by its
     value: by the gradient it is equal to.
 
-    A copy has the forward hooks of `module`, but no backward hook except the one tried.
+    A copy has the forward hooks of `module`, which run with it each time, but no
+    backward hook except the one tried.
 
     Args:
         module: The module to call, on any device, in either mode.
@@ -169,10 +174,11 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
             "hook_report(module, *args): module is a ScriptModule, which takes no "
             "hooks. Pass the module it was made of."
         )
-    call = HookedCall(module, args, kwargs)
-    name, inputs = call.last_node()
-    kinds = {kind: _tried(call, kind) for kind in KINDS}
-    notes = tuple(_notes(module))
+    with left_as_it_is(module) as changed:
+        call = HookedCall(module, args, kwargs)
+        name, inputs = call.last_node()
+        kinds = {kind: _tried(call, kind) for kind in KINDS}
+    notes = tuple(_notes(module, changed))
     return HookReport(type(module).__name__, name, inputs, kinds, notes)
 
 
@@ -240,9 +246,14 @@ def _remove(handle: RemovableHandle, *_: object) -> None:
     handle.remove()
 
 
-def _notes(module: nn.Module) -> Iterator[str]:
+def _notes(module: nn.Module, changed: list[str]) -> Iterator[str]:
     if hooks := sum(map(len, backward_hooks(module))):
         yield f"Left out of the copies: {hooks} backward hook(s) of the module itself."
+    if changed:
+        yield (
+            f"The copies have changed {', '.join(changed)} of the module itself, which "
+            "a function kept in it refers to. That was set back."
+        )
 
 
 def _table_of(kind: HookKind) -> Table:

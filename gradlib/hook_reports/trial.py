@@ -10,9 +10,11 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
 from gradlib.private import leaf_of
+from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
 from gradlib.tree import Tree
 
@@ -20,6 +22,10 @@ Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class Trial:
@@ -34,6 +40,8 @@ class Trial:
         inputs: The copied ``(args, kwargs)``. A leaf stays a leaf, and what was
             computed before stays computed; nothing leads back to the originals.
         made_by: By place, the node that made an input before the module got it.
+        stands_for: By the node that stands for it, the node that made a tensor: an
+            input, or what the module has kept as an attribute.
         warnings: What was warned of, as ``"UserWarning: ..."``.
     """
 
@@ -41,7 +49,7 @@ class Trial:
         self,
         module: nn.Module,
         inputs: Tree,
-        change: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        change: Callable[[Tensor], Tensor] = _as_it_is,
     ) -> None:
         """Copy.
 
@@ -62,12 +70,20 @@ class Trial:
             key: _copied(x, change) for key, x in tensors.items() if key not in own
         }
         without_hooks = {id(d): type(d)() for d in backward_hooks(module)}
-        memo = {**copies, **_without_history(module), **without_hooks}
+        attributes = _computed_attributes(module)
+        kept = {key: _copied(it, _as_it_is) for key, it in attributes.items()}
+        memo = {**kept, **copies, **without_hooks}
         self.module, leaves = _deep_copied((module, inputs.leaves), memo)
         self.inputs = Tree(leaves, inputs.spec)
         self.made_by = {
             place: tensor.grad_fn
             for place, tensor in differentiable(self.inputs).items()
+        }
+        made: dict[int, Any] = {**kept, **copies}
+        self.stands_for: dict[Node, Node] = {
+            made[key].grad_fn: original.grad_fn
+            for key, original in (attributes | tensors).items()
+            if key in made and original.grad_fn is not None
         }
         self.warnings: list[str] = []
         for part in self.module.modules():
@@ -126,6 +142,11 @@ def computed(tensor: Tensor) -> Tensor:
     return cast(Any, Before).apply(tensor)
 
 
+def stands_for_another(tensor: Tensor) -> bool:
+    """Tell whether a tensor is such a copy."""
+    return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
+
+
 def differentiable(tree: Tree) -> dict[int, Tensor]:
     """Return the tensors of a tree that require grad, by place."""
     return {
@@ -169,7 +190,8 @@ def _backward(output: Tree) -> None:
             leaf.grad = None  # or it would be added to in place
         vs = [cotangent(place, tensor) for place, tensor in outputs.items()]
         if outputs:
-            torch.autograd.backward(list(outputs.values()), vs)
+            # A module may use what was computed outside of it, whose graph is others'.
+            torch.autograd.backward(list(outputs.values()), vs, retain_graph=True)
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
@@ -236,13 +258,13 @@ def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
     return [getattr(part, kind) for part in module.modules() for kind in kinds]
 
 
-def _without_history(module: nn.Module) -> dict[int, Tensor]:
-    """Return what deepcopy shall take for tensors that were computed: it refuses them.
+def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors that were computed and kept as attributes, by their ids.
 
-    Modules keep such tensors as attributes: activations, ``weight_norm``'s weight.
+    deepcopy refuses them: activations, ``weight_norm``'s weight.
     """
     return {
-        id(value): _exact_copy(value).requires_grad_()
+        id(value): value
         for part in module.modules()
         for value in vars(part).values()
         if isinstance(value, Tensor) and not value.is_leaf
@@ -283,6 +305,24 @@ def _tensors(module: nn.Module) -> set[int]:
 def _cuda_devices(module: nn.Module, inputs: Tree) -> set[int]:
     tensors: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
     return {t.device.index for t in tensors if isinstance(t, Tensor) and t.is_cuda}
+
+
+@contextmanager
+def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
+    """Set back what trials change of a module itself, and tell the names afterwards.
+
+    A function that refers to the module, and is kept in it, is not copied with it.
+    """
+    named = [*module.named_parameters(), *module.named_buffers()]
+    before = [(name, it, Kept(it)) for name, it in named if not is_lazy(it)]
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for name, tensor, kept in before:
+            if kept.has_changed():
+                tensor.data.copy_(kept.value)
+                changed.append(name)
 
 
 @contextmanager

@@ -40,9 +40,12 @@ class HookedCall:
         self.inputs = Tree.of((args, kwargs))
         self._names = Names(module, args, kwargs)
         plain = self.trial()
+        self._given: tuple[Any, ...] = ()  # after hooks that may change the arguments
+        plain.module.register_forward_pre_hook(self._take_given)
         self._inner: dict[tuple[Node | None, int], str] = {}
         each_inner_output(plain.module, self._name_inner)
         self._output = plain.run(backward=False)
+        self._plain_args = plain.inputs.build()[0]
         self._node = _first_node(self._output)
         self._edges = self._node.next_functions if self._node else ()
         self._before = [node for node, _ in self._edges]
@@ -51,12 +54,18 @@ class HookedCall:
             None if node is None else self._names.of_node(plain, node)
             for node in self._before
         ]
-        made = plain.made_by.items()
-        returned = (place for place, node in made if node and node is self._node)
-        self._returned = next(returned, None)
+        # What made a tensor that the module returns as it was, and its name. In the
+        # copy there is a stand-in.
+        self._maker = self._returned = None
+        if self._node is not None and self._node in plain.stands_for:
+            self._maker = plain.stands_for[self._node]
+            self._returned = self._names.of_node(plain, self._node)
         self._known = KnownGradients(self.trial(), self._names)
         self._known.compare(KnownGradients(self.trial(), self._names))
         self.warnings = {*plain.warnings, *self._known.warnings}
+
+    def _take_given(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._given = self._given or args  # a module may call itself
 
     def _name_inner(self, name: str, tensor: Tensor) -> None:
         self._inner[edge_of(tensor)] = name
@@ -64,8 +73,8 @@ class HookedCall:
     def last_node(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the last node, and one for each of its inputs."""
         node, tensors = self._node, self._tensors
-        if self._returned is not None:  # of a copy it is a stand-in
-            node = self.inputs.leaves[self._returned].grad_fn
+        if self._maker is not None:
+            node = self._maker
             tensors = [None] * len(node.next_functions)
         if node is None:
             return "", ()
@@ -161,8 +170,8 @@ class HookedCall:
 
     def _why_legacy(self, length: int) -> str:
         maker, inputs = self.last_node()
-        if self._returned is not None:
-            name = self._names.of_input(self.inputs, self._returned)
+        if self._maker is not None:
+            name = self._returned
             return (
                 f"The module returns {name} itself, so this hook sits on the node that "
                 f"made {name}, {maker}, outside the module: where that is, it receives "
@@ -216,7 +225,10 @@ class HookedCall:
     def _position(self, field: str, i: int) -> tuple[str, Any]:
         """Return the name and value of what a full hook's entry stands for."""
         if field == "grad_input":
-            return self._names.of_argument(i), self._args[i]
+            value = self._given[i]
+            places = [j for j, it in enumerate(self._plain_args) if it is value]
+            name = self._names.of_argument(places[0]) if places else f"args[{i}]"
+            return name, value
         output = self._output.build()
         if isinstance(output, tuple):
             return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
@@ -238,12 +250,14 @@ class HookedCall:
         yield from _tried(f"In {mode} mode", lambda: switched)
 
 
-def _tried(words: str, trial: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:
+def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:
     try:
-        output = trial().run(backward=False)
+        trial = made()
+        output = trial.run(backward=False)
     except Exception:
         return  # the module does not take that
-    yield words, _first_node(output)
+    node = _first_node(output)
+    yield words, node and trial.stands_for.get(node, node)
 
 
 def _first_node(output: Tree) -> Node | None:

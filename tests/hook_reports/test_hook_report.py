@@ -597,7 +597,7 @@ def test_a_tensor_from_outside_keeps_its_gradient() -> None:
     outside.grad = before = torch.ones(3)
     report = report_of(Of(lambda x: x * outside), given(3))
     legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
-    outsider = "a tensor from outside the module"
+    outsider = "a leaf that is no argument and not the module's own"
     assert legacy == ["gradient of args[0]", f"gradient for {outsider}"]
     assert report.last_node_inputs == ("args[0]", outsider)
     returned = report_of(Of(lambda x: (x * 2, outside)), given(3))
@@ -998,3 +998,126 @@ def test_infinite_entries_do_not_make_everything_close() -> None:
     grad = torch.tensor([torch.inf, 1.0])
     assert name_by_value(grad, {}, {"a": torch.tensor([torch.inf, 2.0])}) is None
     assert name_by_value(grad, {}, {"a": grad.clone()}) == "gradient of a"
+
+
+class Does(nn.Module):
+    """A function of the module itself and what it is given."""
+
+    def __init__(self, does: Callable[..., Any], **own: Any) -> None:
+        super().__init__()
+        self.does = does
+        for name, value in own.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.does(self, x)
+
+
+def legacy_length(module: nn.Module, x: Tensor) -> int:
+    """Return how many entries the old hook gets in truth."""
+    found: list[int] = []
+    handle: Any = module.register_backward_hook(lambda _m, g, _o: found.append(len(g)))
+    module(x).sum().backward(retain_graph=True)
+    handle.remove()
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_what_would_change_the_length_of_a_module_that_returns_its_input() -> None:
+    x = given(4, 3)
+    long = torch.addcmul(x, x, x)  # three entries
+    why = report_of(nn.Dropout(), long).kinds[LEGACY].why
+    assert f"In eval mode: {legacy_length(nn.Dropout().eval(), long)}, for " in why
+    assert "3, for AddcmulBackward0" in why
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.L1Loss(),
+        nn.SmoothL1Loss(),
+        nn.KLDivLoss(),
+        nn.GaussianNLLLoss(),
+        nn.MarginRankingLoss(),
+        Of(lambda x, *_: x.abs().mean(1)),
+    ],
+)
+def test_a_mean_is_no_sum_of_its_gradient(module: nn.Module) -> None:
+    args = [given(4, 3), given(4, 3).detach()]
+    if isinstance(module, nn.GaussianNLLLoss | nn.MarginRankingLoss):
+        args.append(torch.ones(4, 3))
+    assert "before it is summed" not in str(report_of(module, *args))
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_a_module_that_has_kept_what_it_is_given(overwrites: bool) -> None:
+    module = Does(lambda _self, x: x.relu_() if overwrites else x)
+    x = given(4, 3)
+    module.x = y = x * 2
+    report = report_of(module, y)
+    assert not report.kinds[LEGACY].error
+    if overwrites:
+        assert len(report.kinds[LEGACY].grad_input) == legacy_length(module, y) == 1
+    else:
+        why = report.kinds[LEGACY].why
+        assert f"receives {legacy_length(module, y)} entries" in why
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_a_module_that_returns_what_it_has_kept() -> None:
+    x = given(4, 3)
+    module = Does(lambda self, _x: self.kept, kept=x * 2)
+    why = report_of(module, x).kinds[LEGACY].why
+    assert "returns kept itself" in why
+    assert f"{legacy_length(module, x)} entries" in why
+    # And what it computes from that has a name.
+    module = Does(lambda self, x: x * self.kept, kept=x * 2)
+    assert "gradient of kept" in whats(report_of(module, x).kinds[LEGACY]).values()
+
+
+def test_a_graph_outside_stays() -> None:
+    leaf = given(3)
+    outside = leaf.exp()
+    module = Does(lambda _self, x: x * outside)
+    report = report_of(module, x := given(4, 3))
+    assert not any(kind.error for kind in report.kinds.values())
+    module(x).sum().backward()
+    assert leaf.grad is not None
+
+
+def test_names_that_two_have() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = given(3)
+            self.output = nn.Parameter(given(3).detach())
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return torch.addcmul(x * self.output, self.scale, scale)
+
+    kinds = report_of(Scales(), given(4, 3), given(4, 3)).kinds
+    found = whats(kinds[LEGACY])
+    assert found["grad_input[1]"] == "gradient of scale"
+    assert found["grad_input[2]"] == "gradient of argument scale"
+    full = whats(kinds[FULL])
+    assert full["grad_input[1]"] == "gradient of argument scale"
+    assert "gradient of output" in full["grad_output[0]"]
+
+
+def test_a_function_that_refers_to_the_module_itself() -> None:
+    module = Does(lambda self, x: self.does_it(x), norm=nn.BatchNorm1d(3))
+    module.does_it = lambda x: module.norm(x)  # type: ignore[assignment,operator]
+    report = report_of(module, given(4, 3))
+    state = module.state_dict()
+    assert state["norm.num_batches_tracked"] == 0
+    assert state["norm.running_mean"].tolist() == [0, 0, 0]
+    assert "norm.num_batches_tracked of the module itself" in str(report.notes)
+
+
+def test_arguments_that_a_hook_puts_in_another_order() -> None:
+    module = Of(lambda a, b: a * b)
+    module.register_forward_pre_hook(lambda _module, args: args[::-1])
+    found = whats(report_of(module, given(4, 3), given(3).detach()).kinds[FULL])
+    assert found["grad_input[0]"] == "zeros: args[1] does not require grad"
+    assert found["grad_input[1]"].startswith("gradient of args[0]")
