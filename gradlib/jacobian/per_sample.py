@@ -91,7 +91,8 @@ def per_sample_jacobian(
             for them beside the result.
         out: Tensors to write the result into, nested as it is.
         check: Whether to test that the result is right. This takes a pair of calls in
-            float64 and a backward pass, and more if these leave doubt. It leaves
+            float64 and a backward pass, another where several rows were computed at
+            once, and more if these leave doubt. It leaves
             parameters, buffers and random state as they are; what `fn` changes outside
             of modules is changed three times. It detects a cut path that
             changes the slope of a sample along a random direction by a thousandth of it
