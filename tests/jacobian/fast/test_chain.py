@@ -276,6 +276,14 @@ CHANGED: dict[str, Callable[[], Any]] = {
     "weight is no parameter": _with(
         lambda m: vars(m[0])["_parameters"].update(weight=torch.eye(5, 3).double())
     ),
+    "last bias of another length": _with(
+        lambda m: vars(m[2])["_parameters"].update(
+            bias=nn.Parameter(torch.zeros(3).double())
+        )
+    ),
+    "last bias of another dtype": _with(
+        lambda m: m[2].register_parameter("bias", nn.Parameter(torch.zeros(2)))
+    ),
     "dropout in training": _with(lambda m: m.append(nn.Dropout(0.5))),
     "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
     "another module": _with(lambda m: m.append(nn.Softmax(1))),

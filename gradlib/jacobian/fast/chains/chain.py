@@ -156,6 +156,9 @@ def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
             return None
     if not linears or len(linears) > orders.MOST:
         return None
+    bias = linears[-1].bias  # the others are added
+    if bias is not None and (bias.numel() != widths[-1] or bias.dtype is not x.dtype):
+        return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
     return Chain(x, maps, linears, bends, order, kept)
@@ -209,7 +212,7 @@ def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:
     weight, bias = own.get("weight"), own.get("bias")
     if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
         return None
-    # A bias that does not go with the weight makes torch raise.
+    # A bias that does not go with the weight makes torch raise where it is added.
     if weight.dtype is not x.dtype or weight.device != x.device:
         return None
     return Linear(weight, bias) if weight.layout is strided else None
