@@ -7,7 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from gradlib.private import HOOKS, KIND_OF_BACKWARD_HOOKS
+from gradlib.private import (
+    BACKWARD_HOOKS,
+    FORWARD_HOOKS,
+    HOOKS,
+    KIND_OF_BACKWARD_HOOKS,
+)
 
 
 class ModuleHook(partial[None]):
@@ -27,14 +32,21 @@ def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:
     """Return what a module has of hooks, as its attributes, without those of ours."""
     own = vars(module)
-    kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
-    for kind in HOOKS:
-        kept[kind] = OrderedDict(
-            (key, it)
-            for key, it in own[kind].items()
-            if not (isinstance(it, ModuleHook) or key == id(it))
-        )
-    return kept
+    there = [
+        it for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS) for it in own[kind].values()
+    ]
+    if all(isinstance(it, ModuleHook) for it in there):
+        return _NONE
+    kept: dict[str, Any] = {
+        kind: OrderedDict((key, it) for key, it in own[kind].items() if key != id(it))
+        for kind in HOOKS
+    }
+    for kind in FORWARD_HOOKS:
+        kept[kind] = without_ours(kept[kind])
+    return kept | {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
+
+
+_NONE: dict[str, Any] = {kind: OrderedDict[int, Any]() for kind in HOOKS}
 
 
 def _nothing(*_: object) -> None:

@@ -6,11 +6,12 @@ Each was there in torch 2.8, 2.13 and 2.15.
 # Private names are what this file is for, and torch's stubs leave some of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
+import itertools
 import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter, methodcaller
@@ -303,34 +304,47 @@ own_parameters, own_buffers, own_children = map(
 )
 
 
-def hooks_in(modules: Collection[nn.Module]) -> list[tuple[int, ...]]:
-    """Return the numbers of all hooks of several modules; there is no loop either."""
-    found: list[tuple[int, ...]] = []
-    for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
-        every: Any = map(attrgetter(kind), modules)
-        found += map(tuple, every)
-    return found
+def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """Return where several modules keep their hooks."""
+    kinds = attrgetter(*FORWARD_HOOKS, *BACKWARD_HOOKS)
+    return [*itertools.chain.from_iterable(map(kinds, modules))]
 
 
-def keep_hook_last(module: nn.Module, key: int) -> None:
-    """Put one of the forward hooks of a module after those that were set since.
+def hook_numbers(hooks: list[dict[int, Any]]) -> list[Any]:
+    """Return what is another where hooks were set or taken away: their counts.
+
+    Where somebody has set any beside ours, or several, also the numbers of all.
+    """
+    counts = [*map(len, hooks)]
+    return counts if max(counts, default=0) < 2 else [*counts, *map(tuple, hooks)]
+
+
+def put_hooks_around(module: nn.Module, before: int, after: int) -> None:
+    """Put a forward pre-hook before somebody's, and a forward hook after them.
 
     Args:
         module: The module.
-        key: The number of the hook.
+        before: The number of the one.
+        after: The number of the other.
     """
-    hooks: Any = cast(Any, module)._forward_hooks
-    if next(reversed(hooks), key) != key and key in hooks:
-        hooks.move_to_end(key)
+    for kind, key, last in zip(
+        FORWARD_HOOKS, (before, after), (False, True), strict=True
+    ):
+        hooks: OrderedDict[int, Any] = vars(module)[kind]
+        inwards = reversed(hooks) if last else iter(hooks)
+        outside = [*itertools.takewhile(key.__ne__, inwards)]
+        if key in hooks and any(it != id(hooks[it]) for it in outside):  # not ours
+            hooks.move_to_end(key, last=last)
 
 
-def what_stands_in(modules: Iterable[nn.Module]) -> list[tuple[Any, ...]]:
-    """Return the names and modules that stand in each of several, if any do.
+def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return the names and modules that stand in each of several.
 
     There is no loop in Python: it is asked at each forward, and rarely says anything.
     """
-    inside: Any = filter(None, map(own_children, modules))
-    return [*map(tuple, map(methodcaller("items"), inside))]
+    children = [*map(own_children, modules)]
+    inside: Any = filter(None, children)
+    return [*map(len, children), *map(tuple, map(methodcaller("items"), inside))]
 
 
 def parameters_at_call(module: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -21,14 +21,17 @@ class Hooked:
 
     __slots__ = (
         "_ids",
+        "_keys",
         "_known",
         "after",
+        "before",
         "calls",
         "is_left_out",
         "module",
         "name",
         "names",
         "parameters",
+        "was_called",
     )
 
     def __init__(
@@ -51,10 +54,13 @@ class Hooked:
         self.module = module
         self.is_left_out = is_left_out
         self.calls = calls
-        self.after = 0  # the number of the hook that runs when a call returns
+        self.was_called = False
+        # The numbers of the hooks that run when a call begins, and when it returns.
+        self.before = self.after = 0
         self.parameters: Parameters = {}  # its own
         self.names: list[str] = []
         self._ids: list[int] = []
+        self._keys: list[str] = []
         self._known: list[int] = []  # these, if they are so for good
 
     def holds(self, other: nn.Module) -> bool:
@@ -62,17 +68,22 @@ class Hooked:
         modules: Any = self.module.modules()
         return other is not self.module and other in modules
 
-    def knows(self, own: Collection[nn.Parameter | None]) -> bool:
-        """Tell whether `own`, what the module has now, is what it had before."""
-        return self._known == [*map(id, own)]
+    def rename(self, name: str, calls: Iterator[int]) -> None:
+        """Take another name, before the first call, and what counts its calls."""
+        self.name = name
+        self.calls = calls
 
-    def has_seen(self, own: Collection[nn.Parameter | None]) -> bool:
-        """Tell whether `own` are the same tensors as before."""
-        return self._ids == [*map(id, own)]
+    def knows(self, own: dict[str, nn.Parameter | None]) -> bool:
+        """Tell whether `own`, what the module has now, is what it had before."""
+        return self._known == [*map(id, own.values())] and self._keys == [*own]
+
+    def has_seen(self, own: dict[str, nn.Parameter | None]) -> bool:
+        """Tell whether `own` are the same tensors as before, under the same names."""
+        return self._ids == [*map(id, own.values())] and self._keys == [*own]
 
     def remember(
         self,
-        own: Collection[nn.Parameter | None],
+        own: dict[str, nn.Parameter | None],
         parameters: Parameters,
         *,
         for_good: bool,
@@ -80,7 +91,8 @@ class Hooked:
         """Remember what was made of `own`, for the next call too if it is for good."""
         self.parameters = parameters
         self.names = list(parameters)
-        self._ids = [*map(id, own)]
+        self._ids = [*map(id, own.values())]
+        self._keys = [*own]
         self._known = self._ids if for_good else []
 
 

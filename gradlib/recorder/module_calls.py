@@ -26,7 +26,6 @@ from gradlib.private import (
     grad_is_enabled,
     graph_is_captured,
     is_of_torch,
-    keep_hook_last,
     never_compiled,
     next_sequence_number,
     parameters_at_call,
@@ -108,7 +107,6 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         now, python = self._now, running_frame(1)
-        keep_hook_last(module, hooked.after)  # others may change what is returned
         stack = now.stack
         for frame in stack:
             if frame.module is module:
@@ -194,17 +192,18 @@ class ModuleCalls:
 
     def _begin(self, now: "_Running", hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
+        outer = now.stack[-1].call if now.stack else self._call_elsewhere(hooked)
+        if outer is None and running == -1:
+            self._passes.finish()
+            self.when_forward_begins()  # which may give the module another name
         index, kind = next(hooked.calls), type(hooked.module).__name__
         call = CallTrace(self._block, hooked.name, index, kind, next(self._moments))
-        outer = now.stack[-1].call if now.stack else self._call_elsewhere(hooked)
+        hooked.was_called = True
         if outer is not None:
             outer.calls_others = True
             call.caller, call.forward = outer.moment, outer.forward
         else:
             call.forward = next(self._forwards)
-            if running == -1:
-                self._passes.finish()
-                self.when_forward_begins()
         if not hooked.is_left_out:
             self.traces.append(call)
         return call
@@ -269,9 +268,9 @@ class ModuleCalls:
     ) -> None:
         """Take the parameters a module has now: they may be new since the last call."""
         call, hooked = frame.call, frame.hooked
-        if not hooked.knows(own.values()):
+        if not hooked.knows(own):
             history = self._block.history
-            if history is not None and not hooked.has_seen(own.values()):
+            if history is not None and not hooked.has_seen(own):
                 history.meet(hooked.module, call.moment)  # as functional_call() does it
             frame.lazy = self.meet_parameters(hooked, own)
         asked = hooked.parameters
@@ -332,7 +331,7 @@ class ModuleCalls:
                     if self._gathers_parameters:
                         self._passes.hook_parameter(parameter, grads)
             found[name] = known
-        hooked.remember(own.values(), found, for_good=not (waits or are_lazy))
+        hooked.remember(own, found, for_good=not (waits or are_lazy))
         return are_lazy
 
     def _hook_value(

@@ -320,9 +320,10 @@ class Passes:
         handles, taps = self.handles.copy(), self._taps.copy()
         self.handles[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
         self._taps[: len(taps)] = filter(_HOOKS_OF_TENSOR, taps)
-        # Who looks when they have doubled looks at each a few times, and not again at
-        # all with each of many forwards that wait for one backward pass.
-        self._many = 2 * (len(self.handles) + len(self._taps))
+        # Where most live on, as those of forwards that wait for one backward pass, the
+        # next look is when they have doubled.
+        before, after = len(handles) + len(taps), len(self.handles) + len(self._taps)
+        self._many = 2 * after if 2 * after > before else 0
 
     def _finish_sums(self, going_on: set[int]) -> None:
         """Reduce the sums of all passes but some, given by our numbers."""

@@ -24,8 +24,11 @@ from gradlib.errors import (
 from gradlib.module_hook import ModuleHook
 from gradlib.private import (
     forget_compiled,
+    hook_dicts,
     hook_module,
+    hook_numbers,
     own_parameters,
+    put_hooks_around,
     what_stands_in,
 )
 from gradlib.recorder.hooked import (
@@ -195,9 +198,10 @@ class _Recorder:
         keep_total = keep if tensors else _nothing
         # To add to what is on its way to another device one would have to wait for it.
         self._passes = Passes(keep, keep_total, reduces=reduces or moves)
-        self._modules = modules_of(model)  # by name; more may be added in the block
-        self._names = recorded_names(model, self._modules)
-        self._met = set(self._modules.values())
+        modules = modules_of(model)
+        # Those that stand in the model, each with its place: the name it has now.
+        self._places = {module: name for name, module in modules.items()}
+        self._names = recorded_names(model, modules)
         self._hooked: dict[nn.Module, Hooked] = {}
         # By name, which several may have one after the other. No two threads get the
         # same from one.
@@ -205,7 +209,7 @@ class _Recorder:
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
         replayable = "args" in fields and not reduces and not is_sharded(model)
-        history = History(self._modules) if replayable else None
+        history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,
             self._passes.numbers,
@@ -220,15 +224,17 @@ class _Recorder:
         )
         self._flattened = flattened(model)
         self._model = model
-        # At the last look.
-        self._standing = what_stands_in(self._modules.values())
+        self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
+        self._seen: object = None  # at the last look
         self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
     def attach_hooks(self) -> None:
         """Hook every module, and those that are added later."""
-        for name, module in self._modules.items():
+        for module, name in self._places.items():
             self._attach(name, module)
+        self._hook_dicts = hook_dicts(self._places)
+        self._seen = self._what_stands()
         added = register_module_module_registration_hook(self._added)
         self._undo.append(added.remove)
         if (history := self._block.history) is not None:
@@ -255,6 +261,8 @@ class _Recorder:
             self._block.left_out[name] = "record(..., modules=...) left it out"
             if name:
                 return  # the model is hooked all the same: it counts the forwards
+        else:
+            self._block.left_out.pop(name, None)  # another that stood there was
         calls = self._calls
         is_left_out = name in self._block.left_out
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
@@ -262,7 +270,7 @@ class _Recorder:
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
-        hooked.after = id(after)
+        hooked.before, hooked.after = id(before), id(after)
         self._undo.append(hook_module(module, before, after))
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
@@ -274,74 +282,66 @@ class _Recorder:
         history = self._block.history
         if module is None or (history is not None and history.is_set_back):
             return
-        inside = modules_of(module)
-        for name, known in list(self._modules.items()):
-            if known is parent:
-                self._place(".".join(it for it in (name, key) if it), inside)
+        place = self._places.get(parent)
+        if place is None:
+            return
+        for path, inner in modules_of(module).items():
+            if inner not in self._places:
+                name = ".".join(it for it in (place, key, path) if it)
+                self._places[inner] = name
+                self._names.setdefault(name, name)
+                if inner not in self._hooked:
+                    self._attach(name, inner)
 
     def _look_for_new(self) -> None:
-        """Hook what came in without a word: ``Sequential.insert`` says none."""
-        standing = what_stands_in(self._modules.values())
-        if standing != self._standing:
-            self._standing = standing
-            self._place("", modules_of(self._model))
+        """Look whether other modules stand there, or other hooks, as a forward begins.
 
-    def _place(self, where: str, modules: dict[str, nn.Module]) -> None:
+        ``Sequential.insert`` says nothing of what it does.
+        """
+        if self._seen == self._what_stands():
+            return
+        self._name_all()
+        for module in self._places:
+            if (hooked := self._hooked.get(module)) is not None:
+                put_hooks_around(module, hooked.before, hooked.after)
+        if self._block.history is not None:
+            self._block.history.has_changed = True
+        self._hook_dicts = hook_dicts(self._places)
+        self._seen = self._what_stands()
+
+    def _what_stands(self) -> object:
+        return what_stands_in(self._places), hook_numbers(self._hook_dicts)
+
+    def _name_all(self) -> None:
         """Name modules after where they stand now, and hook the new ones.
 
-        Args:
-            where: The name of the first.
-            modules: By name inside of that.
+        One that was called keeps the name that its calls have. Where another stands in
+        its old place, that gets a name of its own.
         """
-        placed = {
-            ".".join(it for it in (where, path) if it): module
-            for path, module in modules.items()
+        standing = modules_of(self._model)
+        called = {it.name for it in self._hooked.values() if it.was_called}
+        kept = {
+            hooked.name
+            for module in standing.values()
+            if (hooked := self._hooked.get(module)) is not None and hooked.was_called
         }
-        # First those whose names others may have now.
-        for name, module in sorted(
-            placed.items(), key=lambda it: it[1] not in self._met
-        ):
-            if module in self._met:
-                self._move(name, module)
+        self._places.clear()
+        for place, module in standing.items():
+            self._places[module] = place
+            hooked, name = self._hooked.get(module), place
+            while name in kept:
+                name += " (new)"
+            if hooked is None:
+                self._attach(name, module)
+            elif not hooked.was_called:
+                hooked.rename(name, self._calls_of[name])
+        every = modules_of(self._model, remove_duplicate=False)
+        for place, module in every.items():
+            hooked = self._hooked.get(module)
+            if hooked is None or place in called:
+                self._names[place] = place
             else:
-                self._meet(name, module, set(placed.values()))
-
-    def _move(self, name: str, module: nn.Module) -> None:
-        """Note where a module stands now, whose calls keep the name they began with."""
-        place = next((key for key, it in self._modules.items() if it is module), None)
-        hooked = self._hooked.get(module)
-        if place is None:  # it was away, and is back
-            self._modules[name] = module
-        elif place == name or name in self._modules:
-            return
-        elif hooked is not None and self._was_called(hooked):
-            self._names[name] = hooked.name
-        else:
-            del self._modules[place]
-            self._modules[name] = module
-            self._names[name] = name
-            if hooked is not None:
-                hooked.name, hooked.calls = name, self._calls_of[name]
-
-    def _was_called(self, hooked: Hooked) -> bool:
-        return any(trace.name == hooked.name for trace in self._calls.traces)
-
-    def _meet(self, name: str, module: nn.Module, others: set[nn.Module]) -> None:
-        """Hook a module that is new, with a name that is free.
-
-        Args:
-            name: Where it stands.
-            module: The module.
-            others: Those that came with it.
-        """
-        standing = modules_of(self._model).items()
-        moved = {it for place, it in standing if self._modules.get(place) is not it}
-        while (known := self._modules.get(name)) in moved or known in others:
-            name += " (new)"  # than the one that had it, and has another place now
-        self._met.add(module)
-        self._modules[name] = module
-        self._names[name] = name
-        self._attach(name, module)
+                self._names[place] = self._names[hooked.name] = hooked.name
 
 
 def _nothing(*_: object) -> None:

@@ -80,9 +80,10 @@ class Copies:
         # The original is held too: its id is its own only while it lives.
         self._made: dict[int, tuple[Any, Any]] = {}
 
-    def know(self, original: Tensor, made: Tensor) -> None:
+    def know(self, original: Tensor | None, made: Tensor) -> None:
         """Take what was made of a parameter or buffer: an attribute may hold it too."""
-        self._made[id(original)] = original, made
+        if original is not None:
+            self._made[id(original)] = original, made
 
     def of(self, value: Any) -> Any:
         """Return the copy of a tensor, of what it was, or of a container of these."""

@@ -243,7 +243,9 @@ def _gap_of_arrays(x: Any, y: Any) -> Gap:
     try:
         return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
     except TypeError:  # of words, or of objects: these were not kept
-        return _NONE if np.array_equal(x, y) else _incomparable("other entries")
+        times = x.dtype.kind in "mM"  # of which some may be none
+        same = np.array_equal(x, y, equal_nan=times)
+        return _NONE if same else _incomparable("other entries")
 
 
 def _gap_of_stats(x: Any, y: Any) -> Gap:
@@ -266,7 +268,7 @@ def _gap_of_stats(x: Any, y: Any) -> Gap:
 
 def _has_64_bits(tensor: Tensor) -> bool:
     is_plain = tensor.layout == torch.strided and not tensor.is_nested
-    return is_plain and tensor.dtype == torch.int64
+    return is_plain and tensor.dtype in (torch.int64, torch.uint64)
 
 
 def _wide(tensor: Tensor) -> Tensor:

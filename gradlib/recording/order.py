@@ -1,5 +1,6 @@
 """In which order the things that were recorded happened."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,25 +39,26 @@ class Round:
 
 
 def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
-    """Return the forwards, each with the passes that came before the next.
+    """Return the forwards, each with the passes that came inside it or before the next.
 
-    A pass comes after the last forward that it reaches, and after what the pass before
-    it came after.
+    Where nobody has noted when a pass was, it came after the last forward it reached.
     """
-    forwards: defaultdict[int, list[CallTrace]] = defaultdict(list)
+    forwards: dict[int, list[CallTrace]] = {}
     reached: defaultdict[int, list[CallTrace]] = defaultdict(list)
     for trace in traces:
-        forwards[trace.forward].append(trace)
+        forwards.setdefault(trace.forward, []).append(trace)
         for number in trace.passes():
             reached[number].append(trace)
     happened = traces[0].block.happened if traces else {}
-    passes: defaultdict[int, dict[int, list[CallTrace]]] = defaultdict(dict)
-    last = -1
-    for number in sorted(reached, key=lambda it: (happened.get(it, (0, 0))[1], it)):
-        last = max(last, *(call.forward for call in reached[number]))
-        passes[last][number] = reached[number]
+    begun = [(calls[0].moment, forward) for forward, calls in forwards.items()]
+    passes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, calls in reached.items():
+        ended = happened.get(number, (OUTERMOST, 0))[1]
+        before = bisect_left(begun, (ended, 0))
+        last = begun[before - 1][1] if before else max(it.forward for it in calls)
+        passes[last].append((ended, number))
     for forward, calls in forwards.items():
-        yield Round(calls, passes[forward])
+        yield Round(calls, {it: reached[it] for _, it in sorted(passes[forward])})
 
 
 def steps(calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, bool]]:

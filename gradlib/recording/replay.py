@@ -222,20 +222,20 @@ class _Scene:
 
     def _set(self, module: nn.Module) -> None:
         moment, state = self._trace.moment, vars(module)
-        parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
-        known = self._history.at(module, moment)
-        for name, parameter in parameters.items():
-            if parameter is not None and not is_lazy(parameter):
-                kept = known.get(name)
-                value = parameter if kept is None else kept.value
-                needed = (parameter if kept is None else kept).requires_grad
-                made = parameters[name] = self._weight(value, needed)
-                self._copies.know(parameter, made)
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                value = known[name].value if name in known else buffer
-                made = buffers[name] = self._change(value)
-                self._copies.know(buffer, made)
+        parameters: dict[str, nn.Parameter | None] = {
+            name: it if it is not None and is_lazy(it) else None
+            for name, it in own_parameters(module).items()
+        }
+        buffers: dict[str, Tensor | None] = dict.fromkeys(own_buffers(module))
+        now: dict[str, Any] = {**own_parameters(module), **own_buffers(module)}
+        for name, kept in self._history.parameters(module, moment).items():
+            state.pop(name, None)  # what has taken its place since
+            made = parameters[name] = self._weight(kept.value, kept.requires_grad)
+            self._copies.know(now.get(name), made)
+        for name, kept in self._history.buffers(module, moment).items():
+            state.pop(name, None)
+            made = buffers[name] = self._change(kept.value)
+            self._copies.know(now.get(name), made)
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         children = self._history.children(module, moment)
         for name in children.keys() - own_children(module).keys():

@@ -2,7 +2,7 @@
 
 import random
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +17,10 @@ from torch.nn.parameter import is_lazy
 from gradlib.module_hook import hooks_of_others
 from gradlib.private import (
     any_autocast,
-    hooks_in,
     is_of_torch,
     own_buffers,
     own_children,
     own_parameters,
-    what_stands_in,
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import PastAttributes, Run
@@ -41,6 +39,10 @@ Children: TypeAlias = dict[str, nn.Module | None]
 """What stands in a module, by name."""
 
 
+Values: TypeAlias = dict[nn.Module, dict[str, list[tuple[int, Kept | None]]]]
+"""What stood under each name in each module, since when; ``None`` for nothing."""
+
+
 Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
 """The class of a module, and its hooks, as its attributes."""
 
@@ -52,21 +54,22 @@ class History:
     has changed.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """Begin with nothing known of `modules`, which may grow."""
+    def __init__(self, modules: Collection[nn.Module]) -> None:
+        """Begin with nothing known of `modules`, which may become others."""
         self._modules = modules
         # What is kept of each tensor, by its id; what stood in each place, since when.
         self._kept: dict[int, Kept] = {}
-        self._values: dict[tuple[nn.Module, str], list[tuple[int, Kept]]] = {}
+        self._parameters: Values = {}
+        self._buffers: Values = {}
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
         self._children: list[tuple[int, dict[nn.Module, Children]]] = []
         self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
-        self._hook_numbers: list[tuple[int, ...]] = []  # at the last look
         self.is_set_back = False  # while a call is computed again
-        # What the last look saw: its moment, the modes, what stood in the modules.
+        # Whether others stand in the modules than at the last look, or other hooks.
+        self.has_changed = True
+        # What that look saw: its moment, and the modes.
         self._looked = -1
         self._seen: dict[nn.Module, bool] = {}
-        self._standing: list[tuple[Any, ...]] = []
         self._world: World | None = None
         # After which moment a module may have changed its buffers.
         self._called: dict[nn.Module, int] = {}
@@ -75,33 +78,39 @@ class History:
     @property
     def modules(self) -> tuple[nn.Module, ...]:
         """Every module of the model."""
-        return tuple(self._modules.values())
+        return tuple(self._modules)
 
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
         modes: dict[nn.Module, bool] = {}
-        for module in self._modules.values():
+        for module in self._modules:
             modes[module] = module.training
             parameters, buffers = own_parameters(module), own_buffers(module)
             if parameters:
-                self._look_at(module, parameters, moment)
+                self._look_at(self._parameters, module, parameters, moment)
             if buffers:
-                self._look_at(module, buffers, self._called.pop(module, moment))
+                self._look_at(
+                    self._buffers, module, buffers, self._called.pop(module, moment)
+                )
         if not self._modes or modes != self._modes[-1][1]:
             self._modes.append((moment, modes))
         self._looked, self._seen = moment, self._modes[-1][1]
-        self._look_inside()
-        self._look_at_hooks()
-        self._attributes.look(self._modules.values(), moment)
+        if self.has_changed:
+            self._look_inside()
+            modules = self._modules
+            hooks = {it: (type(it), hooks_of_others(it)) for it in modules}
+            self._hooks.append((moment, hooks))
+            self.has_changed = False
+        self._attributes.look(self._modules, moment)
 
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes."""
-        self._attributes.look(self._modules.values(), moment)
+        self._attributes.look(self._modules, moment)
 
     def meet(self, module: nn.Module, moment: int) -> None:
-        """Keep what a call has made: the parameters of a lazy module."""
-        self._look_at(module, own_parameters(module), moment)
-        self._look_at(module, own_buffers(module), moment)
+        """Keep what a call meets for the first time, or has made, if it was lazy."""
+        self._look_at(self._parameters, module, own_parameters(module), moment)
+        self._look_at(self._buffers, module, own_buffers(module), moment)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
@@ -121,7 +130,8 @@ class History:
                 break
         buffers = own_buffers(module)
         if buffers:  # a call may change its own, as BatchNorm does
-            self._look_at(module, buffers, self._called.get(module, moment))
+            since = self._called.get(module, moment)
+            self._look_at(self._buffers, module, buffers, since)
             self._called[module] = moment + 1
         known = self._world
         autocast = _autocast() if any_autocast() else _NO_AUTOCAST
@@ -154,18 +164,24 @@ class History:
         return list(found)
 
     def at(self, module: nn.Module, moment: int) -> dict[str, Kept]:
-        """Return the own parameters and buffers that `module` had at a moment.
+        """Return the own parameters and buffers that `module` had at a moment."""
+        return self.parameters(module, moment) | self.buffers(module, moment)
 
-        What was not seen until later is as it was first seen. A tensor that stood in
-        two places is one tensor here too.
+    def parameters(self, module: nn.Module, moment: int) -> dict[str, Kept]:
+        """Return the own parameters that `module` had at a moment.
+
+        A module that was not seen until later is as it was first seen. A tensor that
+        stood in two places is one tensor here too.
         """
-        found: dict[str, Kept] = {}
-        for key in (*own_parameters(module), *own_buffers(module)):
-            values = self._values.get((module, key))
-            if values is not None:
-                until = bisect_right(values, moment, key=itemgetter(0))
-                found[key] = values[max(until - 1, 0)][1]
-        return found
+        if module not in self._parameters:
+            self._look_at(self._parameters, module, own_parameters(module), moment)
+        return _at(self._parameters[module], moment)
+
+    def buffers(self, module: nn.Module, moment: int) -> dict[str, Kept]:
+        """Return the own buffers that `module` had at a moment, in the same way."""
+        if module not in self._buffers:
+            self._look_at(self._buffers, module, own_buffers(module), moment)
+        return _at(self._buffers[module], moment)
 
     def attributes(self, module: nn.Module, moment: int) -> Run | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
@@ -187,8 +203,8 @@ class History:
 
     def _look_at_parameters(self, moment: int) -> None:
         """Keep what a call has written to weights before it called what has them."""
-        for module in self._modules.values():  # one weight may stand in several
-            self._look_at(module, own_parameters(module), moment)
+        for module in self._modules:  # one weight may stand in several
+            self._look_at(self._parameters, module, own_parameters(module), moment)
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""
@@ -197,40 +213,55 @@ class History:
         self._look_inside()
 
     def _look_inside(self) -> None:
-        """Keep what stands in the modules, if that has changed."""
-        modules = self._modules.values()
-        standing = what_stands_in(modules)
-        if standing != self._standing or not self._children:
-            children = {it: dict(own_children(it).items()) for it in modules}
-            self._children.append((self._looked, children))
-            self._standing = standing
-
-    def _look_at_hooks(self) -> None:
-        """Keep the hooks of the modules, if there are others than before."""
-        modules = self._modules.values()
-        numbers = hooks_in(modules)
-        if numbers != self._hook_numbers or not self._hooks:
-            hooks = {
-                module: (type(module), hooks_of_others(module)) for module in modules
-            }
-            self._hooks.append((self._looked, hooks))
-            self._hook_numbers = numbers
+        """Keep what stands in the modules."""
+        children = {it: dict(own_children(it).items()) for it in self._modules}
+        self._children.append((self._looked, children))
 
     def _look_at(
-        self, module: nn.Module, own: Mapping[str, Tensor | None], moment: int
+        self,
+        every: Values,
+        module: nn.Module,
+        own: Mapping[str, Tensor | None],
+        moment: int,
     ) -> None:
+        known = every.get(module)
+        if known is None:
+            known = every[module] = {}
+        present = 0
         for key, tensor in own.items():
-            if tensor is None or is_lazy(tensor):
+            if tensor is None:
+                continue
+            present += 1
+            if is_lazy(tensor):
+                known[key] = []
                 continue
             kept = self._kept.get(id(tensor))
             if kept is None or kept.has_changed():
                 kept = self._kept[id(tensor)] = Kept(tensor)
-            place = module, key
-            values = self._values.get(place)
+            values = known.get(key)
             if values is None:
-                self._values[place] = [(moment, kept)]
+                known[key] = [(moment, kept)]
+            elif not values:  # it was lazy: as if it had been there at once
+                values.append((-1, kept))
             elif values[-1][1] is not kept:
                 values.append((moment, kept))
+        if present < len(known):  # some were taken away
+            for key, values in known.items():
+                if values and own.get(key) is None and values[-1][1] is not None:
+                    values.append((moment, None))
+
+
+def _at(
+    every: Mapping[str, list[tuple[int, Kept | None]]], moment: int
+) -> dict[str, Kept]:
+    seen = min((values[0][0] for values in every.values() if values), default=0)
+    found: dict[str, Kept] = {}
+    for name, values in every.items():
+        until = bisect_right(values, max(moment, seen), key=itemgetter(0))
+        kept = values[until - 1][1] if until else None
+        if kept is not None:
+            found[name] = kept
+    return found
 
 
 @contextmanager

@@ -130,30 +130,16 @@ class CallTrace:
         self.moment = moment  # it grows from call to call
 
     def passes(self) -> list[int]:
-        """Return our numbers of the backward passes that reached the call.
-
-        One through the graph of another may reach no more of it than its inputs.
-        """
-        found = self._numbers("outputs") | self._numbers("shares")
-        with_graph = found & self.block.with_graph
-        if with_graph:
-            first = min(with_graph)
-            found |= {it for it in self._numbers("totals") if it > first}
-        return sorted(found)
-
-    def _numbers(self, gathered: str) -> set[int]:
-        """Return our numbers of the passes that gave something; of totals, to inputs.
-
-        The total of a parameter is that of all calls.
-        """
+        """Return our numbers of the backward passes that reached the call."""
         numbers = self.block.numbers
-        return {
+        found = {
             numbers[torch_number]
             for flow in self.flows
-            for key, grads in getattr(flow, gathered).items()
-            if gathered != "totals" or isinstance(key, int)
+            for gathered in (flow.outputs, flow.shares)
+            for grads in gathered.values()
             for torch_number in grads
         }
+        return sorted(found)
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return what got a gradient in one backward pass."""

@@ -125,8 +125,6 @@ def _check(
     others: list[tuple[str, Gap]] = []
     through = [bool(trace.gradients("outputs", number)) for number in passes]
     for place, number in enumerate(passes):
-        if place and not (through[place] or trace.given("shares", number)):
-            continue  # of all the call has it reached only the total of an input
         replayed = replay(trace, number)
         if place == 0:
             others = [

@@ -490,6 +490,8 @@ def test_numbers_that_no_tensor_holds(number: int) -> None:
         (torch.tensor([0, 2**62]), torch.tensor([0, 2**62 + 1])),
         (np.arange(3.0), np.arange(3.0) + 1),
         (np.array(["a"]), np.array(["b"])),
+        (np.array([1, "NaT"], "M8[s]"), np.array([2, "NaT"], "M8[s]")),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64)),
         (np.float32(2), np.float32(3)),
         (np.int8(2), np.int8(3)),
         (np.bool_(True), np.bool_(False)),

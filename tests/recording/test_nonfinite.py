@@ -445,3 +445,15 @@ def test_made_by_a_pass_inside_a_pass(x: Tensor) -> None:
     found = recording.first_nonfinite()
     assert found is not None
     assert (found.name, found.field) == ("f.1", "grad_input[0]")
+
+
+def test_a_forward_that_the_pass_after_it_does_not_reach(x: Tensor) -> None:
+    model: Any = nn.ModuleDict(
+        {"actor": nn.Linear(3, 3), "critic": Applies(lambda x: x * NAN)}
+    )
+    with gradlib.record(model) as recording:
+        action, value = model["actor"](x), model["critic"](x)
+        (action * value.detach()).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.direction) == ("critic", "forward")

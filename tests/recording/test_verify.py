@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import gradlib
 from gradlib import progress
@@ -387,6 +388,32 @@ def test_a_hook_that_was_taken_away(hook: Callable[[Any], Any], when: str) -> No
     found = recording.verify()
     assert found.ok, str(found)
     assert after == (model[1]._forward_pre_hooks, model[1]._forward_hooks)
+
+
+def _without_bias(layer: nn.Module) -> None:
+    cast(Any, layer).bias = None
+
+
+def _pruned(layer: nn.Module) -> None:
+    prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def _with_another(layer: nn.Module) -> None:
+    layer.register_parameter("scale", nn.Parameter(torch.ones(2)))
+
+
+@pytest.mark.parametrize("change", [_without_bias, _pruned, _with_another])
+def test_parameters_that_came_or_went(change: Callable[[nn.Module], None]) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    with gradlib.record(net) as recording:
+        net(torch.randn(3, 2)).sum().backward()
+        change(net[0])
+        net(torch.randn(3, 2)).sum().backward()
+    names = {*dict(net.named_parameters()), *dict(net.named_buffers())}
+    assert recording.verify().ok
+    assert names == {*dict(net.named_parameters()), *dict(net.named_buffers())}
+    change(other := nn.Linear(2, 2))
+    assert vars(net[0]).keys() == vars(other).keys()
 
 
 def test_a_hook_that_was_set_since() -> None:
