@@ -1,18 +1,15 @@
 """The hooks of ours on modules, told from everybody else's."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 from torch import nn
 
-from gradlib.private import (
-    BACKWARD_HOOKS,
-    FORWARD_HOOKS,
-    HOOKS,
-    KIND_OF_BACKWARD_HOOKS,
-)
+from gradlib.private import HOOKS, KIND_OF_BACKWARD_HOOKS, hook_dicts
 
 
 class ModuleHook(partial[None]):
@@ -32,21 +29,25 @@ def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:
     """Return what a module has of hooks, as its attributes, without those of ours."""
     own = vars(module)
-    there = [
-        it for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS) for it in own[kind].values()
-    ]
-    if all(isinstance(it, ModuleHook) for it in there):
-        return _NONE
-    kept: dict[str, Any] = {
-        kind: OrderedDict((key, it) for key, it in own[kind].items() if key != id(it))
-        for kind in HOOKS
-    }
-    for kind in FORWARD_HOOKS:
-        kept[kind] = without_ours(kept[kind])
-    return kept | {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
+    kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
+    for kind in HOOKS:
+        items = own[kind].items()
+        others = ((key, it) for key, it in items if key != id(it))
+        kept[kind] = without_ours(OrderedDict(others))
+    return kept
 
 
-_NONE: dict[str, Any] = {kind: OrderedDict[int, Any]() for kind in HOOKS}
+def all_are_ours(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether nobody else has a hook on several modules, without a loop."""
+    every = map(methodcaller("values"), filter(None, hook_dicts(modules)))
+    return {*map(type, chain.from_iterable(every))} <= {ModuleHook}
+
+
+NO_HOOKS: dict[str, Any] = {
+    KIND_OF_BACKWARD_HOOKS: None,
+    **{kind: OrderedDict[int, Any]() for kind in HOOKS},
+}
+"""The same of a module that has none."""
 
 
 def _nothing(*_: object) -> None:

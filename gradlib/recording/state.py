@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradlib.module_hook import hooks_of_others
+from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private import (
     any_autocast,
     is_of_torch,
@@ -97,9 +97,6 @@ class History:
         self._looked, self._seen = moment, self._modes[-1][1]
         if self.has_changed:
             self._look_inside()
-            modules = self._modules
-            hooks = {it: (type(it), hooks_of_others(it)) for it in modules}
-            self._hooks.append((moment, hooks))
             self.has_changed = False
         self._attributes.look(self._modules, moment)
 
@@ -190,7 +187,10 @@ class History:
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
         """Return the hooks `module` had when a forward began, as its attributes."""
         until = bisect_right(self._hooks, moment, key=itemgetter(0))
-        known = self._hooks[max(until - 1, 0)][1].get(module)
+        every = self._hooks[max(until - 1, 0)][1]
+        if not every:
+            return NO_HOOKS
+        known = every.get(module)
         if known is None or known[0] is not type(module):
             # A lazy module has taken another class since, which has not what they call.
             return hooks_of_others(module)
@@ -213,9 +213,13 @@ class History:
         self._look_inside()
 
     def _look_inside(self) -> None:
-        """Keep what stands in the modules."""
+        """Keep what stands in the modules, and their hooks; nothing for none at all."""
         children = {it: dict(own_children(it).items()) for it in self._modules}
         self._children.append((self._looked, children))
+        hooks: dict[nn.Module, Hooks] = {}
+        if not all_are_ours(self._modules):
+            hooks = {it: (type(it), hooks_of_others(it)) for it in self._modules}
+        self._hooks.append((self._looked, hooks))
 
     def _look_at(
         self,
