@@ -124,7 +124,9 @@ def run(
             continue
         if create_graph and leaf.requires_grad:
             # Its own place in the graph: fn may have the same tensor from elsewhere.
-            point = leaf.view_as(leaf)
+            # Not view_as(): for one sample that gives strides of channels_last that
+            # batch norm's second derivative is wrong for.
+            point = leaf.expand_as(leaf)
         else:
             point = (leaf.clone() if leaf.is_inference() else leaf).detach()
         if place in asked or (place in batched and leaf.is_floating_point()):

@@ -1,7 +1,7 @@
 """Where torch goes wrong behind a Jacobian, and with what: each must stay so, or go."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -169,6 +169,35 @@ def differences(value: Callable[[], Tensor], along: Tensor) -> Tensor:
         entries[i] = was
         found[i] = (sides[0] - sides[1]) / (2 * step)
     return found.view_as(along)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+def test_one_sample_in_channels_last(mode: Any, batch: int) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3).eval()
+    nn.init.uniform_(cast(Tensor, norm.running_var), 0.5, 2)
+    model = nn.Sequential(norm, nn.Tanh(), nn.Conv2d(3, 2, 3), nn.Flatten()).double()
+    x = (
+        torch.randn(batch, 3, 4, 4)
+        .double()
+        .contiguous(memory_format=torch.channels_last)
+    )
+    x.requires_grad_()
+
+    def loss() -> Tensor:
+        found = gradlib.per_sample_jacobian(model, x, mode=mode, create_graph=True)
+        return found.sin().sum()
+
+    (grad,) = torch.autograd.grad(loss(), x)
+    along, step = torch.randn_like(x), 1e-5
+    sides: list[float] = []
+    for times in (step, -2 * step):
+        with torch.no_grad():
+            x += times * along
+        sides.append(loss().item())
+    slope = (sides[0] - sides[1]) / (2 * step)
+    assert (grad * along).sum().item() == pytest.approx(slope, rel=1e-6)
 
 
 def test_torch_goes_wrong_for_the_second_derivative_of_weight_norm() -> None:
