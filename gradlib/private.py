@@ -382,6 +382,11 @@ _GLOBAL_HOOKS: list[dict[int, Any]] = [
 ]
 
 
+def tensors_may_be_dual() -> bool:
+    """Tell whether tensors may carry tangents: those of forward-mode AD."""
+    return cast(Any, forward_ad)._current_level >= 0
+
+
 def nobody_looks_on() -> bool:
     """Tell whether no mode, transform or hook that holds everywhere is in force."""
     return not (
@@ -390,7 +395,7 @@ def nobody_looks_on() -> bool:
         or (_C._len_torch_function_stack() and _some_mode_is_unknown())
         or _C._len_torch_dispatch_stack()
         or _C._functorch.peek_interpreter_stack() is not None
-        or cast(Any, forward_ad)._current_level >= 0
+        or tensors_may_be_dual()
         or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
         or any(_GLOBAL_HOOKS)

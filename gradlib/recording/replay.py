@@ -348,6 +348,11 @@ def _known(trace: CallTrace) -> tuple[History, World]:
     world, called = trace.world, trace.module
     assert world is not None, "it is kept with every history"
     assert called is not None, "it is kept with every history"
+    if world.is_dual:
+        raise CannotReplayError(
+            f"{label(trace)} ran inside torch.autograd.forward_ad.dual_level(): its "
+            "tensors may have carried tangents, which are not kept."
+        )
     for module in history.inside(called, trace.moment):
         if isinstance(module, torch.jit.ScriptModule):
             raise CannotReplayError(

@@ -21,6 +21,7 @@ from gradlib.private import (
     own_buffers,
     own_children,
     own_parameters,
+    tensors_may_be_dual,
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import PastAttributes, Run
@@ -33,6 +34,7 @@ class World:
     random: Tensor  # the state of the CPU's generator
     cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
+    is_dual: bool  # whether tensors may have carried tangents, of forward-mode AD
 
 
 Children: TypeAlias = dict[str, nn.Module | None]
@@ -132,7 +134,13 @@ class History:
             self._called[module] = moment + 1
         known = self._world
         autocast = _autocast() if any_autocast() else _NO_AUTOCAST
-        if known is not None and known.autocast == autocast and _draws_nothing(module):
+        is_dual = tensors_may_be_dual()
+        if (
+            known is not None
+            and known.autocast == autocast
+            and known.is_dual is is_dual
+            and _draws_nothing(module)
+        ):
             return known
         random = torch.get_rng_state()
         cuda: tuple[Tensor, ...] = ()
@@ -140,7 +148,7 @@ class History:
             cuda = tuple(torch.cuda.get_rng_state_all())
         if known is not None and torch.equal(random, known.random):
             random = known.random  # each is some kilobytes
-        self._world = World(random, cuda, autocast)
+        self._world = World(random, cuda, autocast, is_dual)
         return self._world
 
     def children(self, module: nn.Module, moment: int) -> Children:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils import prune
 
 import gradlib
@@ -414,6 +415,21 @@ def test_parameters_that_came_or_went(change: Callable[[nn.Module], None]) -> No
     assert names == {*dict(net.named_parameters()), *dict(net.named_buffers())}
     change(other := nn.Linear(2, 2))
     assert vars(net[0]).keys() == vars(other).keys()
+
+
+def test_tangents_are_not_kept() -> None:
+    net, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with gradlib.record(net) as recording:
+        net(x).sum().backward()
+        with forward_ad.dual_level():
+            dual = net(forward_ad.make_dual(x, torch.ones_like(x)))
+            primal, tangent = forward_ad.unpack_dual(dual)
+            assert tangent is not None
+            (primal.sum() + tangent.sum()).backward()
+    found = recording.verify()
+    assert found.disagreements == ()
+    assert found.agreed == 1
+    assert "may have carried tangents" in found.skipped[0].reason
 
 
 def test_a_hook_that_was_set_since() -> None:
