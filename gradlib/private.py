@@ -310,13 +310,9 @@ def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     return [*itertools.chain.from_iterable(map(kinds, modules))]
 
 
-def hook_numbers(hooks: list[dict[int, Any]]) -> list[Any]:
-    """Return what is another where hooks were set or taken away: their counts.
-
-    Where somebody has set any beside ours, or several, also the numbers of all.
-    """
-    counts = [*map(len, hooks)]
-    return counts if max(counts, default=0) < 2 else [*counts, *map(tuple, hooks)]
+def hook_numbers(hooks: Iterable[dict[int, Any]]) -> list[tuple[int, ...]]:
+    """Return the numbers of all hooks: others where some were set or taken away."""
+    return [*map(tuple, filter(None, hooks))]
 
 
 def put_hooks_around(module: nn.Module, before: int, after: int) -> None:

@@ -37,14 +37,18 @@ class Nodes:
 
 # vmap of its backward pass, alone too.
 _WRONG_AT_ONCE = "Cdist"
-# Fused: the formula that has a graph of its own is another.
-_WRONG_TWICE = "WeightNormInterface"
+# The first is fused: the formula that has a graph of its own is another. The second
+# takes the logarithm of gradients, which may be zero.
+_WRONG_TWICE = ("WeightNormInterface", "Logcumsumexp")
 # The backward pass of their backward pass takes what they have saved for constants, as
 # the mean and the deviation of the input. tests/jacobian/test_jacobian_in_a_loss.py
 # shows which other norms are right. Under vmap already that of the gradient of their
 # weights does.
-_NORMS = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
-_WRONG_THRICE = (*_NORMS, "Logcumsumexp")
+_NORMS = (
+    *("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"),
+    "BatchNormWithUpdate",
+)
+_WRONG_THRICE = _NORMS
 
 
 def look(graph: Graph) -> Nodes:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
@@ -94,8 +95,8 @@ class ModuleCalls:
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
-        # Those hooked, each with what it got: a tensor's id is its own while it lives.
-        self._parameters: dict[int, tuple[nn.Parameter, End, Grads]] = {}
+        # Those hooked, each with what it got. Some are put in for one call only.
+        self._parameters: Any = WeakTensorKeyDictionary()
 
     @_never_compiled
     def before(
@@ -320,17 +321,16 @@ class ModuleCalls:
             if is_lazy(parameter):
                 are_lazy = True
                 continue
-            known = self._parameters.get(id(parameter))
-            if known is None:
-                grads: Grads = {}
-                known = parameter, id(parameter), grads
+            grads: Grads | None = self._parameters.get(parameter)
+            if grads is None:
+                grads = {}
                 if not parameter.requires_grad:
                     waits = True
                 else:
-                    self._parameters[id(parameter)] = known
+                    self._parameters[parameter] = grads
                     if self._gathers_parameters:
                         self._passes.hook_parameter(parameter, grads)
-            found[name] = known
+            found[name] = parameter, id(parameter), grads
         hooked.remember(own, found, for_good=not (waits or are_lazy))
         return are_lazy
 
@@ -520,13 +520,16 @@ class ModuleCalls:
     def _note_when(self, number: int) -> None:
         """Write down inside of which call a pass runs, and when it ends."""
         stack, happened = self._now.stack, self._block.happened
+        unfinished = self._block.unfinished
         where = stack[-1].call.moment if stack else -1
         moments = self._moments
 
         def ends() -> None:
             happened[number] = where, next(moments)
+            unfinished.discard(number)
 
         ends()  # or it raises
+        unfinished.add(number)
         when_pass_ends(ends)
 
     def _hook_returned(self, frame: Frame, value: Value) -> None:

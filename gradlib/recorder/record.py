@@ -42,7 +42,13 @@ from gradlib.recorder.passes import Passes
 from gradlib.recording.recording import Recording
 from gradlib.recording.state import History
 from gradlib.recording.trace import FIELDS, Block
-from gradlib.selection import modules_of, recorded_names, selector
+from gradlib.selection import (
+    COMPILED,
+    modules_of,
+    recorded_names,
+    selector,
+    uncompiled,
+)
 from gradlib.values import Copies, Keep, keeper
 
 
@@ -226,13 +232,14 @@ class _Recorder:
         self._model = model
         self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
         self._seen: object = None  # at the last look
+        self._unhook: dict[nn.Module, Callable[[], None]] = {}
         self._undo: list[Callable[[], None]] = []
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
     def attach_hooks(self) -> None:
         """Hook every module, and those that are added later."""
         for module, name in self._places.items():
-            self._attach(name, module)
+            self._attach(name, name, module)
         self._hook_dicts = hook_dicts(self._places)
         self._seen = self._what_stands()
         added = register_module_module_registration_hook(self._added)
@@ -244,25 +251,28 @@ class _Recorder:
 
     def remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for undo in self._undo:
+        for undo in (*self._unhook.values(), *self._undo):
             undo()
+        self._unhook.clear()
         self._undo.clear()
         self._calls.when_forward_begins = _nothing  # a circle would keep all
         self._passes.remove_hooks()
         self._block.copies.wait()
         forget_compiled()
 
-    def _attach(self, name: str, module: nn.Module) -> None:
-        """Hook a module that was chosen: before all other hooks, and after them."""
+    def _attach(self, name: str, place: str, module: nn.Module) -> None:
+        """Hook a module that was chosen: before all other hooks, and after them.
+
+        Args:
+            name: What its calls are recorded under.
+            place: Where it stands.
+            module: The module.
+        """
         if isinstance(module, torch.jit.ScriptModule):
             self._block.left_out[name] = "a ScriptModule takes no hooks"
             return
-        if not self._chosen(name, module):
-            self._block.left_out[name] = "record(..., modules=...) left it out"
-            if name:
-                return  # the model is hooked all the same: it counts the forwards
-        else:
-            self._block.left_out.pop(name, None)  # another that stood there was
+        if not self._is_chosen(name, place, module) and place:
+            return  # the model is hooked all the same: it counts the forwards
         calls = self._calls
         is_left_out = name in self._block.left_out
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
@@ -271,11 +281,18 @@ class _Recorder:
             calls.meet_parameters(hooked, own)
         before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
         hooked.before, hooked.after = id(before), id(after)
-        self._undo.append(hook_module(module, before, after))
+        self._unhook[module] = hook_module(module, before, after)
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
             swapped = ModuleHook(calls.swapped, views)
             self._undo.append(module.register_forward_pre_hook(swapped).remove)
+
+    def _is_chosen(self, name: str, place: str, module: nn.Module) -> bool:
+        if self._chosen(place, module):
+            self._block.left_out.pop(name, None)  # another that stood there was
+            return True
+        self._block.left_out[name] = "record(..., modules=...) left it out"
+        return False
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:
         """Hook what is added to a module while the block runs."""
@@ -289,9 +306,9 @@ class _Recorder:
             if inner not in self._places:
                 name = ".".join(it for it in (place, key, path) if it)
                 self._places[inner] = name
-                self._names.setdefault(name, name)
+                self._name_place(name, name)
                 if inner not in self._hooked:
-                    self._attach(name, inner)
+                    self._attach(name, name, inner)
 
     def _look_for_new(self) -> None:
         """Look whether other modules stand there, or other hooks, as a forward begins.
@@ -300,7 +317,10 @@ class _Recorder:
         """
         if self._seen == self._what_stands():
             return
-        self._name_all()
+        try:
+            self._name_all()
+        except RuntimeError:  # another thread changes the model: at the next forward
+            return
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
                 put_hooks_around(module, hooked.before, hooked.after)
@@ -319,6 +339,7 @@ class _Recorder:
         its old place, that gets a name of its own.
         """
         standing = modules_of(self._model)
+        every = modules_of(self._model, remove_duplicate=False)
         called = {it.name for it in self._hooked.values() if it.was_called}
         kept = {
             hooked.name
@@ -332,16 +353,25 @@ class _Recorder:
             while name in kept:
                 name += " (new)"
             if hooked is None:
-                self._attach(name, module)
+                self._attach(name, place, module)
             elif not hooked.was_called:
                 hooked.rename(name, self._calls_of[name])
-        every = modules_of(self._model, remove_duplicate=False)
+                if not self._is_chosen(name, place, module) and place:
+                    self._unhook.pop(module)()
+                    del self._hooked[module]
         for place, module in every.items():
             hooked = self._hooked.get(module)
             if hooked is None or place in called:
-                self._names[place] = place
+                self._name_place(place, place)
             else:
-                self._names[place] = self._names[hooked.name] = hooked.name
+                self._name_place(place, hooked.name)
+                self._names[hooked.name] = hooked.name
+
+    def _name_place(self, place: str, name: str) -> None:
+        """Note under which name one finds the calls of what stands in a place."""
+        self._names[place] = name
+        if COMPILED in place:
+            self._names.setdefault(uncompiled(place), name)
 
 
 def _nothing(*_: object) -> None:

@@ -33,6 +33,7 @@ SETTINGS = frozenset(
         *("alpha", "beta", "delta", "dropout", "forward", "label_smoothing", "lambd"),
         *("lower", "margin", "max_val", "min_val", "negative_slope", "p", "threshold"),
         *("upper", "value"),
+        *("_keys", "_size"),  # of lists and dicts of parameters
     )
 )
 """What torch's own modules have that somebody may change from step to step."""

@@ -85,6 +85,11 @@ def replay(
             "have gone through its graph: then what it gave this call is more than the "
             f"VJP of the forward. Pass {through[0]} can be computed again."
         )
+    if number in trace.block.unfinished:
+        raise CannotReplayError(
+            f"Backward pass {number} raised, or has not ended yet: what it gave this "
+            "call may be a part."
+        )
     with random_state_kept(_cuda_devices()), _eagerly():
         scene = _Scene(trace, history, change)
         with scene.set():
@@ -222,20 +227,18 @@ class _Scene:
 
     def _set(self, module: nn.Module) -> None:
         moment, state = self._trace.moment, vars(module)
-        parameters: dict[str, nn.Parameter | None] = {
-            name: it if it is not None and is_lazy(it) else None
-            for name, it in own_parameters(module).items()
-        }
-        buffers: dict[str, Tensor | None] = dict.fromkeys(own_buffers(module))
         now: dict[str, Any] = {**own_parameters(module), **own_buffers(module)}
+        lazy = {name: it for name, it in now.items() if it is not None and is_lazy(it)}
+        parameters: dict[str, Any] = lazy.copy()
+        buffers: dict[str, Any] = {}
         for name, kept in self._history.parameters(module, moment).items():
-            state.pop(name, None)  # what has taken its place since
-            made = parameters[name] = self._weight(kept.value, kept.requires_grad)
-            self._copies.know(now.get(name), made)
+            parameters[name] = kept and self._weight(kept.value, kept.requires_grad)
         for name, kept in self._history.buffers(module, moment).items():
-            state.pop(name, None)
-            made = buffers[name] = self._change(kept.value)
-            self._copies.know(now.get(name), made)
+            buffers[name] = kept and self._change(kept.value)
+        for name, made in (*parameters.items(), *buffers.items()):
+            state.pop(name, None)  # what has taken its place since
+            if made is not None and name not in lazy:
+                self._copies.know(now.get(name), made)
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         children = self._history.children(module, moment)
         for name in children.keys() - own_children(module).keys():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy
 import torch
@@ -41,8 +41,11 @@ Children: TypeAlias = dict[str, nn.Module | None]
 """What stands in a module, by name."""
 
 
-Values: TypeAlias = dict[nn.Module, dict[str, list[tuple[int, Kept | None]]]]
-"""What stood under each name in each module, since when; ``None`` for nothing."""
+GONE: Final = object()
+"""Stands where a name was taken away."""
+
+Values: TypeAlias = dict[nn.Module, dict[str, list[tuple[int, Any]]]]
+"""What stood under each name in each module, since when: `Kept`, ``None`` or `GONE`."""
 
 
 Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
@@ -63,6 +66,7 @@ class History:
         self._kept: dict[int, Kept] = {}
         self._parameters: Values = {}
         self._buffers: Values = {}
+        self._since: dict[nn.Module, int] = {}  # when each was seen first
         self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
         self._children: list[tuple[int, dict[nn.Module, Children]]] = []
         self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
@@ -99,6 +103,8 @@ class History:
         self._looked, self._seen = moment, self._modes[-1][1]
         if self.has_changed:
             self._look_inside()
+            for module in self._modules:
+                self._since.setdefault(module, moment)
             self.has_changed = False
         self._attributes.look(self._modules, moment)
 
@@ -170,23 +176,20 @@ class History:
 
     def at(self, module: nn.Module, moment: int) -> dict[str, Kept]:
         """Return the own parameters and buffers that `module` had at a moment."""
-        return self.parameters(module, moment) | self.buffers(module, moment)
+        both = self.parameters(module, moment) | self.buffers(module, moment)
+        return {name: kept for name, kept in both.items() if kept is not None}
 
-    def parameters(self, module: nn.Module, moment: int) -> dict[str, Kept]:
-        """Return the own parameters that `module` had at a moment.
+    def parameters(self, module: nn.Module, moment: int) -> dict[str, Kept | None]:
+        """Return what stood among the parameters of `module` at a moment.
 
         A module that was not seen until later is as it was first seen. A tensor that
         stood in two places is one tensor here too.
         """
-        if module not in self._parameters:
-            self._look_at(self._parameters, module, own_parameters(module), moment)
-        return _at(self._parameters[module], moment)
+        return self._at(self._parameters, module, own_parameters(module), moment)
 
-    def buffers(self, module: nn.Module, moment: int) -> dict[str, Kept]:
-        """Return the own buffers that `module` had at a moment, in the same way."""
-        if module not in self._buffers:
-            self._look_at(self._buffers, module, own_buffers(module), moment)
-        return _at(self._buffers[module], moment)
+    def buffers(self, module: nn.Module, moment: int) -> dict[str, Kept | None]:
+        """Return what stood among the buffers of `module`, in the same way."""
+        return self._at(self._buffers, module, own_buffers(module), moment)
 
     def attributes(self, module: nn.Module, moment: int) -> Run | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
@@ -216,6 +219,7 @@ class History:
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""
+        self._since.setdefault(module, moment)
         self.meet(module, moment)
         self._seen[module] = module.training
         self._look_inside()
@@ -239,41 +243,46 @@ class History:
         known = every.get(module)
         if known is None:
             known = every[module] = {}
-        present = 0
         for key, tensor in own.items():
-            if tensor is None:
-                continue
-            present += 1
-            if is_lazy(tensor):
-                known[key] = []
-                continue
-            kept = self._kept.get(id(tensor))
-            if kept is None or kept.has_changed():
-                kept = self._kept[id(tensor)] = Kept(tensor)
-            values = known.get(key)
+            values, first = known.get(key), moment
             if values is None:
-                known[key] = [(moment, kept)]
-            elif not values:  # it was lazy: as if it had been there at once
-                values.append((-1, kept))
+                values = known[key] = []
+            elif not values:
+                first = -1  # it was lazy: as if it had been there at once
+            if tensor is None:
+                kept = None
+            elif is_lazy(tensor):
+                continue
+            else:
+                kept = self._kept.get(id(tensor))
+                if kept is None or kept.has_changed():
+                    kept = self._kept[id(tensor)] = Kept(tensor)
+            if not values:
+                values.append((first, kept))
             elif values[-1][1] is not kept:
                 values.append((moment, kept))
-        if present < len(known):  # some were taken away
+        if len(own) < len(known):
             for key, values in known.items():
-                if values and own.get(key) is None and values[-1][1] is not None:
-                    values.append((moment, None))
+                if values and key not in own and values[-1][1] is not GONE:
+                    values.append((moment, GONE))
 
-
-def _at(
-    every: Mapping[str, list[tuple[int, Kept | None]]], moment: int
-) -> dict[str, Kept]:
-    seen = min((values[0][0] for values in every.values() if values), default=0)
-    found: dict[str, Kept] = {}
-    for name, values in every.items():
-        until = bisect_right(values, max(moment, seen), key=itemgetter(0))
-        kept = values[until - 1][1] if until else None
-        if kept is not None:
-            found[name] = kept
-    return found
+    def _at(
+        self,
+        every: Values,
+        module: nn.Module,
+        own: Mapping[str, Tensor | None],
+        moment: int,
+    ) -> dict[str, Kept | None]:
+        if module not in every and own:
+            self._look_at(every, module, own, moment)
+        moment = max(moment, self._since.get(module, moment))
+        found: dict[str, Any] = {}
+        for name, values in every.get(module, {}).items():
+            until = bisect_right(values, moment, key=itemgetter(0))
+            kept = values[until - 1][1] if until else GONE
+            if kept is not GONE:
+                found[name] = kept
+        return found
 
 
 @contextmanager

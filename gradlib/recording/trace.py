@@ -75,6 +75,7 @@ class Block:
     happened: dict[int, tuple[int, int]] = field(
         default_factory=dict[int, tuple[int, int]]
     )
+    unfinished: set[int] = field(default_factory=set[int])  # our numbers: they raised
     copies: Copies = field(default_factory=Copies)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))

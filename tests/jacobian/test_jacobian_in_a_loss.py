@@ -35,7 +35,6 @@ WRONG: dict[str, nn.Module] = {
     "InstanceNorm1d": nn.Sequential(
         nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()
     ),
-    "logcumsumexp": Applies("logcumsumexp", 1),
 }
 RIGHT: dict[str, nn.Module] = {
     "GroupNorm": nn.GroupNorm(2, 6),

@@ -213,6 +213,36 @@ def test_torch_goes_wrong_for_the_second_derivative_of_weight_norm() -> None:
         torch.autograd.gradgradcheck(norm, (v, g))
 
 
+def test_torch_goes_wrong_for_the_second_derivative_of_logcumsumexp() -> None:
+    x = torch.tensor([0.5, 0.3], dtype=torch.double, requires_grad=True)
+    v = torch.tensor([1.0, 0.0], dtype=torch.double, requires_grad=True)
+    y = torch.logcumsumexp(x, 0)
+    (grad,) = torch.autograd.grad(y, x, v, create_graph=True)
+    (of_v,) = torch.autograd.grad(grad.sum(), v)
+    assert of_v.isnan().any()  # one by one, it would be
+    with pytest.raises(gradlib.NoSuchWayError, match="second derivative of Logcumsum"):
+        gradlib.per_sample_jacobian(
+            lambda x: x.logcumsumexp(1).square(), x[None], create_graph=True
+        )
+
+
+def test_batch_norm_by_its_newer_name() -> None:
+    weights = [torch.ones(2).double() for _ in range(4)]
+
+    def one(z: Tensor) -> Tensor:
+        norm: Any = torch.ops.aten._batch_norm_with_update
+        return norm(z.view(3, 2), *weights, 0.1, 1e-5)[0].flatten()
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.stack([one(z) for z in x])
+
+    x = torch.randn(2, 6).double()
+    with pytest.raises(gradlib.NoSuchWayError, match="third derivative of BatchNormW"):
+        gradlib.per_sample_jacobian(
+            fn, x, mode="forward", create_graph=True, check=False
+        )
+
+
 @pytest.mark.parametrize("mode", ["auto", "reverse", "loop", "forward", "split"])
 def test_weight_norm_in_a_loss_of_the_jacobian_is_refused(mode: Any) -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))

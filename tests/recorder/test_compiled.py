@@ -141,3 +141,14 @@ def test_a_full_graph_cannot_be_recorded_and_says_so() -> None:
     ):
         compiled(x)
     compiled(x)
+
+
+def test_what_comes_into_a_compiled_model_has_its_plain_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    compiled: Any = torch.compile(model, backend="eager")
+    x = torch.randn(2, 3)
+    with gradlib.record(compiled) as recording:
+        compiled(x)
+        model.append(nn.Tanh())
+        compiled(x)
+    assert recording["1"].output is recording["_orig_mod.1"].output

@@ -553,7 +553,71 @@ def test_parameters_that_change_their_names() -> None:
     grads = recording["0", 1].param_grads
     assert grads is not None
     assert set(grads) == {"weight", "bias"}
-    assert recording.verify().ok
+    assert recording.verify().agreed == len(recording)
+
+
+def test_what_is_chosen_is_asked_by_the_places() -> None:
+    x = torch.randn(2, 3)
+    found: list[list[str]] = []
+    for way in ("assigned", "inserted"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        with gradlib.record(model, modules="0") as recording:
+            run(model, x)
+            if way == "assigned":
+                model.append(model[0])
+                model[0] = nn.Linear(3, 3)
+            else:
+                model.insert(0, nn.Linear(3, 3))
+            run(model, x)
+        found.append([call.name for call in recording])
+    assert found == [["0", "0 (new)", "0"]] * 2
+    wrapped: Any = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    with gradlib.record(wrapped, modules="0") as recording:
+        wrapped[0] = Adapted(wrapped[0])
+        run(wrapped, x)
+    assert [call.name for call in recording] == ["0"]
+    assert not wrapped[0].base._forward_hooks
+
+
+def test_a_place_is_given_to_a_module_that_a_forward_makes() -> None:
+    class Unties(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = self.b = nn.Linear(3, 3)
+            self.unties = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.unties:
+                self.b = nn.Linear(3, 3)
+            return self.b(self.a(x))
+
+    model, x = Unties(), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        model.unties = True
+        run(model, x)
+    assert [(it.name, it.index) for it in recording.calls("b")] == [("b", 0)]
+    assert [it.index for it in recording.calls("a")] == [0, 1, 2]
+
+
+def test_weights_that_are_put_in_for_a_call_are_let_go_of() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with gradlib.record(model, reduce=gradlib.tensor_stats) as recording:
+        dead: list[Any] = []
+
+        def step() -> None:
+            weights = {
+                name: it.detach().clone().requires_grad_()
+                for name, it in model.named_parameters()
+            }
+            torch.func.functional_call(model, weights, (x,)).sum().backward()
+            dead.append(weakref.ref(weights["weight"]))
+
+        for _ in range(5):
+            step()
+        gc.collect()
+        assert sum(it() is not None for it in dead) <= 1  # the last is at hand
+    assert recording["", 0].param_grads is not None
 
 
 def test_a_module_taken_out_and_put_back_is_recorded_once() -> None:

@@ -411,10 +411,86 @@ def test_parameters_that_came_or_went(change: Callable[[nn.Module], None]) -> No
         change(net[0])
         net(torch.randn(3, 2)).sum().backward()
     names = {*dict(net.named_parameters()), *dict(net.named_buffers())}
-    assert recording.verify().ok
+    assert recording.verify().agreed == len(recording)
     assert names == {*dict(net.named_parameters()), *dict(net.named_buffers())}
     change(other := nn.Linear(2, 2))
     assert vars(net[0]).keys() == vars(other).keys()
+
+
+class Optional(nn.Module):
+    """A layer, and what may be there besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.more = nn.Linear(3, 3), nn.ParameterList([torch.ones(3)])
+        self.register_parameter("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        more: Any = self.more
+        for factor in more:
+            x = x * factor
+        if "shift" in self._buffers:
+            x = x + self.get_buffer("shift")
+        return x if self.scale is None else x * self.scale
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: setattr(it, "scale", nn.Parameter(torch.full((3,), 2.0))),
+        lambda it: it.more.append(nn.Parameter(torch.full((3,), 2.0))),
+        lambda it: it.register_buffer("shift", torch.ones(3)),
+        lambda it: prune.l1_unstructured(it.fc, "weight", 0.5),
+    ],
+)
+def test_what_came_between_two_forwards(change: Callable[[Any], object]) -> None:
+    model, x = Optional(), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+        change(model)
+        model(x).sum().backward()
+    found = recording.verify()
+    assert found.agreed == len(recording), str(found)
+
+
+def test_a_hook_that_was_replaced() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def hooked(factor: float) -> Any:
+        return model[1].register_full_backward_hook(
+            lambda _m, grads, _outs: (grads[0] * factor,)
+        )
+
+    with gradlib.record(model) as recording:
+        handle = hooked(2)
+        model(torch.randn(2, 3)).sum().backward()
+        handle.remove()
+        hooked(3)
+        model(torch.randn(2, 3)).sum().backward()
+    assert recording.verify().ok
+
+
+def test_a_pass_that_raised_half_way() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.fc(x)
+
+    model, x = Residual(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        y = model(x)
+        y.sum().backward(retain_graph=True)
+        with torch.no_grad():
+            model.fc.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    found = recording.verify()
+    assert found.disagreements == ()
+    assert "Backward pass 1 raised" in found.skipped[0].reason
 
 
 def test_tangents_are_not_kept() -> None:
