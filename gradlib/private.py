@@ -378,9 +378,12 @@ _GLOBAL_HOOKS: list[dict[int, Any]] = [
 ]
 
 
+_forward_ad = cast(Any, forward_ad)
+
+
 def tensors_may_be_dual() -> bool:
     """Tell whether tensors may carry tangents: those of forward-mode AD."""
-    return cast(Any, forward_ad)._current_level >= 0
+    return _forward_ad._current_level >= 0
 
 
 def nobody_looks_on() -> bool:

@@ -428,11 +428,12 @@ class Optional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)
         more: Any = self.more
+        scale: Any = self.scale
         for factor in more:
             x = x * factor
         if "shift" in self._buffers:
             x = x + self.get_buffer("shift")
-        return x if self.scale is None else x * self.scale
+        return x if scale is None else x * scale
 
 
 @pytest.mark.parametrize(
