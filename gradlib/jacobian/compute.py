@@ -78,6 +78,8 @@ def _shortened(
     graph: Graph, plan: Plan, out: dict[Block, Tensor] | None
 ) -> dict[Block, Tensor] | None:
     """Return the blocks where the graph offers a shorter way to them."""
+    if plan.needs_graph:
+        return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
     found = find_in_graph(graph, plan)

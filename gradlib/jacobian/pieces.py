@@ -38,6 +38,12 @@ class Piece(NamedTuple):
     values: Tensor | None
 
 
+def detached(piece: Piece) -> Piece:
+    """Return a piece without the graph that computing it has left."""
+    values = piece.values
+    return piece if values is None else piece._replace(values=values.detach())
+
+
 def fill(graph: Graph, blocks: Mapping[Block, Tensor], pieces: Iterable[Piece]) -> None:
     """Write the pieces into blocks that are there already.
 

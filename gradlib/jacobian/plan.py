@@ -13,7 +13,7 @@ from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_pass, room_on
-from gradlib.jacobian.pieces import Piece
+from gradlib.jacobian.pieces import Piece, detached
 from gradlib.render import Printable, Table
 
 Way: TypeAlias = Callable[..., Iterator[Piece]]
@@ -98,6 +98,7 @@ class Plan(Printable):
         work: For each way, how many multiply-adds it takes, if that was counted.
         check_bytes: What the check's calls take; 0 if there is nothing to check.
         settled: Whether to look for no shorter way, as looking would take longer.
+        needs_graph: Whether torch is right only in a pass that has a graph itself.
     """
 
     mode: str
@@ -112,6 +113,7 @@ class Plan(Printable):
     work: dict[str, int]
     check_bytes: int = 0
     settled: bool = False
+    needs_graph: bool = False
 
     @property
     def check_first(self) -> bool:
@@ -173,7 +175,10 @@ class Plan(Printable):
 
     def pieces(self, graph: Graph, *, create_graph: bool) -> Iterator[Piece]:
         """Return the Jacobian in pieces."""
-        return WAYS[self.mode](graph, self.chunk, create_graph=create_graph)
+        made = WAYS[self.mode](
+            graph, self.chunk, create_graph=create_graph or self.needs_graph
+        )
+        return map(detached, made) if self.needs_graph and not create_graph else made
 
     def _table(self) -> Table:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:3])
@@ -307,6 +312,7 @@ def make(
         work={},
         check_bytes=check_bytes,
         settled=settled,
+        needs_graph=known.wrong_without_graph,
     )
 
 

@@ -226,6 +226,53 @@ def test_torch_goes_wrong_for_the_second_derivative_of_logcumsumexp() -> None:
         )
 
 
+SINGULAR = torch.stack([torch.tensor([[1.0, 2], [2, 4]]), torch.eye(2)]).double()
+COFACTORS = torch.stack([torch.tensor([[4.0, -2], [-2, 1]]), torch.eye(2)]).double()
+
+
+def test_torch_goes_wrong_for_the_determinant_of_a_singular_matrix() -> None:
+    a = SINGULAR[0].clone().requires_grad_()
+    y = torch.linalg.det(a)
+    assert torch.autograd.grad(y, a, retain_graph=True)[0].tolist() == [[0, 0], [0, 0]]
+    (right,) = torch.autograd.grad(y, a, create_graph=True)
+    assert_close(right.detach(), COFACTORS[0])
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_determinants_of_singular_matrices(
+    mode: Any, create_graph: bool, check: bool
+) -> None:
+    options = {"mode": mode, "create_graph": create_graph, "check": check}
+    det: Any = torch.linalg.det
+    found = gradlib.per_sample_jacobian(det, SINGULAR, **options)
+    assert_close(found.detach(), COFACTORS)
+    assert found.requires_grad == create_graph
+    out = torch.empty_like(COFACTORS)
+    if not create_graph:
+        gradlib.per_sample_jacobian(det, SINGULAR, out=out, **options)
+        assert_close(out, COFACTORS)
+        assert not out.requires_grad
+    x = SINGULAR.clone().requires_grad_()
+    y = torch.stack([det(x), 2 * det(x)], 1)
+    rows = gradlib.per_sample_jacobian_from_graph(y, x)
+    assert_close(rows, torch.stack([COFACTORS, 2 * COFACTORS], 1))
+
+
+def test_parameters_behind_the_determinant_of_a_singular_matrix() -> None:
+    class Determinant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 2).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.det(x + self.weight)
+
+    found = gradlib.per_sample_jacobian(Determinant(), SINGULAR, argnums="parameters")
+    assert_close(found["weight"], COFACTORS)
+
+
 def test_batch_norm_by_its_newer_name() -> None:
     weights = [torch.ones(2).double() for _ in range(4)]
 
