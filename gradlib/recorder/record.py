@@ -318,9 +318,11 @@ class _Recorder:
         if self._seen == self._what_stands():
             return
         try:
-            self._name_all()
+            standing = modules_of(self._model)
+            every = modules_of(self._model, remove_duplicate=False)
         except RuntimeError:  # another thread changes the model: at the next forward
             return
+        self._name_all(standing, every)
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
                 put_hooks_around(module, hooked.before, hooked.after)
@@ -332,14 +334,18 @@ class _Recorder:
     def _what_stands(self) -> object:
         return what_stands_in(self._places), hook_numbers(self._hook_dicts)
 
-    def _name_all(self) -> None:
+    def _name_all(
+        self, standing: dict[str, nn.Module], every: dict[str, nn.Module]
+    ) -> None:
         """Name modules after where they stand now, and hook the new ones.
 
         One that was called keeps the name that its calls have. Where another stands in
         its old place, that gets a name of its own.
+
+        Args:
+            standing: The modules of the model by their first place.
+            every: The same by every place.
         """
-        standing = modules_of(self._model)
-        every = modules_of(self._model, remove_duplicate=False)
         called = {it.name for it in self._hooked.values() if it.was_called}
         kept = {
             hooked.name
