@@ -11,6 +11,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -19,7 +20,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
@@ -95,8 +95,9 @@ class ModuleCalls:
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
-        # Those hooked, each with what it got. Some are put in for one call only.
-        self._parameters: Any = WeakTensorKeyDictionary()
+        # Those hooked, by id, each with what it got. Some are put in for one call only,
+        # so it is not held: then its id may be another's.
+        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], Grads]] = {}
 
     @_never_compiled
     def before(
@@ -321,15 +322,16 @@ class ModuleCalls:
             if is_lazy(parameter):
                 are_lazy = True
                 continue
-            grads: Grads | None = self._parameters.get(parameter)
-            if grads is None:
-                grads = {}
-                if not parameter.requires_grad:
-                    waits = True
-                else:
-                    self._parameters[parameter] = grads
-                    if self._gathers_parameters:
-                        self._passes.hook_parameter(parameter, grads)
+            known = self._parameters.get(id(parameter))
+            grads: Grads = {}
+            if known is not None and known[0]() is parameter:
+                grads = known[1]
+            elif not parameter.requires_grad:
+                waits = True
+            else:
+                self._parameters[id(parameter)] = weakref.ref(parameter), grads
+                if self._gathers_parameters:
+                    self._passes.hook_parameter(parameter, grads)
             found[name] = parameter, id(parameter), grads
         hooked.remember(own, found, for_good=not (waits or are_lazy))
         return are_lazy
