@@ -13,7 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter, methodcaller
 from types import FrameType, MethodType
 from typing import Any, TypeVar, cast
@@ -26,6 +26,7 @@ from torch.autograd.graph import Node
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -71,6 +72,9 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 
 # Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
 grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
+
+# How many hooks torch has set in this process, on whatever, with a handle to remove it.
+hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
 
 # Switches that: torch.set_grad_enabled, bare.
 enable_grad: Callable[[bool], None] = _C._set_grad_enabled

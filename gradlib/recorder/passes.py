@@ -21,6 +21,7 @@ from gradlib.private import (
     current_node,
     gradients_are_batched,
     hook_tensor,
+    hooks_set,
     when_pass_ends,
 )
 from gradlib.recording.trace import Grads, Sum, whole
@@ -201,6 +202,8 @@ class Passes:
         self._inner: list[dict[int, Tensor]] = []
         self._finishing = threading.Lock()
         self._many = 0  # from how many hooks on some are let go of
+        self._on_nodes = 0  # how many hooks of ours torch has set
+        self._by_others = -1  # and how many of others, at the last look
 
     def hook_tensor(
         self,
@@ -246,6 +249,7 @@ class Passes:
         if self.reduces:
             self._expected.update(id(grads) for _, grads, _ in receivers)
         self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
+        self._on_nodes += 1
 
     def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
         """Add what flows through nodes that overwrote a view to what its hook takes.
@@ -380,6 +384,10 @@ class Passes:
 
     def _be_last(self) -> None:
         """Put our hooks after those set since: these may change gradients."""
+        by_others = hooks_set() - self._on_nodes
+        if by_others == self._by_others:
+            return
+        self._by_others = by_others
         for handle in self.handles:
             hooks = handle.hooks_dict_ref()
             if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:

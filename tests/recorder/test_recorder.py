@@ -595,6 +595,19 @@ def test_a_late_step_costs_no_more_than_an_early_one(reduce: Any) -> None:
     assert sum(costs[15:30]) <= 1.02 * sum(costs[1:16])
 
 
+def test_a_pass_costs_the_same_however_many_forwards_wait_for_theirs() -> None:
+    net = Net()
+    x = torch.randn(4, 3)
+    costs: list[int] = []
+    with gradlib.record(net):
+        for waiting in (3, 30):
+            losses = [net(x).sum() for _ in range(waiting)]
+            losses[0].backward()
+            costs.append(opcodes(losses[1].backward))
+            del losses
+    assert costs[1] <= 1.02 * costs[0]
+
+
 def test_a_dropped_recording_is_gone_at_once() -> None:
     net = Net()
     gc.collect()
