@@ -85,3 +85,11 @@ def differences(model: nn.Module, x: Tensor, along: Tensor) -> Tensor:
             entries[i] -= sign * step
         found[i] = (sides[0] - sides[1]) / (2 * step)
     return found.view_as(along)
+
+
+@pytest.mark.parametrize("create_graph", [1, 0, None])
+def test_what_is_true_or_false_of_python_counts(create_graph: Any) -> None:
+    made = gradlib.per_sample_jacobian(
+        nn.Linear(3, 2), torch.ones(4, 3), create_graph=create_graph
+    )
+    assert made.requires_grad == bool(create_graph)

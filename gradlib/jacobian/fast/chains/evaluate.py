@@ -22,7 +22,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
         create_graph: Whether gradients flow through it.
     """
     before = grad_is_enabled()
-    enable_grad(create_graph)
+    enable_grad(bool(create_graph))
     try:
         seen, h = maps.forward(chain.maps.layers, chain.x)
         at_once = samples_at_once(chain)
