@@ -27,6 +27,7 @@ from gradlib.private import (
     BUFFERS,
     FORWARD_HOOKS,
     PARAMETERS,
+    never_compiled,
     no_function_modes,
     own_buffers,
     own_parameters,
@@ -93,10 +94,8 @@ def call_again(
         return made_of[id(original)]
 
     with (
-        _EXCHANGING,  # warnings.catch_warnings() is not for several threads either
         torch.set_grad_enabled(graph),
         run_eagerly(),
-        warnings.catch_warnings(),
         _own_state(arguments.fn, change, parameter_of),
     ):
         for place, leaf in enumerate(given):
@@ -109,8 +108,6 @@ def call_again(
                     leaves[place] = made.requires_grad_()
                     made = made.clone()
                 given[place] = made
-        # torch.compile says that it meets a global hook: it is ours, and harmless.
-        warnings.filterwarnings("ignore", ".*when there are global hooks", UserWarning)
         random.set()
         args = Tree(given, arguments.inputs.spec).build()
         if double:
@@ -239,7 +236,10 @@ def _own_state(
             with no_function_modes():  # what happens here is not the function's doing
                 meet_all(module)
 
-    with _EXCHANGING:
+    never_compiled(before_forward, "gradlib gives each module a state of its own")
+    with _EXCHANGING, warnings.catch_warnings():  # which is not for several threads
+        # torch.compile says that it meets a global hook: it is ours, and harmless.
+        warnings.filterwarnings("ignore", ".*when there are global hooks", UserWarning)
         handle = register_module_forward_pre_hook(before_forward)
         try:
             for module in modules_known_to(fn):

@@ -47,6 +47,8 @@ def narrowest(graph: Graph) -> Cut | None:
         shape, dtype, device, _ = graph.forms[place]
         if shape[:1] != (graph.batch,) or not dtype.is_floating_point:
             continue
+        if not math.prod(shape):  # nothing goes through it
+            continue
         if best is None or math.prod(shape) < math.prod(best.shape):
             best = Cut(GradientEdge(*place), shape, dtype, device)
     return best

@@ -1,6 +1,7 @@
 """What the nodes of a graph can do."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -50,11 +51,16 @@ _WRONG_TWICE = ("WeightNormInterface", "Logcumsumexp")
 # the mean and the deviation of the input. tests/jacobian/test_jacobian_in_a_loss.py
 # shows which other norms are right. Under vmap already that of the gradient of their
 # weights does.
-_NORMS = (
+_WRONG_THRICE = (
     *("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"),
-    "BatchNormWithUpdate",
+    *("BatchNormWithUpdate", "BatchNormBackwardBackward"),
 )
-_WRONG_THRICE = _NORMS
+# Where fn differentiates itself, that pass is in the graph already.
+_OF_A_BACKWARD_PASS = "BackwardBackward"
+# Implicit reparametrization, for samples of Gamma, Beta, Dirichlet, Chi2, StudentT.
+_ON_AVERAGE = ("StandardGamma", "_Dirichlet")
+# What torch.jit has put together: any of these may be in it.
+_SCRIPTED = "DifferentiableGraphBackward"
 
 
 def look(graph: Graph) -> Nodes:
@@ -72,13 +78,46 @@ def look(graph: Graph) -> Nodes:
             found["wrong_at_once"] = name
         if name.startswith(_WRONG_TWICE):
             found["wrong_twice"] = name
-        # In evaluation the statistics of batch norm are constants.
-        if name.startswith(_WRONG_THRICE) and getattr(node, "_saved_training", True):
+        if name.startswith(_WRONG_THRICE) and _computes_statistics(node):
             found["wrong_thrice"] = name
+            if _is_norm_of_a_backward_pass(node):
+                found["wrong_twice"] = name
             # The first is its input; are its weights asked for?
             if not set(led).isdisjoint(node.next_functions[1:]):
                 found["wrong_at_once_twice"] = name
+        if _SCRIPTED in name:
+            found["wrong_thrice"] = found["wrong_at_once_twice"] = _SCRIPTED
     return Nodes(convolution, wrong_without_graph=wrong_without_graph, **found)
+
+
+def _computes_statistics(node: Any) -> bool:
+    """Tell whether a norm does; in evaluation those of batch norm are constants."""
+    return getattr(node, "_saved_training", getattr(node, "_saved_train", True))
+
+
+def differs_from_slopes(graph: Graph) -> str:
+    """Return why torch's derivative is not the slope of the output; "" if it may be."""
+    for node in graph.way:
+        name = node.name()
+        if name.startswith(_ON_AVERAGE):
+            return (
+                f"{name} differentiates a random sample of the gamma family. It says "
+                "how its distribution moves with the parameters, and no single sample "
+                "does so. That is meant: pass check=False."
+            )
+        if _is_norm_of_a_backward_pass(node):
+            return (
+                f"fn takes derivatives itself, through {name}, and torch takes for "
+                "constants what that has saved: further derivatives are wrong. Compute "
+                "the norm by other operations."
+            )
+    return ""
+
+
+def _is_norm_of_a_backward_pass(node: Any) -> bool:
+    name = node.name()
+    is_norm = name.startswith(_WRONG_THRICE) and _OF_A_BACKWARD_PASS in name
+    return is_norm and _computes_statistics(node)
 
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:

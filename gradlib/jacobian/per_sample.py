@@ -109,7 +109,8 @@ def per_sample_jacobian(
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
             where torch's third derivative is wrong, as that of LayerNorm, they are
             refused, and ``"auto"`` takes neither. Where its second one is, as that of
-            weight_norm's parameters, nothing is left.
+            weight_norm's parameters, nothing is left; nor is for LayerNorm in a `fn`
+            that takes derivatives itself, as forces are.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:

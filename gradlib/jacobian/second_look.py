@@ -17,6 +17,7 @@ from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
 from gradlib.jacobian.directions import Meant, Moves, key
 from gradlib.jacobian.graph import Graph, output_path
+from gradlib.jacobian.nodes import differs_from_slopes
 from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
 
 LONGER = (1.37, 2.23, 3.71)
@@ -225,16 +226,21 @@ def _cut_path(
     caller: Caller, graph: Graph, root: int, rows: Tensor
 ) -> DetachedPathError:
     name = output_path(graph.outputs, graph.places[root])
+    apart = (
+        f"{name} changes with the input in a way that autograd does not see "
+        f"({_samples(rows)}): its slope by finite differences is another than by the "
+        "Jacobian. "
+    )
+    if why := differs_from_slopes(graph):
+        return DetachedPathError(apart + why)
     seen = list(caller.at().lifted.left)
     hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
     if seen:
         hint = f"and fn uses {', '.join(seen[:3])}"
     return DetachedPathError(
-        f"{name} changes with the input in a way that autograd does not see "
-        f"({_samples(rows)}): its slope by finite differences is another than by the "
-        f"Jacobian. Something cuts a path, {hint}; a backward of your own may be "
-        f"wrong; or {_half_read(caller.meant)}. If it is meant, as with a "
-        "straight-through estimator, pass check=False."
+        f"{apart}Something cuts a path, {hint}; a backward of your own may be wrong; "
+        f"or {_half_read(caller.meant)}. If it is meant, as with a straight-through "
+        "estimator, pass check=False."
     )
 
 

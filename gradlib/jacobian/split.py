@@ -121,11 +121,16 @@ def _require_samples(graph: Graph, cut: Cut) -> None:
     y = graph.roots[0]
     (at_h,) = pull(y, [cut.edge], every_other(y)[None])
     sides = [at_h, *pull(cut.edge, ends, every_other(_like(cut, cut.shape))[None])]
-    others = [it[0, 1::2].count_nonzero() for it in sides if it is not None]
-    if sum(others):  # asked once: each question waits for the device
+    others = sum(it[0, 1::2].abs().sum() for it in sides if it is not None)
+    if others:  # asked once: each question waits for the device
+        why = (
+            "and slopes there are NaN, so it does not show whether"
+            if others != others
+            else "and it is not so that"
+        )
         raise NoSuchWayError(
-            f"The narrowest tensor inside fn has shape {list(cut.shape)}, and its "
-            'first axis is not the samples. Use mode="auto".'
+            f"The narrowest tensor inside fn has shape {list(cut.shape)}, {why} its "
+            'first axis is the samples. Use mode="auto".'
         )
 
 

@@ -87,6 +87,78 @@ def differences(model: nn.Module, x: Tensor, along: Tensor) -> Tensor:
     return found.view_as(along)
 
 
+class Force(nn.Module):
+    """The slope of an energy: a Jacobian of it in a loss is a third derivative."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(*[*net(name).children()][:3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            energy = self.energy(x).square().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRONG | RIGHT)
+def test_gradients_of_a_loss_of_the_jacobian_of_a_force(name: str, mode: Any) -> None:
+    model, x = Force(name), torch.randn(3, 4).double().requires_grad_()
+    weight: Any = model.get_parameter("energy.0.weight")
+    if name in WRONG:
+        with pytest.raises(gradlib.NoSuchWayError, match="BackwardBackward0, which"):
+            loss(model, x, create_graph=True, mode=mode)
+        return
+    found = torch.autograd.grad(
+        loss(model, x, create_graph=True, mode=mode), [x, weight]
+    )
+    for tensor, grad in zip((x, weight), found, strict=True):
+        assert_close(grad, differences(model, x, tensor), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+def test_gradients_of_a_loss_of_the_jacobian_of_a_script(mode: Any) -> None:
+    model, x = net("LayerNorm"), torch.randn(3, 4).double()
+    weight: Any = model.get_parameter("0.weight")
+    scripted: Any = torch.jit.script(model)
+    for _ in range(3):  # it is put together anew for what it meets
+        scripted(x).sum().backward()
+    for _ in range(2):
+        total = loss(scripted, x, create_graph=True, mode=mode)
+        (grad,) = torch.autograd.grad(total, weight)
+        assert_close(grad, differences(model, x, weight), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:check=True did not look")
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop"])
+def test_a_loss_of_the_jacobian_by_the_weights_of_a_script(mode: Any) -> None:
+    model, x = net("LayerNorm"), torch.randn(3, 4).double()
+    scripted: Any = torch.jit.script(model)
+    for _ in range(3):
+        scripted(x).sum().backward()
+
+    def gradient(one: nn.Module, way: str) -> Tensor:
+        found = gradlib.per_sample_jacobian(
+            one, x, argnums="parameters", mode=way, create_graph=True
+        )["1.weight"]
+        weight = dict(one.named_parameters())["0.weight"]
+        (grad,) = torch.autograd.grad(found.square().sum(), weight)
+        return grad
+
+    assert_close(gradient(scripted, mode), gradient(model, "loop"))
+
+
+def test_the_ways_through_a_script_are_refused_that_nobody_can_look_into() -> None:
+    scripted: Any = torch.jit.script(net("LayerNorm"))
+    x = torch.randn(3, 4).double()
+    for _ in range(3):
+        scripted(x).sum().backward()
+    with pytest.raises(gradlib.NoSuchWayError, match="DifferentiableGraphBackward"):
+        loss(scripted, x, create_graph=True, mode="forward")
+
+
 @pytest.mark.parametrize("create_graph", [1, 0, None])
 def test_what_is_true_or_false_of_python_counts(create_graph: Any) -> None:
     made = gradlib.per_sample_jacobian(

@@ -99,6 +99,36 @@ def test_hooks_inside_are_in_the_rows_and_never_in_columns_alone(x: Tensor) -> N
         gradlib.per_sample_jacobian(clipped, x)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_input_of_no_entries(mode: Any) -> None:
+    found = gradlib.per_sample_jacobian(
+        lambda x: x.sum(1) + 1, torch.ones(3, 0), mode=mode
+    )
+    assert found.shape == (3, 0)
+
+
+def test_a_split_where_slopes_are_nan_says_so() -> None:
+    x = torch.tensor([[-1.0, 2.0], [3.0, -4.0], [1.0, 1.0]])
+    with pytest.raises(gradlib.NoSuchWayError, match="slopes there are NaN"):
+        gradlib.per_sample_jacobian(
+            lambda x: torch.where(x > 0, x.sqrt(), 0.0), x, mode="split"
+        )
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_plan_of_a_compiled_module(
+    backend: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4))
+    compiled, x = torch.compile(model, backend=backend), torch.randn(5, 3)
+    assert gradlib.plan_jacobian(compiled, x, mode="reverse").counts["reverse"] == 4
+    torch.testing.assert_close(
+        gradlib.per_sample_jacobian(compiled, x), gradlib.per_sample_jacobian(model, x)
+    )
+    assert not [it for it in recwarn if "global hooks" in str(it.message)]
+
+
 def test_a_complex_tensor_inside_is_no_place_to_split() -> None:
     x = torch.randn(3, 64, dtype=torch.float64)
 

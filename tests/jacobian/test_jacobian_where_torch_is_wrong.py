@@ -303,3 +303,32 @@ def test_weight_norm_in_a_loss_of_the_jacobian_is_refused(mode: Any) -> None:
         jacobian(argnums="parameters")
     with pytest.raises(gradlib.NoSuchWayError, match="second derivative of WeightNorm"):
         jacobian(argnums="parameters", create_graph=True)
+
+
+def test_samples_of_the_gamma_family_move_with_their_parameters_on_average() -> None:
+    torch.manual_seed(0)
+
+    def sample(x: Tensor) -> Tensor:
+        return torch.distributions.Gamma(x, torch.ones_like(x)).rsample()
+
+    with pytest.raises(gradlib.DetachedPathError, match="StandardGammaBackward0 diff"):
+        gradlib.per_sample_jacobian(sample, torch.rand(4, 2) + 1)
+    many = torch.full((20000, 1), 1.5)
+    found = gradlib.per_sample_jacobian(sample, many, check=False)
+    assert_close(found.mean(), torch.tensor(1.0), rtol=0.05, atol=0)
+
+
+def test_a_function_that_takes_two_derivatives_of_layer_norm_itself() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 1))
+
+    def laplacian(x: Tensor) -> Tensor:
+        grad = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+        parts = [
+            torch.autograd.grad(grad[:, i].sum(), x, create_graph=True)[0][:, i]
+            for i in range(3)
+        ]
+        return torch.stack(parts, 1).sum(1)
+
+    with pytest.raises(gradlib.DetachedPathError, match="NativeLayerNormBackwardBack"):
+        gradlib.per_sample_jacobian(laplacian, torch.randn(4, 3).requires_grad_())
