@@ -53,6 +53,16 @@ CopySlices: type[Node] = _C._functions.CopySlices
 # The node of Tensor.to() and of autocast's casts.
 ToCopy: type[Node] = _C._functions.ToCopyBackward0
 
+# Nodes of what only lays out a tensor anew: they can be called with a gradient alone.
+LAID_OUT: frozenset[type[Node]] = frozenset(
+    (
+        _C._functions.TBackward0,
+        _C._functions.TransposeBackward0,
+        _C._functions.UnsafeViewBackward0,
+        _C._functions.ViewBackward0,
+    )
+)
+
 # A number that is one backward pass's own in this process; -1 outside of any.
 backward_pass_id: Callable[[], int] = _C._current_graph_task_id
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -80,15 +80,22 @@ class Frame:
     def find_receivers(self, found: Receivers) -> None:
         """Add which gradients of which nodes flow into inputs and parameters."""
         ends = self._ends()
-        made_to, since, until = self.graph.leading_to, self.since, self.until
+        graph, since, until = self.graph, self.since, self.until
+        made_to, flow = graph.leading_to, self.flow
         for end, grads in ends.items():
-            for _, node, entry, cast in made_to(end, since, until):
+            for made in made_to(end, since, until):
+                _, node, entry, cast = made
                 part: Part | None = None
                 if cast is not None:
                     if cast[0] in ends:
                         continue
                     part = partial(Tensor.to, dtype=cast[1])
-                found.setdefault(node, []).append((entry, grads, part))
+                if inside := graph.computed_from(made, since, until):
+                    part = partial(_laid_out_again, node, part)
+                    for _, node, entry, _ in inside:
+                        found.setdefault(node, []).append((entry, grads, part, flow))
+                else:
+                    found.setdefault(node, []).append((entry, grads, part, flow))
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -96,7 +103,9 @@ class Frame:
                 if end not in ends:
                     grads = ends[value.end]
                     for _, node, entry, _ in made_to(end, since, until):
-                        found.setdefault(node, []).append((entry, grads, region.of))
+                        found.setdefault(node, []).append(
+                            (entry, grads, region.of, flow)
+                        )
 
     def _ends(self) -> dict[End, Grads]:
         """Make room for the gradients of its inputs and own parameters.
@@ -120,3 +129,9 @@ class Frame:
             if key in totals:
                 shares[key] = totals[key]
         return ends
+
+
+def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:
+    """Return the gradient of a tensor, from that of what only laid it out anew."""
+    given = node(grad)
+    return given if part is None else part(given)

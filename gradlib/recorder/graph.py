@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private import (
+    LAID_OUT,
     AccumulateGrad,
     CopySlices,
     ToCopy,
@@ -41,6 +42,7 @@ class ForwardGraph:
         # Whoever has a lower number was made by others.
         self.since = next_sequence_number()
         self.roots: list[Node] = []  # where to begin to walk
+        self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: set[Node] = set()
         self._edges: dict[End, list[Made]] = {}
 
@@ -98,6 +100,27 @@ class ForwardGraph:
             return edges if since <= edges[0][0] < until else ()
         first = bisect_left(edges, since, key=_NUMBER)
         return edges[first : bisect_left(edges, until, key=_NUMBER)]
+
+    def computed_from(self, made: Made, since: int, until: int) -> Sequence[Made]:
+        """Return what a call made of a tensor that it only laid out anew.
+
+        A weight is transposed before it multiplies. A later pass may go through that
+        node too, with what the call has nothing to do with.
+
+        Args:
+            made: The edge of the node that did so.
+            since: The sequence number when the call began.
+            until: And when it returned.
+
+        Returns:
+            Nothing where it did more, or where others used it too.
+        """
+        node = made[1]
+        if node.__class__ not in LAID_OUT or node in self.returned:
+            return ()
+        end = node, 0
+        inside = self.leading_to(end, since, until)
+        return inside if len(inside) == len(self._edges.get(end, ())) else ()
 
 
 _NUMBER: Callable[[Made], int] = itemgetter(0)

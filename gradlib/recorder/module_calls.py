@@ -386,7 +386,7 @@ class ModuleCalls:
                 part = partial(_seen_through, value.base[2], region)
             if part is not None:
                 share = frame.flow.shares[place]
-                receivers[id(share)] = 0, share, part
+                receivers[id(share)] = 0, share, part, frame.flow
         if receivers and not isinstance(end, int):
             for node in overwriting(base, end):
                 self._passes.hook_node(node, [*receivers.values()], frame.within)
@@ -476,6 +476,7 @@ class ModuleCalls:
         for place, value in asked.items():
             if value.node is not None:
                 frame.graph.roots.append(value.node)
+                frame.graph.returned.add(value.node)
             elif frame.parameters:
                 _mark_returned(frame, value.tensor)
             if value in inputs:

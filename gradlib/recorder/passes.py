@@ -24,13 +24,13 @@ from gradlib.private import (
     hooks_set,
     when_pass_ends,
 )
-from gradlib.recording.trace import Grads, Sum, whole
+from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
 """What is meant of a gradient; ``None`` for nothing of it."""
 
-Receiver: TypeAlias = tuple[int, Grads, Part | None]
+Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
 """Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
@@ -158,8 +158,10 @@ class NodeHook:
         passes, running = self.passes, backward_pass_id()
         if running not in passes.numbers and not passes.admits(running, self.within):
             return
-        for entry, grads, part in self.receivers:
+        for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
+            if passes.with_graph and grad is not None and grad.grad_fn is not None:
+                passes.hook_way_back(grad.grad_fn, flow)
             if grad is not None and part is not None:
                 grad = part(grad)
             if grad is None:
@@ -247,9 +249,19 @@ class Passes:
     ) -> None:
         """Take what `node` computes: shares of gradients, which may come in parts."""
         if self.reduces:
-            self._expected.update(id(grads) for _, grads, _ in receivers)
+            self._expected.update(id(grads) for _, grads, *_ in receivers)
         self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
         self._on_nodes += 1
+
+    def hook_way_back(self, node: Node, flow: Flow) -> None:
+        """Note who goes through what a pass with ``create_graph=True`` has computed."""
+
+        def note(*_: object) -> None:
+            running = backward_pass_id()
+            if running in self.numbers or self.admits(running, None):
+                flow.gone_through |= {running}
+
+        self.handles.append(node.register_hook(note))
 
     def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
         """Add what flows through nodes that overwrote a view to what its hook takes.

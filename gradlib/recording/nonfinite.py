@@ -15,6 +15,7 @@ from gradlib.recording.notes import (
     input_name,
     output_name,
     share_name,
+    total_name,
 )
 from gradlib.recording.order import rounds
 from gradlib.recording.trace import CallTrace, Key
@@ -36,7 +37,9 @@ class Nonfinite(Printable):
             weight"``, ``"buffer running_var"`` or ``"grad_output[0]"``: it was there
             before; the calls that were recorded did not make it. Where they were given
             inf and made NaN, it is the inf that was first, and the text says where NaN
-            appeared.
+            appeared. ``"grad_input_total[0]"`` or ``"param_grads_total['weight']"``: no
+            call made it, but another use of the tensor, as a penalty in the loss, or
+            the sum.
     """
 
     name: str
@@ -163,6 +166,11 @@ class _Look:
                 return self._arrived(call, by_moment, number)
             if key is not None:
                 return _made_backward(call, key)
+        for call in reversed(calls):
+            key = self._first(call.gradients("totals", number).items())
+            if key is not None:
+                field = total_name(call, key)
+                return Nonfinite(call.name, call.index, "backward", field)
         return None
 
     def _arrived(
@@ -264,4 +272,9 @@ def _meaning(field: str) -> str:
         return "It came with the gradient of the call's output."
     if field.startswith("output"):
         return "The call made it: what it was given is finite."
+    if "_total[" in field:
+        return (
+            "What the recorded calls gave it is finite: another use of the tensor made "
+            "it, as a penalty in the loss, or the sum is too large."
+        )
     return "The call made it: the gradient that came to it is finite."

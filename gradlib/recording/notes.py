@@ -26,8 +26,9 @@ RETURNED = (
 )
 
 SECOND_ORDER = (
-    "backward pass {} may have gone through the graph of pass {} too: what reached the "
-    "call's inputs and parameters on that way is in their totals only"
+    "backward pass {} may have gone through the graph of pass {} too: what came that "
+    "way is in its totals, and in its shares only if it came through a tensor made "
+    "inside the call"
 )
 
 # What else there is to know.
@@ -111,6 +112,12 @@ def share_name(call: CallTrace, key: Key) -> str:
         return f"param_grads[{key!r}]"
     path = call.inputs.path(key)
     return ("grad_input" if path.startswith("[0]") else "grad_kwargs") + path[3:]
+
+
+def total_name(call: CallTrace, key: Key) -> str:
+    """Return how one asks for a total: ``param_grads_total['bias']``."""
+    field, bracket, rest = share_name(call, key).partition("[")
+    return f"{field}_total{bracket}{rest}"
 
 
 def grad_output_name(call: CallTrace, place: int) -> str:

@@ -71,10 +71,12 @@ def restored(
 
 
 def _plain_call(trace: CallTrace) -> dict[str, Any]:
-    passes = trace.passes()
+    passes, numbers = trace.passes(), trace.block.numbers
+    gone_through = {numbers[it] for flow in trace.flows for it in flow.gone_through}
     return {
         **{name: getattr(trace, name) for name in AS_IT_IS},
         "passes": passes,
+        "gone_through": sorted(gone_through),
         "recomputed": trace.recomputed_in is not None,
         "gathers": bool(trace.flows),
         "inputs": _plain_tree(trace.inputs),
@@ -123,6 +125,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
         places = output_places if gathered == "outputs" else input_places
         for key, grads in call[gathered].items():
             getattr(flow, gathered)[places.get(key, key)] = grads
+    flow.gone_through = frozenset(call["gone_through"])
     trace.flows = [flow] if call["gathers"] else []
     return trace
 

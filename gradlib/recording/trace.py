@@ -47,13 +47,15 @@ class Flow:
     What requires no grad has no entry.
     """
 
-    __slots__ = ("outputs", "shares", "totals")
+    __slots__ = ("gone_through", "outputs", "shares", "totals")
 
     def __init__(self) -> None:
         """Begin with nothing asked."""
         self.shares: dict[Key, Grads] = {}
         self.totals: dict[Key, Grads] = {}
         self.outputs: dict[Key, Grads] = {}
+        # torch's numbers of passes through what another gave with create_graph=True.
+        self.gone_through: Set[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -136,8 +138,11 @@ class CallTrace:
         found = {
             numbers[torch_number]
             for flow in self.flows
-            for gathered in (flow.outputs, flow.shares)
-            for grads in gathered.values()
+            for grads in (
+                *flow.outputs.values(),
+                *flow.shares.values(),
+                flow.gone_through,
+            )
             for torch_number in grads
         }
         return sorted(found)

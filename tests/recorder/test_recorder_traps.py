@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,8 +306,81 @@ def test_double_backward() -> None:
     assert_close(call.passes[1].grad_input_total, (expected[0],))
     hidden = recording["second"]
     assert_close(hidden.passes[1].param_grads_total["weight"], expected[3])
+    assert "what came that way is in its totals" in hidden.note
+
+
+class Applied(nn.Module):
+    """A parameter, and what is done with it and the input."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+# How many shares a backward pass makes of each goes by how they lay out the weight.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "Linear": lambda: nn.Linear(3, 3),
+    "Linear without bias": lambda: nn.Linear(3, 3, bias=False),
+    "Conv1d": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1)), nn.Conv1d(3, 3, 1), nn.Flatten()
+    ),
+    "LayerNorm": lambda: nn.LayerNorm(3),
+    "PReLU": lambda: nn.PReLU(3),
+    "used as it is, and transposed": lambda: Applied(lambda x, w: x @ w @ w.t()),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_share_of_a_weight_where_a_pass_goes_through_the_graph_of_another(
+    name: str,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), LAYERS[name](), nn.Tanh())
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x).sum(1)
+        (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (grad.square().sum() + output.square().sum()).backward()
     for call in recording:
-        assert_close(call.passes[1].param_grads, call.passes[1].param_grads_total)
+        inner: Any = model.get_submodule(call.name)
+        if not inner._parameters:
+            continue
+        own = dict(inner.named_parameters(recurse=False))
+        pass_ = call.passes[1]
+        shares = torch.autograd.grad(
+            inner(call.args[0]), [*own.values()], pass_.grad_output
+        )
+        for (key, parameter), share in zip(own.items(), shares, strict=True):
+            assert_close(pass_.param_grads[key], share)
+            assert_close(pass_.param_grads_total[key], grad_of(parameter))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pass_that_reaches_calls_through_the_graph_of_another_alone(
+    name: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), LAYERS[name](), nn.Linear(3, 1))
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        for _ in range(2):  # the graph of the first lives on as the second begins
+            (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            grad.square().sum().backward()
+    recording.save(tmp_path / "both.safetensors")
+    for it in recording, gradlib.load_recording(tmp_path / "both.safetensors"):
+        for number, call in enumerate(it.calls("3")):
+            both = [2 * number, 2 * number + 1]
+            assert [pass_.backward for pass_ in call.passes] == both
+            assert "what came that way is in its totals" in call.note
+            assert call.passes[1].grad_output == (None,)
+            assert call.passes[1].param_grads == {"weight": None, "bias": None}
+    parameter: Any = model.get_parameter("3.weight")
+    totals = [call.passes[1].param_grads_total for call in recording.calls("3")]
+    assert_close(totals[0]["weight"] + totals[1]["weight"], parameter.grad)
 
 
 def test_double_backward_through_the_parameters() -> None:
@@ -2556,8 +2630,9 @@ def test_a_backward_pass_inside_a_forward() -> None:
     first, second = recording["energy.0"].passes
     assert_same_bits(first.grad_input[0], alone(x))
     run(alone, x)
-    assert second.param_grads is not None
-    assert_same_bits(second.param_grads["weight"], grad_of(alone.energy[0].weight))
+    assert second.param_grads_total is not None
+    total = second.param_grads_total["weight"]
+    assert_same_bits(total, grad_of(alone.energy[0].weight))
     assert first.param_grads == {"weight": None, "bias": None}
 
 

@@ -457,3 +457,46 @@ def test_a_forward_that_the_pass_after_it_does_not_reach(x: Tensor) -> None:
     found = recording.first_nonfinite()
     assert found is not None
     assert (found.name, found.direction) == ("critic", "forward")
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_made_by_a_penalty_on_a_weight(x: Tensor, tmp_path: Path, reduce: Any) -> None:
+    last = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Linear(3, 3), last)
+    nn.init.zeros_(last.bias)
+    with gradlib.record(model, reduce=reduce) as recording:
+        (model(x).sum() + last.bias.square().sum().sqrt()).backward()
+    assert last.bias.grad is not None
+    assert last.bias.grad.isnan().any()
+    recording.save(tmp_path / "nan.safetensors")
+    for it in recording, gradlib.load_recording(tmp_path / "nan.safetensors"):
+        found = it.first_nonfinite()
+        assert found is not None
+        assert (found.name, found.direction) == ("1", "backward")
+        assert found.field == "param_grads_total['bias']"
+        assert "another use of the tensor made it" in str(found)
+
+
+def test_made_by_another_use_of_the_input() -> None:
+    model = nn.Linear(3, 3)
+    x = torch.zeros(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (model(x).sum() + x.square().sum().sqrt()).backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert found.field == "grad_input_total[0]"
+
+
+def test_made_by_a_penalty_that_goes_through_a_graph() -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(8, 1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(), last)
+    nn.init.zeros_(last.weight)
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (output.mean() + grad.square().sum(1).sqrt().sum()).backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("2", "param_grads_total['weight']")
