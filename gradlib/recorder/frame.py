@@ -13,7 +13,7 @@ from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Part, Receiver
-from gradlib.recording.trace import CallTrace, Flow, Grads
+from gradlib.recording.trace import CallTrace, Flow, Grads, Key
 
 Receivers: TypeAlias = dict[Node, list[Receiver]]
 """Which gradients of which nodes go where."""
@@ -116,11 +116,16 @@ class Frame:
         ends: dict[End, Grads] = {}
         shares, totals = self.flow.shares, self.flow.totals
         first = self.call.flows[0]  # of a checkpoint's it has no shares
-        known = () if first.shares else first.totals
+        known: dict[Key, Grads] = {} if first.shares else first.totals
+        # A checkpoint makes a tensor for each place of what was one in the forward.
+        of_one: dict[int, Grads] = {}
         for place, value in self.inputs.items():
-            shares[place] = ends.setdefault(value.end, {})
-            if place not in known:
+            if (total := known.get(place)) is None:
                 totals[place] = value.grads
+                shares[place] = ends.setdefault(value.end, {})
+            else:
+                share = of_one.setdefault(id(total), {})
+                shares[place] = ends.setdefault(value.end, share)
         if self.parameters is not None:
             for name, (_, end, total) in self.parameters.items():
                 shares[name] = ends.setdefault(end, {})

@@ -7,8 +7,8 @@ tensors and tuples of tensors.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -92,8 +92,8 @@ def record(
         NoSuchModuleError: A name or pattern in `modules` fits no module, or it is a
             class or a module.
         UnknownFieldError: `keep` names something that no call has.
-        RecordingArgumentError: `reduce` is not a function, or tensors cannot be put
-            on `device`.
+        RecordingArgumentError: `reduce` is not a function, tensors cannot be put on
+            `device`, or the block is begun a second time.
 
     Example:
         ```python
@@ -132,7 +132,7 @@ def record(
         )
     _check(reduce, device)
     copies = Copies()
-    recorder = _Recorder(
+    return _Recorder(
         model,
         selector(model, modules),
         _fields(keep),
@@ -141,16 +141,6 @@ def record(
         reduces=reduce is not None,
         moves=device is not None,
     )
-    return _recording(recorder)
-
-
-@contextmanager
-def _recording(recorder: "_Recorder") -> Generator[Recording]:
-    try:
-        recorder.attach_hooks()
-        yield recorder.recording
-    finally:
-        recorder.remove_hooks()
 
 
 def _check(reduce: object, device: Any) -> None:
@@ -184,7 +174,7 @@ def _fields(keep: object) -> frozenset[Any]:
     return frozenset(fields)
 
 
-class _Recorder:
+class _Recorder(AbstractContextManager[Recording]):
     """The hooks of one block and what they share."""
 
     def __init__(
@@ -234,9 +224,29 @@ class _Recorder:
         self._seen: object = None  # at the last look
         self._unhook: dict[nn.Module, Callable[[], None]] = {}
         self._undo: list[Callable[[], None]] = []
+        self._has_begun = False
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
-    def attach_hooks(self) -> None:
+    def __enter__(self) -> Recording:
+        """Begin the block."""
+        if self._has_begun:
+            raise RecordingArgumentError(
+                "This block was begun before, and a recording is of one block. Call "
+                "record(model) once for each: with gradlib.record(model) as recording."
+            )
+        self._has_begun = True
+        try:
+            self._attach_hooks()
+        except BaseException:
+            self._remove_hooks()
+            raise
+        return self.recording
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._remove_hooks()
+
+    def _attach_hooks(self) -> None:
         """Hook every module, and those that are added later."""
         for module, name in self._places.items():
             self._attach(name, name, module)
@@ -249,7 +259,7 @@ class _Recorder:
             self._undo.append(learned.remove)
         forget_compiled()
 
-    def remove_hooks(self) -> None:
+    def _remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
         for undo in (*self._unhook.values(), *self._undo):
             undo()

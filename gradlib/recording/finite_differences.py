@@ -9,7 +9,7 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlib.double import in_double, wider
 from gradlib.recording.replay import Change, forward_again, inputs_of, replay
@@ -76,6 +76,8 @@ def _look(
     scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
     point = point + away * scale * drawn_like(point, generator)
     direction = drawn_like(point, generator)
+    if (row := _row_without_gradient(trace, key)) is not None:
+        direction[row] = 0
     h = step * scale
 
     def at(shift: float) -> Change:
@@ -110,6 +112,14 @@ def _look(
     if not math.isfinite(apart):
         return math.inf
     return apart / max(size, abs(slope)) if apart > 0 else 0.0
+
+
+def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:
+    """Return which row of a weight torch gives no gradient, as it is meant to be."""
+    module = trace.module
+    if key != "weight" or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return None
+    return module.padding_idx
 
 
 def _moved(value: Tensor, moved: Tensor) -> Change:

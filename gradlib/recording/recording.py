@@ -237,8 +237,9 @@ class Recording(Printable):
         Args:
             numerical: Whether to check each call's VJP against finite differences too.
                 This finds a backward that is wrong, even on purpose, as with a
-                ``detach()``. It takes a few forwards in float64, along one random
-                direction, for each input and own parameter that requires grad.
+                ``detach()``; the row of `padding_idx` of an ``nn.Embedding``, which
+                gets none, is left out. It takes a few forwards in float64, along one
+                random direction, for each input and own parameter that requires grad.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together.

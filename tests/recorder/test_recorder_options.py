@@ -618,3 +618,20 @@ def test_results_are_the_same_bits(options: dict[str, Any]) -> None:
     with gradlib.record(model, **options):
         found = torch.autograd.grad(loss_of(model(x)), [x, *model.parameters()])
     assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_block_is_begun_once() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    block = gradlib.record(model)
+    with block as recording:
+        model(x)
+        with (
+            pytest.raises(gradlib.RecordingArgumentError, match="begun before"),
+            block,
+        ):
+            pass
+        model(x)
+    with pytest.raises(gradlib.RecordingArgumentError, match="begun before"), block:
+        model(x)
+    assert len(recording) == 2
+    assert not model._forward_hooks

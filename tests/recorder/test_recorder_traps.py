@@ -2846,6 +2846,54 @@ def test_quantized_tensors(reduce: Any) -> None:
     assert recording.to_frame()["output"].tolist() == [3]
 
 
+class Attends(nn.Module):
+    """Attention of a tensor to itself, maybe behind a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), Mixes()
+        self.reentrant: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.reentrant is None:
+            return self.inner(h, h, h)
+        y: Any = checkpoint(self.inner, h, h, h, use_reentrant=self.reentrant)
+        return y
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(4, 4)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (self.query(q) @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_one_tensor_in_several_places_of_a_checkpoint(
+    reentrant: bool, reduce: Any
+) -> None:
+    torch.manual_seed(0)
+    model = Attends()
+    x = torch.randn(2, 5, 4)
+    recordings: list[Any] = []
+    for model.reentrant in (None, reentrant):
+        with gradlib.record(model, reduce=reduce) as recording:
+            model(x).square().sum().backward()
+        recordings.append(recording)
+    plain, found = recordings
+    assert plain.compare(found).ok
+    if reduce is None:
+        assert found.verify().ok
+        assert_close(found["inner"].grad_input, plain["inner"].grad_input)
+    else:
+        given = zip(plain["inner"].grad_input, found["inner"].grad_input, strict=True)
+        assert all(abs(a.norm - b.norm) < 1e-5 for a, b in given)
+
+
 @pytest.mark.parametrize(
     "keep", [["args"], ["output"], ["args", "output"], ["output", "param_grads"]]
 )

@@ -844,3 +844,24 @@ def test_progress(
     shown = capsys.readouterr().err
     assert shown.startswith("\rverify: 0 of 7 calls\rverify: 1 of 7 calls")
     assert shown.endswith(" \r")
+
+
+@pytest.mark.parametrize("padding", [0, -1, None])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_gets_no_gradient_on_purpose(kind: Any, padding: int | None) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(kind(5, 3, padding_idx=padding), nn.Linear(3, 2))
+    recording = recorded(net, torch.tensor([[1, 0, 2, 2], [3, 4, 0, 0]]))
+    found = recording.verify(numerical=True)
+    assert (found.disagreements, found.skipped) == ((), ())
+
+
+def test_a_wrong_gradient_of_an_embedding_with_padding() -> None:
+    class Wrong(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (as torch names it)
+            found = super().forward(input)
+            return found + found.detach()
+
+    recording = recorded(Wrong(5, 3, padding_idx=0), torch.tensor([1, 0, 2]))
+    (found,) = recording.verify(numerical=True).disagreements
+    assert found.field == "param_grads['weight']"
