@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.private import is_of_torch
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
@@ -82,6 +83,7 @@ class Frame:
         ends = self._ends()
         graph, since, until = self.graph, self.since, self.until
         made_to, flow = graph.leading_to, self.flow
+        of_torch = is_of_torch(type(self.module))
         for end, grads in ends.items():
             for made in made_to(end, since, until):
                 _, node, entry, cast = made
@@ -90,7 +92,8 @@ class Frame:
                     if cast[0] in ends:
                         continue
                     part = partial(Tensor.to, dtype=cast[1])
-                if inside := graph.computed_from(made, since, until):
+                # Nobody but torch has the tensor, so nobody has hooked it.
+                if of_torch and (inside := graph.computed_from(made, since, until)):
                     part = partial(_laid_out_again, node, part)
                     for _, node, entry, _ in inside:
                         found.setdefault(node, []).append((entry, grads, part, flow))
@@ -138,5 +141,5 @@ class Frame:
 
 def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:
     """Return the gradient of a tensor, from that of what only laid it out anew."""
-    given = node(grad)
-    return given if part is None else part(given)
+    given = node(grad)  # None where the pass does not go on to the leaf
+    return given if part is None or given is None else part(given)

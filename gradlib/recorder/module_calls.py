@@ -98,6 +98,10 @@ class ModuleCalls:
         # Those hooked, by id, each with what it got. Some are put in for one call only,
         # so it is not held: then its id may be another's.
         self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], Grads]] = {}
+        # The hooks of other leaves by the id of these, and from how many on they are
+        # looked through for those that are gone.
+        self._leaves: dict[int, Tap] = {}
+        self._many_leaves = 16
 
     @_never_compiled
     def before(
@@ -340,10 +344,14 @@ class ModuleCalls:
         self, value: Value, within: int | None, *, is_output: bool = False
     ) -> None:
         """Hook the value a tensor has now, whatever overwrites it later."""
+        if value.node is None and self._is_hooked(value, within, is_output=is_output):
+            return
         grads: Grads = {}
         value.grads = grads
         passes = self._passes
         value.tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
+        if value.node is None:
+            self._remember_leaf(id(value.tensor), value.tap)
         if value.base is not None:
             base, _, region = value.base
             part = partial(_if_overwritten, watch(value.tensor), region)
@@ -351,6 +359,21 @@ class ModuleCalls:
                 base, grads, within, part=part, is_output=is_output
             )
             self._now.views.append((value, tap))
+
+    def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
+        """Tell whether an earlier forward has hooked a leaf, and take that hook."""
+        tap = self._leaves.get(id(leaf.tensor))
+        if tap is None or tap.within != within or not tap.is_on(leaf.tensor):
+            return False
+        tap.reaches_call = tap.reaches_call or is_output
+        leaf.tap, leaf.grads = tap, tap.grads
+        return True
+
+    def _remember_leaf(self, number: int, tap: Tap) -> None:
+        self._leaves[number] = tap
+        if len(self._leaves) > self._many_leaves:
+            self._leaves = {key: it for key, it in self._leaves.items() if it.hooks()}
+            self._many_leaves = 2 * len(self._leaves) + 16
 
     def _settle_views(self, now: "_Running") -> None:
         """Hook what overwrote views in the forward that ends.

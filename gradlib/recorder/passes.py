@@ -87,6 +87,11 @@ class Tap:
         if meant is not None and self.take(meant) and others_follow:
             self._take_again()
 
+    def is_on(self, tensor: Tensor) -> bool:
+        """Tell whether it is set on `tensor`."""
+        hooks = self.hooks()
+        return hooks is tensor._backward_hooks and hooks is not None and self in hooks
+
     def take(self, grad: Tensor) -> bool:
         """Keep a gradient in the running pass, and tell whether that could be."""
         running, passes = backward_pass_id(), self.passes
@@ -152,7 +157,7 @@ class NodeHook:
     def __call__(
         self,
         grads_in: tuple[Tensor | None, ...],
-        _grads_out: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
     ) -> None:
         """Keep the parts of `grads_in` in the running pass."""
         passes, running = self.passes, backward_pass_id()
@@ -160,8 +165,8 @@ class NodeHook:
             return
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
-            if passes.with_graph and grad is not None and grad.grad_fn is not None:
-                passes.hook_way_back(grad.grad_fn, flow)
+            if passes.with_graph and grad is not None:
+                passes.hook_way_back(grad, grads_out, flow)
             if grad is not None and part is not None:
                 grad = part(grad)
             if grad is None:
@@ -253,8 +258,22 @@ class Passes:
         self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
         self._on_nodes += 1
 
-    def hook_way_back(self, node: Node, flow: Flow) -> None:
-        """Note who goes through what a pass with ``create_graph=True`` has computed."""
+    def hook_way_back(
+        self, grad: Tensor, grads_out: Iterable[Tensor | None], flow: Flow
+    ) -> None:
+        """Note who goes through what a pass with ``create_graph=True`` has computed.
+
+        Args:
+            grad: What it has computed.
+            grads_out: From what. Who goes through these alone has nothing to do with
+                the call.
+            flow: Of the call.
+        """
+        node = grad.grad_fn
+        if node is None or any(
+            it is not None and it.grad_fn is node for it in grads_out
+        ):
+            return
 
         def note(*_: object) -> None:
             running = backward_pass_id()
@@ -262,6 +281,7 @@ class Passes:
                 flow.gone_through |= {running}
 
         self.handles.append(node.register_hook(note))
+        self._on_nodes += 1
 
     def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
         """Add what flows through nodes that overwrote a view to what its hook takes.
@@ -329,10 +349,11 @@ class Passes:
             if not going_on:
                 for sums in self._inner:
                     sums.clear()
-            if len(self.handles) + len(self._taps) > self._many:
-                self._let_go()
+            self._let_go()
 
     def _let_go(self) -> None:
+        if len(self.handles) + len(self._taps) <= self._many:
+            return
         handles, taps = self.handles.copy(), self._taps.copy()
         self.handles[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
         self._taps[: len(taps)] = filter(_HOOKS_OF_TENSOR, taps)
@@ -380,6 +401,8 @@ class Passes:
         recomputes, which `within` names: the two are one.
         """
         self.when_reached()
+        with self._finishing:
+            self._let_go()
         self._be_last()
         if within is None or within == running:
             number = self.numbers[running] = next(self._count)

@@ -1,9 +1,9 @@
 """Whether outputs and inputs are of a kind that a gradient can be taken of."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlib.vjp.arguments import Argument, Arguments, is_differentiable
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, recomputed
@@ -80,8 +80,13 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         if inputs.several:
             return intent, "x = [each for it in x for each in it.parameters()]"
         return intent, "x = tuple(x.parameters())"
+    if all(map(_is_named, inputs.values)):
+        return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
     if isinstance(value, list | tuple):
         return "Nested inputs are passed flat.", _flat("x", i)
+    if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
+        intent = "A state_dict() holds detached tensors. Pass the parameters."
+        return intent, "x = dict(f.named_parameters())"
     if isinstance(value, Mapping):
         intent = "Of the mappings torch opens only dict itself."
         return intent, f"x = dict({spelled})"
@@ -94,6 +99,20 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         intent,
         "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()\ny = f(x)",
     )
+
+
+def _is_named(value: object) -> bool:
+    """Tell whether a value is one of what ``named_parameters()`` gives."""
+    match value:
+        case (str(), Tensor()):
+            return True
+        case _:
+            return False
+
+
+def _is_learned(mapping: Mapping[Any, object]) -> bool:
+    """Tell whether a mapping holds a tensor that requires grad."""
+    return any(isinstance(it, Tensor) and it.requires_grad for it in mapping.values())
 
 
 def _flat(letter: str, i: int) -> str:

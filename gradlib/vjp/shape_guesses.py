@@ -43,8 +43,10 @@ def _meant(given: Shape, wanted: Shape) -> tuple[str, str]:
     if _broadcasts(given, wanted):
         return "Likely meant: these weights, repeated.", "{v}.expand_as({y})"
     if given == wanted[: len(given)]:
-        axes = ", ".join([":"] * len(given) + ["None"] * (len(wanted) - len(given)))
-        words = f"Likely meant: one weight for each [{axes.replace('None', ':')}]."
+        rest = len(wanted) - len(given)
+        entry = ", ".join([*"ijklmn"[: len(given)], *[":"] * rest])
+        axes = ", ".join([":"] * len(given) + ["None"] * rest)
+        words = f"Likely meant: one weight for each [{entry}]."
         return words, f"{{v}}[{axes}].expand_as({{y}})"
     return _SUM, "torch.ones_like({y})"
 

@@ -134,6 +134,8 @@ def _as_written(
     argument: Argument, written: Expression, frame: FrameType
 ) -> Spelling | None:
     """Return the caller's expression, if it is short, and gives the same again."""
+    if _is_wrapped(argument, written, frame) and len(written.text) <= LONG:
+        return Spelling(written.text, entries=(written.text,))
     if not argument.several and len(written.entries) == 1:
         (written,) = written.entries  # torch wraps a single tensor in a tuple
     if written.entries:
@@ -146,6 +148,14 @@ def _as_written(
         return None
     texts = tuple(it.text for it in written.entries)
     return Spelling(written.text, entries=texts) if len(written.text) <= LONG else None
+
+
+def _is_wrapped(argument: Argument, written: Expression, frame: FrameType) -> bool:
+    """Tell whether the caller wrote a tensor that torch has put into a tuple."""
+    if written.entries or argument.keys or len(argument.values) != 1:
+        return False
+    is_it = partial(_is, argument.values[0])
+    return argument.several and _gives(written.node, is_it, frame)
 
 
 def _gives(node: ast.expr, is_it: Any, frame: FrameType) -> bool:

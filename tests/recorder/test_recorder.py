@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -606,6 +607,36 @@ def test_a_pass_costs_the_same_however_many_forwards_wait_for_theirs() -> None:
             costs.append(opcodes(losses[1].backward))
             del losses
     assert costs[1] <= 1.02 * costs[0]
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_a_step_costs_the_same_however_often_its_input_was_used(reduce: Any) -> None:
+    net = Net()
+    x = torch.randn(4, 3, requires_grad=True)
+
+    def step() -> None:
+        net(x).sum().backward()
+
+    with gradlib.record(net, reduce=reduce) as recording:
+        costs = [opcodes(step) for _ in range(30)]
+    # Now and then a step lets go of the hooks that are gone of several.
+    assert sum(costs[15:30]) <= 1.02 * sum(costs[1:16])
+    if reduce is None:
+        total = sum(it.grad_input_total[0] for it in recording.calls("fc1"))
+        assert x.grad is not None
+        assert_close(total, x.grad)
+
+
+def test_a_pass_costs_the_same_however_many_went_through_the_graph() -> None:
+    net = Net()
+    x = torch.randn(4, 3, requires_grad=True)
+    costs: list[int] = []
+    with gradlib.record(net, reduce=gradlib.tensor_stats):
+        y = net(x).square().sum()
+        for _ in range(40):
+            ask = partial(torch.autograd.grad, y, x, create_graph=True)
+            costs.append(opcodes(ask))
+    assert sum(costs[20:40]) <= 1.02 * sum(costs[1:21])
 
 
 def test_a_dropped_recording_is_gone_at_once() -> None:

@@ -309,19 +309,7 @@ def test_double_backward() -> None:
     assert "what came that way is in its totals" in hidden.note
 
 
-class Applied(nn.Module):
-    """A parameter, and what is done with it and the input."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3))
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight)
-
-
-# How many shares a backward pass makes of each goes by how they lay out the weight.
+# Some lay out their weight anew before they use it.
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(3, 3),
     "Linear without bias": lambda: nn.Linear(3, 3, bias=False),
@@ -330,7 +318,6 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     ),
     "LayerNorm": lambda: nn.LayerNorm(3),
     "PReLU": lambda: nn.PReLU(3),
-    "used as it is, and transposed": lambda: Applied(lambda x, w: x @ w @ w.t()),
 }
 
 
@@ -381,6 +368,57 @@ def test_a_pass_that_reaches_calls_through_the_graph_of_another_alone(
     parameter: Any = model.get_parameter("3.weight")
     totals = [call.passes[1].param_grads_total for call in recording.calls("3")]
     assert_close(totals[0]["weight"] + totals[1]["weight"], parameter.grad)
+
+
+def test_a_pass_through_the_gradient_that_one_was_given() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.shift
+
+    other, model = nn.Linear(3, 3), Shift()
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(nn.ModuleDict({"other": other, "shift": model})) as recording:
+        v = other(torch.randn(4, 3))
+        torch.autograd.grad(model(x), x, v, create_graph=True)
+        v.square().sum().backward()  # which the shift has nothing to do with
+    assert [it.backward for it in recording["shift"].passes] == [0]
+    assert recording.verify().ok
+
+
+class Laid(nn.Module):
+    """Somebody's hook on what a call has only laid out anew."""
+
+    def __init__(self, lay: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.lay = lay
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = self.lay(x), self.weight.t()
+        for it in (h, w):
+            it.register_hook(lambda grad: 3 * grad)
+        return h.reshape(-1, 3) @ w
+
+
+@pytest.mark.parametrize(
+    "lay",
+    [Tensor.t, lambda x: x.transpose(0, 1), lambda x: x.view(-1), lambda x: x.view(9)],
+)
+def test_a_hook_on_what_was_only_laid_out_anew(lay: Any) -> None:
+    torch.manual_seed(0)
+    model, plain = twins(nn.Sequential(nn.Linear(3, 3), Laid(lay)))
+    x = torch.randn(3, 3)
+    with gradlib.record(model) as recording:
+        model(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    assert_same_bits(recording["1"].param_grads["weight"], plain[1].weight.grad)
+    assert recording["1"].grad_input is not None
+    assert_same_bits(recording["1"].grad_input, recording["1"].grad_input_total)
+    assert recording.verify().ok
 
 
 def test_double_backward_through_the_parameters() -> None:

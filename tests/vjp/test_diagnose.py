@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         lambda: Call((x := ones(3, 5, requires_grad=True)) ** 2, x, ones(3)),
         "GL102",
         "grad_outputs[0]",
-        "one weight for each [:, :]",
+        "one weight for each [i, :]",
     ),
     "shape of the input that looks like a batch": (
         lambda: Call(
@@ -624,6 +624,18 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "GL114",
         "inputs",
         "inputs is of type OrderedDict",
+    ),
+    "names and parameters": (
+        lambda: model_call(lambda model: list(model.named_parameters())),
+        "GL114",
+        "inputs[0]",
+        "inputs[0] is of type tuple A dict of tensors gives a dict",
+    ),
+    "detached parameters": (
+        lambda: model_call(lambda model: model.state_dict()),
+        "GL114",
+        "inputs",
+        "inputs is of type OrderedDict A state_dict() holds detached tensors",
     ),
     "None among inputs": (
         lambda: of_another(lambda w: [w, None]),

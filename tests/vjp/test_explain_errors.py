@@ -3,6 +3,7 @@
 import re
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -390,3 +391,24 @@ def test_parameters_that_have_no_shape_yet_are_passed_over() -> None:
         loss.backward()
     assert "[GL112] `hidden` was changed in place" in notes(caught.value)[0]
     assert lazy.in_features == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "y.backward(inputs=[x])",
+        "y.backward(torch.ones(2), inputs=x)",
+        "torch.autograd.backward([y], [torch.ones(2)], inputs=[x])",
+    ],
+)
+def test_the_inputs_of_a_backward_stay_its_inputs(call: str, tmp_path: Path) -> None:
+    x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+    names = {"torch": torch, "x": x, "w": w, "y": x * w}
+    file = tmp_path / "call.py"
+    file.write_text(call)
+    with pytest.raises(RuntimeError) as raised, gradlib.explain_errors():
+        exec(compile(call, str(file), "exec"), names)
+    lines = raised.value.__notes__[0].splitlines()
+    exec("\n".join(it[4:] for it in lines if it.startswith("    ")), names)
+    assert x.grad is not None
+    assert w.grad is None
