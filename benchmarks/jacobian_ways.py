@@ -15,6 +15,7 @@ from torch.func import jacfwd, jacrev, jvp, vmap
 import gradlib
 
 OURS, OURS_CHECKED, OURS_OUT = "gradlib", "gradlib, checked", "gradlib, out="
+OURS_IN_A_FUNCTION = "gradlib, in a function"
 OURS_IN_A_LOSS = "gradlib, in a loss"
 
 MOST = 2**32
@@ -49,6 +50,8 @@ def contenders() -> list[Contender]:
         _plain(OURS, partial(gradlib.per_sample_jacobian, check=False)),
         _plain(OURS_CHECKED, gradlib.per_sample_jacobian),
         Contender(OURS_OUT, _with_out),
+        _plain(OURS_IN_A_FUNCTION, _in_a_function),
+        _plain(f"{OURS_IN_A_FUNCTION}, checked", partial(_in_a_function, check=True)),
         Contender(
             "functional.jacobian, diagonal",
             lambda model, x, _: lambda: functional_diagonal(model, x),
@@ -203,6 +206,11 @@ def _in_a_loss(name: str, way: Way) -> Contender:
         return step
 
     return Contender(name, prepare, against=OURS_IN_A_LOSS)
+
+
+def _in_a_function(model: nn.Module, x: Tensor, *, check: bool = False) -> Tensor:
+    """Hide the layers in a function: what they are shows only when they have run."""
+    return gradlib.per_sample_jacobian(lambda x: model(x), x, check=check)
 
 
 def _with_out(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:

@@ -28,6 +28,7 @@ MARKER = re.compile(
     r' data-results="([\w-]+)"></div>'
 )
 OURS = "gradlib"
+IN_A_FUNCTION = "gradlib, in a function"
 WAYS = {
     "reverse": "is_grads_batched",
     "forward": "jvp with unit vectors",
@@ -96,6 +97,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
                 "its time",
                 "`out=`",
                 "checked",
+                "in a function",
                 "peak",
             ),
             [in_short(net, batches[net], ways) for net, ways in nets.items()],
@@ -115,8 +117,27 @@ def summed_up(nets: dict[str, Ways]) -> str:
     lost = f", not on {' or '.join(slower.values())}" if slower else ""
     return (
         f"gradlib is the fastest on {len(nets) - len(slower)} of {len(nets)} "
-        f"networks{lost}. {_checked(nets)}"
+        f"networks{lost}. {_checked(nets)} {_in_a_function(nets)}"
     ).strip()
+
+
+def _in_a_function(nets: dict[str, Ways]) -> str:
+    """Say how ours does where it sees no layers, where that was measured."""
+    found = {
+        net: ways[IN_A_FUNCTION] for net, ways in nets.items() if IN_A_FUNCTION in ways
+    }
+    if not found:
+        return ""
+    ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
+    first = [
+        net
+        for net, ratio in ratios.items()
+        if ratio < best_other(nets[net])["to_gradlib"]["median"]
+    ]
+    return (
+        f"In a function it takes {min(ratios.values()):.2f} to "
+        f"{max(ratios.values()):.2f} times as long, and is the fastest on {len(first)}."
+    )
 
 
 def _checked(nets: dict[str, Ways]) -> str:
@@ -156,6 +177,7 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
         ratio(best),
         ratio(ways.get("gradlib, out=", {})),
         ratio(ways.get("gradlib, checked", {})),
+        ratio(ways.get(IN_A_FUNCTION, {})),
         f"{peak / ours['result_bytes']:.1f}" if peak else "",
     )
 
