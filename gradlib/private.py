@@ -374,15 +374,30 @@ def is_of_torch(kind: type[nn.Module]) -> bool:
 
 def is_plain_module(module: nn.Module) -> bool:
     """Tell whether calling a module runs its class's ``forward`` and nothing else."""
-    own = vars(module)
+    own, kind = vars(module), type(module)
     return not (
-        own["_forward_hooks"]
+        kind.__call__ is not _CALL
+        or cast(Any, kind)._call_impl is not _CALL_IMPL
+        or own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
         or own[BACKWARD_PRE_HOOKS]
         or "forward" in own
         or own.get("_compiled_call_impl")
     )
+
+
+def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
+    """Tell whether modules of a class find their attributes as torch's do."""
+    return (
+        kind.__getattr__ is _GETATTR
+        and kind.__getattribute__ is object.__getattribute__
+    )
+
+
+# As they were when this was imported.
+_CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
+_CALL_IMPL = cast(Any, nn.Module)._call_impl
 
 
 # The hooks that hold for every module, as torch keeps them for good.

@@ -28,7 +28,7 @@ MARKER = re.compile(
     r' data-results="([\w-]+)"></div>'
 )
 OURS = "gradlib"
-IN_A_FUNCTION = "gradlib, in a function"
+IN_A_FUNCTION, IN_OTHER_CODE = "gradlib, in a function", "gradlib, in other code"
 WAYS = {
     "reverse": "is_grads_batched",
     "forward": "jvp with unit vectors",
@@ -97,7 +97,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
                 "its time",
                 "`out=`",
                 "checked",
-                "in a function",
+                "in other code",
                 "peak",
             ),
             [in_short(net, batches[net], ways) for net, ways in nets.items()],
@@ -117,27 +117,32 @@ def summed_up(nets: dict[str, Ways]) -> str:
     lost = f", not on {' or '.join(slower.values())}" if slower else ""
     return (
         f"gradlib is the fastest on {len(nets) - len(slower)} of {len(nets)} "
-        f"networks{lost}. {_checked(nets)} {_in_a_function(nets)}"
+        f"networks{lost}. {_checked(nets)} {_in_code(nets)}"
     ).strip()
 
 
-def _in_a_function(nets: dict[str, Ways]) -> str:
-    """Say how ours does where it sees no layers, where that was measured."""
-    found = {
-        net: ways[IN_A_FUNCTION] for net, ways in nets.items() if IN_A_FUNCTION in ways
-    }
-    if not found:
-        return ""
-    ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
-    first = [
-        net
-        for net, ratio in ratios.items()
-        if ratio < best_other(nets[net])["to_gradlib"]["median"]
-    ]
-    return (
-        f"In a function it takes {min(ratios.values()):.2f} to "
-        f"{max(ratios.values()):.2f} times as long, and is the fastest on {len(first)}."
-    )
+def _in_code(nets: dict[str, Ways]) -> str:
+    """Say how ours does in a function, and where it sees no layers in its code."""
+    said: list[str] = []
+    for name, where in (
+        (IN_A_FUNCTION, "In a function"),
+        (IN_OTHER_CODE, "In other code"),
+    ):
+        found = {net: ways[name] for net, ways in nets.items() if name in ways}
+        ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
+        if not ratios:
+            continue
+        first = [
+            net
+            for net, ratio in ratios.items()
+            if ratio < best_other(nets[net])["to_gradlib"]["median"]
+        ]
+        said.append(
+            f"{where} it takes {min(ratios.values()):.2f} to "
+            f"{max(ratios.values()):.2f} times as long, and is the fastest on "
+            f"{len(first)}."
+        )
+    return " ".join(said)
 
 
 def _checked(nets: dict[str, Ways]) -> str:
@@ -177,7 +182,7 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
         ratio(best),
         ratio(ways.get("gradlib, out=", {})),
         ratio(ways.get("gradlib, checked", {})),
-        ratio(ways.get(IN_A_FUNCTION, {})),
+        ratio(ways.get(IN_OTHER_CODE, {})),
         f"{peak / ours['result_bytes']:.1f}" if peak else "",
     )
 

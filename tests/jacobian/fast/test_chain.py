@@ -288,7 +288,6 @@ CHANGED: dict[str, Callable[[], Any]] = {
     "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
     "another module": _with(lambda m: m.append(nn.Softmax(1))),
     "compiled": _with(lambda m: m.compile(backend="eager")),
-    "an own function": lambda: plain_net().forward,
     "scripted": lambda: torch.jit.script(plain_net()),
 }
 

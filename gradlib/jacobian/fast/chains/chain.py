@@ -10,13 +10,9 @@ from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.layers import CODE, IDLE, POINTWISE, Layer
-from gradlib.private import (
-    is_plain_module,
-    nobody_looks_on,
-    own_children,
-    own_parameters,
-)
+from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
+from gradlib.jacobian.fast.chains.line import layers_of
+from gradlib.private import nobody_looks_on, own_parameters
 
 DTYPES = (torch.float32, torch.float64)
 """Others are rounded so much that another order would give another answer."""
@@ -88,41 +84,22 @@ class Chain(NamedTuple):
 def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     """Return the chain that a function is, or ``None`` if it is something else.
 
-    Layers count by their exact type, with no hook on them, and where no mode of torch
-    could change what they do. So nothing mixes samples, is random, or cuts a path.
+    Layers count where no mode of torch could change what they do. So nothing mixes
+    samples, is random, or cuts a path.
 
     Args:
         fn: The function.
         inputs: What it would be called with.
     """
-    if not isinstance(fn, nn.Module) or len(inputs) != 1 or not nobody_looks_on():
+    if len(inputs) != 1 or not nobody_looks_on():
         return None
     x = inputs[0]
     if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES:
         return None
     if x.dim() < 2 or not x.numel() or x.layout is not strided:
         return None
-    layers = _layers(fn)
+    layers = layers_of(fn, x)
     return None if layers is None else _assembled(x, layers)
-
-
-def _layers(module: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a module in their order, if all are known."""
-    kind = type(module)
-    code = CODE.get(kind)
-    if code is None or code is not kind.forward or not is_plain_module(module):
-        return None  # kinds that are not known need not have a forward at all
-    if kind in IDLE:
-        return None if module.training and kind is not nn.Identity else []
-    if kind is not nn.Sequential:
-        return [module]
-    found: list[nn.Module] = []
-    for child in own_children(module).values():
-        layers = None if child is None else _layers(child)
-        if layers is None:
-            return None
-        found += layers
-    return found
 
 
 def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:

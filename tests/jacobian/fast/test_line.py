@@ -1,0 +1,637 @@
+"""Layers that code names: found by running it on stand-ins, which can do no harm."""
+
+import math
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.functional import gelu
+from torch.nn.utils import parametrizations
+
+import gradlib
+from gradlib.jacobian.fast.chains.line import layers_of
+
+from .test_chain import chain
+
+Function = Callable[[Tensor], Tensor]
+
+
+def double(*shape: int) -> Tensor:
+    """Return random numbers."""
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def require_same(fn: Function, x: Tensor) -> None:
+    """Hold the Jacobian of a function against that of the loop."""
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    reference = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+class Net(nn.Module):
+    """A module of one's own, of which each test uses something."""
+
+    kind = "relu"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.third = nn.Linear(4, 4)
+        self.drop = nn.Dropout()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.by_name = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Tanh()})
+        self.inner = nn.Sequential(nn.Linear(4, 3), nn.SiLU(), nn.Linear(3, 4))
+        self.plain = [nn.Linear(4, 4).double(), nn.Linear(4, 4).double()]
+        self.sizes = [4, 6]
+        self.slope = 0.3
+        self.act: Any = torch.tanh
+        self.own_act: Any = lambda x: x.sigmoid()
+        self.nothing: Any = None
+        self.calls = 0
+        self.seen: list[Any] = []
+        self.norm = nn.LayerNorm(4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.encode(x))
+
+    @property
+    def head(self) -> nn.Module:
+        self.calls += 1
+        return self.third
+
+
+class Nested(nn.Module):
+    """It has another one inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.last = Net(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.elu(self.net(x), alpha=0.4))
+
+
+class Named(nn.Sequential):
+    """A container with a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3))
+
+
+def helper(x: Tensor, slope: float = 0.2) -> Tensor:
+    """Do what somebody has written twice otherwise."""
+    return F.leaky_relu(x, slope)
+
+
+def _loop(net: Net, x: Tensor) -> Tensor:
+    for number, layer in enumerate(net.layers):
+        x = layer(x)
+        if number < len(net.layers) - 1:
+            x = torch.tanh(x)
+    return x
+
+
+def _pairs(net: Net, x: Tensor) -> Tensor:
+    for layer, slope in zip(net.plain, (0.1, 0.3), strict=True):
+        x = helper(layer(x), slope=slope)
+    return x
+
+
+def _branches(net: Net, x: Tensor) -> Tensor:
+    x = net.first(x)
+    if net.training or net.slope > 1:
+        x = torch.relu(x)
+    if net.nothing:
+        x = x * 2
+    return net.second(F.dropout(x, 0.5, training=net.training))
+
+
+def _in_place(net: Net, x: Tensor) -> Tensor:
+    x = net.first(x)
+    x = x.relu_()
+    return F.silu(net.second(x), inplace=True)
+
+
+def _comprehended(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers[1:]:
+        x = layer(x).sigmoid()
+    return net.layers[-1](x)
+
+
+SCALE = 0.7
+
+FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "the module": lambda net, x: net(x),
+    "a method": lambda net, x: net.second(net.encode(x)),
+    "functions": lambda net, x: net.second(F.gelu(net.first(x), approximate="tanh")),
+    "a function by its name": lambda net, x: net.third(gelu(x)),
+    "one of another space": lambda net, x: net.third(nn.functional.relu6(x)),
+    "a helper": lambda net, x: net.second(helper(net.first(x))),
+    "a keyword": lambda net, x: net.second(helper(slope=SCALE, x=net.first(x))),
+    "an attribute": lambda net, x: net.third(net.act(x)),
+    "an attribute of its own": lambda net, x: net.third(net.own_act(x)),
+    "a loop": _loop,
+    "pairs": _pairs,
+    "branches": _branches,
+    "a part of a list": _comprehended,
+    "in place": _in_place,
+    "a container": lambda net, x: net.inner(x),
+    "a layer of a container": lambda net, x: net.inner[0](x),
+    "by name": lambda net, x: net.by_name["b"](net.by_name["a"](x)),
+    "flattened": lambda net, x: net.third(torch.flatten(x, 1)),
+    "flattened by the method": lambda net, x: net.third(x.flatten(start_dim=1)),
+    "viewed": lambda net, x: net.third(x.view(x.size(0), -1)),
+    "reshaped": lambda net, x: net.third(x.reshape(x.shape[0], -1)),
+    "reshaped by its length": lambda net, x: net.third(x.reshape(len(x), -1)),
+    "a lambda in it": lambda net, x: (lambda h: net.third(h).tanh())(x),
+    "hardtanh": lambda net, x: net.third(F.hardtanh(x, -0.2, max_val=0.4)),
+    "softplus": lambda net, x: net.third(F.softplus(x, 2)),
+    "idle": lambda net, x: net.third(net.drop(x)),
+}
+
+
+def make() -> Net:
+    """Return a net in evaluation, as random layers are none."""
+    torch.manual_seed(0)
+    return Net().double().eval()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_code_that_names_layers(name: str) -> None:
+    net, of = make(), FOUND[name]
+    x = double(5, 4)
+    before = x.clone()
+    assert chain(lambda x: of(net, x), x) is not None
+    require_same(lambda x: of(net, x), x)
+    assert torch.equal(x, before)
+    assert net.calls == 0
+
+
+def test_modules_of_ones_own() -> None:
+    torch.manual_seed(0)
+    x = double(5, 4)
+    for model in (Net(), Nested(), Named(), nn.Sequential(Net(), nn.ELU(), Nested())):
+        net = model.double().eval()
+        assert chain(net, x) is not None
+        require_same(net, x)
+        assert chain(net.forward, x) is not None
+        require_same(net.forward, x)
+    assert chain(make().encode, x) is not None
+
+
+def test_what_is_flattened_on_the_way() -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(4, 3).double()
+    x = double(3, 2, 2)
+    assert chain(lambda x: last(x.view(x.size(0), -1)), x) is not None
+    require_same(lambda x: last(x.view(x.size(0), -1)), x)
+    assert chain(lambda x: last(x.view(len(x), -1)), x.mT.contiguous().mT) is None
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_what_is_viewed_in_one_layout_only(channels: int) -> None:
+    conv, last = nn.Conv2d(channels, 2, 2).double(), nn.Linear(32, 3).double()
+    x = double(2, channels, 5, 5)
+
+    def viewed(x: Tensor) -> Tensor:
+        return last(torch.relu(conv(x)).view(x.size(0), -1))
+
+    def reshaped(x: Tensor) -> Tensor:
+        return last(torch.relu(conv(x)).reshape(x.size(0), -1))
+
+    assert chain(viewed, x) is not None
+    require_same(viewed, x)
+    nn.Module.to(conv, memory_format=torch.channels_last)  # pyright: ignore
+    assert chain(viewed, x) is None
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        viewed(x)
+    assert chain(reshaped, x) is not None
+    require_same(reshaped, x)
+
+
+def test_it_is_the_code_of_this_call() -> None:
+    net, x = make(), double(5, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        return net.second(F.relu(net.first(x)) if net.slope < 1 else net.first(x))
+
+    require_same(fn, x)
+    bent = gradlib.per_sample_jacobian(fn, x)
+    net.slope = 2.0
+    require_same(fn, x)
+    assert not torch.equal(gradlib.per_sample_jacobian(fn, x), bent)
+    net.second = nn.Linear(6, 2).double()
+    require_same(fn, x)
+    with torch.no_grad():
+        net.first.weight.mul_(2)
+    require_same(fn, x)
+    net.train()
+    assert chain(lambda x: net.third(net.drop(x)), x) is None
+    assert chain(lambda x: net.third(F.dropout(x, 0.5, net.training)), x) is None
+    assert chain(lambda x: net.third(F.dropout(x)), x) is None
+
+
+# --- What is no line: it happens once, in the way that goes through a graph.
+
+COUNTS = 0
+
+
+def _counts(net: Net, x: Tensor) -> Tensor:
+    global COUNTS
+    COUNTS += 1
+    return net(x)
+
+
+def _keeps(net: Net, x: Tensor) -> Tensor:
+    net.seen.append(x)
+    return net(x)
+
+
+def _sets(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return net(x)
+
+
+def _sets_by_name(net: Net, x: Tensor) -> Tensor:
+    net.calls = 7
+    return net(x)
+
+
+def _sets_a_slot(net: Net, x: Tensor) -> Tensor:
+    net.inner.real = 7  # pyright: ignore
+    return net(x)
+
+
+def _prints(net: Net, x: Tensor) -> Tensor:
+    print("called")
+    return net(x)
+
+
+def _without_graph(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.first(x)
+    return net.second(h + 0 * net.first(x))
+
+
+def _hooked(net: Net, x: Tensor) -> Tensor:
+    h = net.first(x)
+    if h.requires_grad:
+        h.register_hook(lambda grad: 2 * grad)
+    return net.second(h)
+
+
+def _caught(net: Net, x: Tensor) -> Tensor:
+    try:
+        x = net.third(x) * 2
+    except Exception:
+        x = net.third(x)
+    return x
+
+
+def _caught_bare(net: Net, x: Tensor) -> Tensor:
+    try:
+        x = x.softmax(1)
+    except:  # noqa: E722 (that is what is tested)
+        x = net.first(x)
+        return net.second(x)
+    return x
+
+
+def _last_is_plain(net: Net, x: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = layer(x)
+        if layer is not net.layers[-1]:
+            x = torch.relu(x)
+    return x
+
+
+def _compares_lists(net: Net, x: Tensor) -> Tensor:
+    return net.third(torch.relu(x)) if net.sizes == [4, 6] else net.third(x)
+
+
+def _compares_modules(net: Net, x: Tensor) -> Tensor:
+    return net.third(torch.relu(x)) if net.third == net.third else net.third(x)
+
+
+def _has_many(net: Net, x: Tensor) -> Tensor:
+    return net.third(torch.relu(x)) if net.seen else net.third(x)
+
+
+def _after_in_place(net: Net, x: Tensor) -> Tensor:
+    h = net.first(x)
+    h.relu_()
+    return net.second(h)
+
+
+def _default(net: Net, x: Tensor, seen: list[int] = [1]) -> Tensor:  # noqa: B006
+    seen.append(1)
+    return net(x) if len(seen) < 3 else net.third(x)
+
+
+def _named_as_a_builtin(net: Net, x: Tensor) -> Tensor:
+    return net.third(torch.relu(x)) if abs(4) > 0 else net.third(x)
+
+
+abs: Any = math.sin  # noqa: A001 (that is what is tested)
+
+NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "a global": _counts,
+    "a list": _keeps,
+    "an attribute": _sets,
+    "an attribute that is set": _sets_by_name,
+    "an attribute that stand-ins have": _sets_a_slot,
+    "printing": _prints,
+    "without a graph": _without_graph,
+    "a hook": _hooked,
+    "an error": _caught,
+    "any error": _caught_bare,
+    "the same object": _last_is_plain,
+    "equal lists": _compares_lists,
+    "equal modules": _compares_modules,
+    "a list that may be empty": _has_many,
+    "in place, by another name": _after_in_place,
+    "a default": _default,
+    "a property": lambda net, x: net.head(x),
+    "a class attribute": lambda net, x: (
+        net.third(torch.relu(x)) if net.kind == "relu" else net.third(x)
+    ),
+    "a way around": lambda net, x: net.third(x) + x,
+    "twice": lambda net, x: net.third(x) if net.third(x).relu_ else x,
+    "detached": lambda net, x: net.second(net.first(x).detach() + 0 * net.first(x)),
+    "another method": lambda net, x: net.third(x).softmax(1),
+    "a weight": lambda net, x: F.linear(x, net.third.weight),
+    "a layer that is not known": lambda net, x: net.third(net.norm(x)),
+    "a shape": lambda net, x: net.third(x if x.shape[-1] == len(x) else torch.relu(x)),
+    "part of a shape": lambda net, x: net.third(x) if x.shape[1:] == (4,) else x,
+    "a size": lambda net, x: net.third(x if x.size(-1) == len(x) else torch.relu(x)),
+    "another batch": lambda net, x: net.third(x.reshape(1, -1).reshape(5, -1)),
+    "a flat batch": lambda net, x: net.third(torch.flatten(x).view(-1, 4)),
+    "a class": lambda net, x: net.third(x) if x.__class__ is Tensor else x,
+    "text": lambda net, x: net.third(x) if f"{x}" else x,
+    "repeated text": lambda net, x: net.third(x) if repr(x) else x,
+    "a number": lambda net, x: net.third(x * 2),
+    "a truth": lambda net, x: net.third(x) if net.third else x,
+    "samples": lambda net, x: net.third(torch.stack([*iter(x)])),
+    "a builtin that is another": _named_as_a_builtin,
+    "no layer": lambda _, x: x.clone(),
+    "its length": lambda net, x: net.third(x) if len(x.shape) == 2 else x,
+    "a method that is no layer": lambda net, x: (
+        net.third(x) if len(net.sizes) == 2 and net.sizes.count(4) else x
+    ),
+    "the module itself": lambda net, x: net.third(x) if net.forward.__self__ else x,
+    "random": lambda net, x: net.third(F.dropout(x, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOUND)
+def test_code_that_does_something_else(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, of = make(), NOT_FOUND[name]
+    x = double(5, 4)
+    state, inner = dict(vars(net), seen=[]), dict(vars(net.inner))
+    count, default = COUNTS, list(_default.__defaults__[0])  # pyright: ignore
+
+    def fn(x: Tensor) -> Tensor:
+        return of(net, x)
+
+    assert layers_of(fn, x) is None or chain(fn, x) is None
+    assert (vars(net), vars(net.inner)) == (state, inner)
+    assert (count, default) == (COUNTS, _default.__defaults__[0])  # pyright: ignore
+    assert capsys.readouterr().out == ""
+    if name != "a default":  # that one does something else each time
+        require_same(fn, x)
+
+
+def test_attributes_that_hide_methods() -> None:
+    net, x = make(), double(5, 4)
+    vars(net)["encode"] = lambda x: net.first(x).tanh()
+    assert chain(net, x) is not None
+    require_same(net, x)
+
+
+def test_a_batch_that_is_flattened_away() -> None:
+    net = make()
+    assert chain(lambda x: net.third(torch.flatten(x, 1)), double(5, 4)) is not None
+    assert chain(lambda x: net.third(torch.flatten(x)), double(5, 4)) is None
+
+
+def test_variables_of_an_outer_function() -> None:
+    net, x, calls = make(), double(5, 4), 0
+
+    def fn(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return net(x)
+
+    assert chain(fn, x) is None
+    assert calls == 0
+    gradlib.per_sample_jacobian(fn, x, check=False)
+    assert calls == 1
+
+
+class Called(Net):
+    """It is called in another way."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * super().__call__(x)
+
+
+class Found(Net):
+    """Its attributes are found in another way."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return (lambda x: 2 * found(x)) if name == "second" else found  # pyright: ignore
+
+
+class Twice(nn.ModuleList):
+    """It gives another order than it has."""
+
+    def __iter__(self) -> Any:
+        return reversed([*super().__iter__()])
+
+
+class Looked(Net):
+    """Its attributes are found in another way."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__("own_act" if name == "act" else name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.act(x))
+
+
+class Run(Net):
+    """It is called in another way."""
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super()._call_impl(*args, **kwargs)
+
+
+class Hidden(Net):
+    """A property hides an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.slopes(x))
+
+    @property
+    def slopes(self) -> Any:
+        return torch.relu
+
+
+class Ordered(Net):
+    """It goes through a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))  # pyright: ignore
+        return x
+
+
+class NoGraph(Net):
+    """Autograd sees nothing of it."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Cut(Net):
+    """Autograd sees nothing of a part of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.second(h.detach() + h)
+
+
+def _changed(change: Callable[[Net], object]) -> Net:
+    net = make()
+    change(net)
+    return net
+
+
+def _in_another_order() -> nn.Module:
+    net = Ordered()
+    assert chain(net.double(), double(5, 4)) is not None
+    net.layers = Twice(net.layers)
+    return net
+
+
+def _hidden() -> nn.Module:
+    net = Hidden().double()
+    vars(net)["slopes"] = torch.tanh
+    return net
+
+
+CHANGED: dict[str, Callable[[], nn.Module]] = {
+    "called otherwise": lambda: Called().double().eval(),
+    "looked up otherwise": lambda: Found().double().eval(),
+    "run otherwise": lambda: Run().double().eval(),
+    "looked at otherwise": lambda: Looked().double().eval(),
+    "in another order": _in_another_order,
+    "a property": _hidden,
+    "a part of it cut": lambda: Cut().double().eval(),
+    "a hook": lambda: _changed(
+        lambda net: net.first.register_forward_hook(lambda *_: None)
+    ),
+    "a hook on itself": lambda: _changed(
+        lambda net: net.register_full_backward_hook(lambda *_: None)
+    ),
+    "another forward": lambda: _changed(
+        lambda net: vars(net).update(forward=lambda x: net.third(x).exp())
+    ),
+    "another forward of a layer": lambda: _changed(
+        lambda net: vars(net.first).update(forward=lambda x: x.repeat(1, 2)[:, :6])
+    ),
+    "weight norm": lambda: _changed(
+        lambda net: parametrizations.weight_norm(net.first)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_modules_that_are_not_what_they_seem(name: str) -> None:
+    net, x = CHANGED[name](), double(5, 4)
+    assert chain(net, x) is None
+    require_same(net, x)
+
+
+def test_a_forward_without_a_graph_is_refused() -> None:
+    net, x = NoGraph().double().eval(), double(5, 4)
+    assert chain(net, x) is None
+    with pytest.raises(gradlib.IndependentOutputError):
+        gradlib.per_sample_jacobian(net, x)
+
+
+def test_the_call_of_a_class_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = make(), double(5, 4)
+    were = nn.Module.__call__
+    monkeypatch.setattr(nn.Linear, "__call__", lambda it, x: 2 * were(it, x))
+    assert chain(nn.Sequential(net.first), x) is None
+    assert chain(lambda x: net.first(x), x) is None
+    require_same(net.first, x)
+
+
+def test_functions_that_somebody_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = make(), double(5, 4)
+    assert chain(lambda x: net.third(F.relu(x)), x) is not None
+    monkeypatch.setattr(F, "relu", lambda x: x * 3)
+    assert chain(lambda x: net.third(F.relu(x)), x) is None
+    require_same(lambda x: net.third(F.relu(x)), x)
+
+
+def test_who_debugs_sees_no_stand_ins() -> None:
+    net, x = make(), double(5, 4)
+    seen: list[str] = []
+
+    def trace(frame: FrameType, *_: object) -> Any:
+        seen.append(type(frame.f_locals.get("x")).__name__)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = layers_of(lambda x: net(x), x)
+    finally:
+        sys.settrace(before)
+    assert found is None
+    assert "StandIn" not in seen
+
+
+ACTS = ("torch.relu(h)", "h.tanh()", "F.silu(h)", "net.act(h)", "helper(h)", "h", "h*2")
+ODD = ("h = h.clone()", "h = h.detach() + h", "net.calls += 1", "k = len(h)", "pass")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_code(seed: int) -> None:
+    chance = random.Random(seed)
+    lines, names = ["h = x"], ["net.third", "net.layers[0]", "net.inner", "net"]
+    names += ["net.plain[1]", "net.by_name['a']"]
+    for _ in range(chance.randint(1, 4)):
+        lines.append(f"h = {chance.choice(names)}(h)")
+        lines.append(f"h = {chance.choice(ACTS)}")
+        if chance.random() < 0.15:
+            lines.append(chance.choice(ODD))
+        if chance.random() < 0.2:
+            lines.append(f"if net.slope > {chance.random()}: h = torch.sigmoid(h)")
+        if chance.random() < 0.1:
+            lines.append("g = net.third(h)")
+    code = "\n    ".join(["def fn(x):", *lines, "return h"])
+    net = make()
+    scope = {"net": net, "torch": torch, "F": F, "helper": helper}
+    exec(code, scope)
+    fn, x = scope["fn"], double(3, 4)
+    odd = any(line in code for line in (*ODD[:3], "h*2", "g ="))
+    assert (chain(fn, x) is None) == odd
+    assert net.calls == 0
+    require_same(fn, x)
