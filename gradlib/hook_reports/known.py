@@ -104,6 +104,10 @@ class KnownGradients:
         inner, whole = self._inner.arrived(), self._outputs.keys()
         return name_by_value(grad, self._noise, named, inner, whole=whole)
 
+    def arrives(self, name: str) -> bool:
+        """Tell whether a gradient comes to an input or a parameter."""
+        return name in self._leaves.arrived()
+
     def compare(self, again: "KnownGradients") -> None:
         """Learn how far two runs are apart: a GPU may add in another order each time.
 

@@ -108,7 +108,7 @@ class HookedCall:
             return f"None: {self._why_nothing(kind, field, i)}"
         if not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
-            return f"{dtype}zeros: {self._why_nothing(kind, field, i)}"
+            return f"{dtype}zeros: {self._why_zeros(kind, field, i)}"
         of_last_node = kind == LEGACY and field == "grad_input"
         needed = not of_last_node or self._before[i] is not None
         if not needed and (name := name_by_value(grad, {}, self._idle)):
@@ -201,8 +201,18 @@ class HookedCall:
             said += " No tensor among them requires grad."
         return said + " The operations inside do not change that."
 
+    def _why_zeros(self, kind: str, field: str, i: int) -> str:
+        """Name what gradient is zero, from where it stands, or say why there is none."""
+        name = None
+        if kind == LEGACY and field == "grad_input" and self._before[i] is not None:
+            name = self._tensors[i] or f"input {i} of {self.last_node()[0]}"
+        elif kind != LEGACY and field == "grad_input" and i < len(self._args):
+            name = self._position(field, i)[0]
+            name = name if self._known.arrives(name) else None
+        return f"gradient of {name}" if name else self._why_nothing(kind, field, i)
+
     def _why_nothing(self, kind: str, field: str, i: int) -> str:
-        """Say why an entry is ``None`` or zeros, from where it stands."""
+        """Say why an entry is ``None``, or zeros that stand for it."""
         if kind == LEGACY:
             name, _ = self.last_node()
             if field == "grad_output":

@@ -17,6 +17,7 @@ class Pattern(Enum):
     ONE_PER_COLUMN = "no column with two nonzero entries"
     PER_SAMPLE = "block diagonal"
     FULL = ""
+    HIDDEN = "with nan or inf"
 
     @property
     def sums_one_entry(self) -> bool:
@@ -50,7 +51,8 @@ def _pattern_of(block: Tensor, axes: int) -> Pattern:
         samples = filled.reshape(out[0], -1, in_[0], in_[1:].numel())
         if _is_diagonal(samples.any(3).any(1)):
             return Pattern.PER_SAMPLE
-    return Pattern.FULL
+    # A row is asked for by a one among zeros, and 0 times infinity is nan.
+    return Pattern.FULL if wide(block).isfinite().all() else Pattern.HIDDEN
 
 
 def _is_diagonal(filled: Tensor) -> bool:

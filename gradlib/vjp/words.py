@@ -74,7 +74,7 @@ def _of_equal_weights(product: Product, term: str, weights: Weights) -> str:
     mean = weights.kind is Kind.MEAN
     one = f"{weights.factor} of dy/dx" if mean else f"{_times(weights)}dy/dx"
     all_ = "the mean of" if mean else f"{_times(weights)}the sum of"
-    if Pattern.UNKNOWN in patterns:
+    if Pattern.UNKNOWN in patterns or Pattern.HIDDEN in patterns:
         return f"{gradient}: each entry is {all_} a column of J, in general not dy/dx."
     if set(patterns) == {Pattern.ZERO}:
         return f"{gradient}: zero, because J is zero at this x."

@@ -587,9 +587,22 @@ def test_an_argument_that_is_called_as_a_parameter() -> None:
 def test_gradients_that_vanish() -> None:
     x = (-torch.ones(3)).requires_grad_()
     kinds = report_of(nn.ReLU(), x).kinds
-    assert kinds[FULL].grad_input[0].what == "zeros: nothing flows to input"
-    legacy = "zeros: nothing flows out of input 0 of ReluBackward0"
-    assert kinds[LEGACY].grad_input[0].what == legacy
+    for kind in (FULL, LEGACY):
+        assert kinds[kind].grad_input[0].what == "zeros: gradient of input"
+    report = report_of(nn.Linear(2, 2), torch.zeros(1, 2, requires_grad=True))
+    legacy = "zeros: gradient of input 2 of AddmmBackward0"
+    assert report.kinds[LEGACY].grad_input[2].what == legacy
+
+
+def test_an_argument_that_is_not_used() -> None:
+    class Second(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            del x
+            return 2 * y
+
+    report = report_of(Second(), given(2), given(2))
+    entry = report.kinds[FULL].grad_input[0]
+    assert entry.what == "zeros: nothing flows to x"
 
 
 def test_a_tensor_from_outside_keeps_its_gradient() -> None:

@@ -258,6 +258,12 @@ def test_nan_and_infinity_are_counted() -> None:
     assert "nan or inf" not in said(x**2, x, torch.ones(2))
 
 
+def test_nan_may_hide_the_zeros_of_a_diagonal() -> None:
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    assert "a column of J, in general not dy/dx." in said(x.sqrt(), x, torch.ones(2))
+    assert "J is diagonal at this x" in said((x + 1).sqrt(), x, torch.ones(2))
+
+
 def test_zeros_that_do_not_make_zero_are_not_said_to() -> None:
     x = torch.zeros(2, requires_grad=True)
     assert meaning(x.sqrt(), x, torch.zeros(2)) == (
