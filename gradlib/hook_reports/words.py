@@ -202,7 +202,7 @@ class HookedCall:
         return said + " The operations inside do not change that."
 
     def _why_zeros(self, kind: str, field: str, i: int) -> str:
-        """Name what gradient is zero, from where it stands, or say why there is none."""
+        """Say what gradient is zero, from where it stands, or why there is none."""
         name = None
         if kind == LEGACY and field == "grad_input" and self._before[i] is not None:
             name = self._tensors[i] or f"input {i} of {self.last_node()[0]}"

@@ -56,6 +56,7 @@ class Net(nn.Module):
         self.calls = 0
         self.seen: list[Any] = []
         self.norm = nn.LayerNorm(4)
+        self.single = nn.Linear(4, 1)
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.relu(self.first(x))
@@ -129,6 +130,26 @@ def _comprehended(net: Net, x: Tensor) -> Tensor:
 
 SCALE = 0.7
 
+ELEMENTWISE: list[Function] = [
+    torch.sin,
+    torch.cos,
+    torch.exp,
+    torch.square,
+    lambda x: x.sin(),
+    lambda x: x.exp(),
+    lambda x: x**3,
+    lambda x: x.pow(2),
+    lambda x: torch.pow(x, 4),
+    lambda x: x * 2.5,
+    lambda x: SCALE * x,
+    lambda x: x / 3,
+    lambda x: x + 1,
+    lambda x: 0.5 + x,
+    lambda x: x - 0.5,
+    lambda x: 2 - x,
+    lambda x: -x,
+]
+
 FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "the module": lambda net, x: net(x),
     "a method": lambda net, x: net.second(net.encode(x)),
@@ -174,6 +195,66 @@ def test_code_that_names_layers(name: str) -> None:
     require_same(lambda x: of(net, x), x)
     assert torch.equal(x, before)
     assert net.calls == 0
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("number", range(len(ELEMENTWISE)))
+def test_every_operation(number: int, rows: int) -> None:
+    torch.manual_seed(0)
+    of = ELEMENTWISE[number]
+    first, last = nn.Linear(4, 5).double(), nn.Linear(5, rows).double()
+
+    def often(x: Tensor) -> Tensor:
+        return of(last(of(first(torch.tanh(of(x))))))
+
+    def alone(x: Tensor) -> Tensor:
+        return last(of(first(x)))
+
+    for fn in (often, alone):
+        _require_right(fn, first.weight)
+
+
+def _require_right(fn: Function, weight: Tensor) -> None:
+    x = (double(3, 4) / 10).requires_grad_()
+    before = x.detach().clone()
+    assert chain(fn, x) is not None
+    require_same(fn, x)
+    found = gradlib.per_sample_jacobian(fn, x)
+    out = torch.full_like(found, torch.nan)
+    gradlib.per_sample_jacobian(fn, x, out=out)
+    torch.testing.assert_close(out, found)
+    assert torch.equal(x, before)
+    grads = [
+        torch.autograd.grad(
+            gradlib.per_sample_jacobian(fn, x, mode=mode, create_graph=True).sum(),
+            [x, weight],
+            materialize_grads=True,
+        )
+        for mode in ("auto", "loop")
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["last", "one", "dots", "first", "function"])
+def test_an_output_of_one_entry_may_be_squeezed(name: str) -> None:
+    net = make()
+    of: dict[str, Function] = {
+        "last": lambda x: net.single(x).squeeze(-1),
+        "one": lambda x: net.single(x).squeeze(dim=1),
+        "dots": lambda x: net.single(x)[..., 0],
+        "first": lambda x: net.single(x)[:, 0],
+        "function": lambda x: torch.squeeze(net.single(x.flatten(1)), -1),
+    }
+    x = double(5, 4)
+    for it in (x, x[:1], x.view(5, 2, 2) if name == "function" else x):
+        assert chain(of[name], it) is not None
+        require_same(of[name], it)
+        assert gradlib.per_sample_jacobian(of[name], it).shape == it.shape
+        out = torch.full_like(it, torch.nan)
+        assert gradlib.per_sample_jacobian(of[name], it, out=out) is out
+        assert not out.isnan().any()
+        graph = gradlib.per_sample_jacobian(of[name], it, create_graph=True)
+        assert torch.equal(graph.detach(), out)
 
 
 def test_modules_of_ones_own() -> None:
@@ -378,7 +459,18 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a class": lambda net, x: net.third(x) if x.__class__ is Tensor else x,
     "text": lambda net, x: net.third(x) if f"{x}" else x,
     "repeated text": lambda net, x: net.third(x) if repr(x) else x,
-    "a number": lambda net, x: net.third(x * 2),
+    "a number of another kind": lambda net, x: net.third(x * True),
+    "a power of another kind": lambda net, x: net.third(x).sigmoid() ** 2.5,
+    "no power": lambda net, x: net.third(x) ** 0,
+    "a number divided by it": lambda net, x: net.third(1 / x),
+    "the sum of two": lambda net, x: net.third(x) + net.third(x),
+    "a remainder": lambda net, x: net.third(x) % 2,
+    "one output of several": lambda net, x: net.third(x)[:, 0],
+    "an output squeezed in the middle": lambda net, x: net.third(
+        net.single(x).squeeze(-1)[:, None].repeat(1, 4)
+    ),
+    "an output as it is": lambda net, x: net.single(x)[:, 0:1],
+    "all axes squeezed": lambda net, x: net.single(x).squeeze(),
     "a truth": lambda net, x: net.third(x) if net.third else x,
     "samples": lambda net, x: net.third(torch.stack([*iter(x)])),
     "a builtin that is another": _named_as_a_builtin,
@@ -608,7 +700,8 @@ def test_who_debugs_sees_no_stand_ins() -> None:
     assert "StandIn" not in seen
 
 
-ACTS = ("torch.relu(h)", "h.tanh()", "F.silu(h)", "net.act(h)", "helper(h)", "h", "h*2")
+ACTS = ("torch.relu(h)", "h.tanh()", "F.silu(h)", "net.act(h)", "helper(h)", "h")
+ACTS += ("0.3 * h - 1", "torch.sin(h) / 3", "1 - h ** 2", "-h", "h * h")
 ODD = ("h = h.clone()", "h = h.detach() + h", "net.calls += 1", "k = len(h)", "pass")
 
 
@@ -631,7 +724,7 @@ def test_random_code(seed: int) -> None:
     scope = {"net": net, "torch": torch, "F": F, "helper": helper}
     exec(code, scope)
     fn, x = scope["fn"], double(3, 4)
-    odd = any(line in code for line in (*ODD[:3], "h*2", "g ="))
+    odd = any(line in code for line in (*ODD[:3], "h * h", "g ="))
     assert (chain(fn, x) is None) == odd
     assert net.calls == 0
     require_same(fn, x)

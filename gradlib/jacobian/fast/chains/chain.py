@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
+from gradlib.jacobian.fast.chains.layers import POINTWISE, SQUEEZED, Layer
 from gradlib.jacobian.fast.chains.line import layers_of
 from gradlib.private import nobody_looks_on, own_parameters
 
@@ -52,6 +52,7 @@ class Chain(NamedTuple):
         maps: The convolutions.
         linears: The linear layers.
         bends: What is elementwise before the first, after each, and after the last.
+        squeezed: Whether the output's axis, of one entry, is taken away.
         order: In which order the Jacobians of the linear layers are multiplied.
         kept: How many entries of a sample what is elementwise there keeps.
     """
@@ -60,14 +61,15 @@ class Chain(NamedTuple):
     maps: Maps
     linears: list[Linear]
     bends: list[list[Layer]]
+    squeezed: bool
     order: orders.Order
     kept: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the Jacobian, ``(batch, out, *in)``."""
+        """The shape of the Jacobian, ``(batch, *out, *in)``."""
         samples, *rest = self.x.shape
-        return (samples, self.outs, *rest)
+        return (samples, *([] if self.squeezed else [self.outs]), *rest)
 
     @property
     def outs(self) -> int:
@@ -102,10 +104,13 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     return None if layers is None else _assembled(x, layers)
 
 
-def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
+def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     """Return the chain that layers make of x, if they do."""
     samples, *size = x.shape
     maps = NO_MAPS
+    squeezed = bool(layers) and layers[-1] is SQUEEZED
+    if squeezed:
+        layers = layers[:-1]
     if len(size) > 1:
         flat = next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
         maps = _maps(x, size, layers[:flat])
@@ -116,8 +121,7 @@ def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
     bends: list[list[Layer]] = [[]]
     widths = size
     for layer in layers:
-        kind = type(layer)
-        if kind is nn.Linear:
+        if type(layer) is nn.Linear:
             linear = _parameters(layer, x)
             if linear is None:
                 return None
@@ -127,21 +131,29 @@ def _assembled(x: Tensor, layers: list[nn.Module]) -> Chain | None:
             widths.append(outs)
             linears.append(linear)
             bends.append([])
-        elif kind in POINTWISE:
-            bends[-1].append(Layer(layer, POINTWISE[kind]))
+        elif bend := _elementwise(layer):
+            bends[-1].append(bend)
         elif not _flattens(layer):
             return None
-    if not linears or len(linears) > orders.MOST:
+    if not linears or len(linears) > orders.MOST or (squeezed and widths[-1] != 1):
         return None
     bias = linears[-1].bias  # the others are added
     if bias is not None and (bias.numel() != widths[-1] or bias.dtype is not x.dtype):
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
-    return Chain(x, maps, linears, bends, order, kept)
+    return Chain(x, maps, linears, bends, squeezed, order, kept)
 
 
-def _maps(x: Tensor, size: list[int], layers: list[nn.Module]) -> Maps | None:
+def _elementwise(layer: Any) -> Layer | None:
+    """Return a layer with what is known of it, if it is elementwise."""
+    if type(layer) is Layer:
+        return layer
+    known = POINTWISE.get(cast(Any, type(layer)))
+    return None if known is None else Layer(layer, known)
+
+
+def _maps(x: Tensor, size: list[int], layers: list[Any]) -> Maps | None:
     """Return layers up to where they are flattened, if they are known."""
     found: list[Layer] = []
     entries = multiply_adds = 0
@@ -154,8 +166,8 @@ def _maps(x: Tensor, size: list[int], layers: list[nn.Module]) -> Maps | None:
             multiply_adds += math.prod(after) * layer.weight[0].numel()
             size = after
             found.append(Layer(layer, None))
-        elif pointwise := POINTWISE.get(type(layer)):
-            found.append(Layer(layer, pointwise))
+        elif bend := _elementwise(layer):
+            found.append(bend)
         else:
             return None
     return Maps(found, math.prod(size), entries, multiply_adds)

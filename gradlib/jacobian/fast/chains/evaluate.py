@@ -43,7 +43,8 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
         enable_grad(before)
     if out is not None:
         return out
-    return made if chain.x.dim() == 2 else made.view(chain.shape)
+    as_it_is = chain.x.dim() == 2 and not chain.squeezed
+    return made if as_it_is else made.view(chain.shape)
 
 
 def in_parts(

@@ -20,8 +20,8 @@ class Pointwise:
     """An elementwise layer.
 
     Attributes:
-        forward: Of the module and x: what it returns.
-        pull: Of the module, v and x or y: v times the slope. It broadcasts.
+        forward: Of the module, or number, and x: what it returns.
+        pull: Of that, v and x or y: v times the slope. It broadcasts.
         looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
         overwrite: As `forward`, into x itself; ``None`` where x is looked at.
     """
@@ -104,6 +104,9 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 
 POINTWISE[nn.ReLU6] = POINTWISE[nn.Hardtanh]
 
+SQUEEZED = object()
+"""Stands where a last axis of one entry is taken away."""
+
 IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
 """Layers that return what they are given, unless they drop some of it."""
 
@@ -118,9 +121,22 @@ class Layer(NamedTuple):
     """A layer of a chain that is no linear one.
 
     Attributes:
-        module: The module.
+        module: The module, or the number that an operation takes; ``None`` without.
         pointwise: What is known of it; ``None`` for a convolution.
     """
 
     module: Any
     pointwise: Pointwise | None
+
+
+SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (
+    Pointwise(lambda _, x: x.sin(), lambda _, v, x: v * x.cos(), "x"),
+    Pointwise(lambda _, x: x.cos(), lambda _, v, x: -v * x.sin(), "x"),
+    Pointwise(lambda _, x: x.exp(), lambda _, v, y: v * y, "y"),
+    Pointwise(lambda n, x: x**n, lambda n, v, x: v * (n * x ** (n - 1)), "x"),
+    Pointwise(lambda c, x: x * c, lambda c, v, x: v * torch.full_like(x, c), "x"),
+    Pointwise(lambda c, x: x / c, lambda c, v, x: v * torch.ones_like(x) / c, "x"),
+    Pointwise(lambda c, x: x + c, lambda _, v, x: v * torch.ones_like(x), "x"),
+    Pointwise(lambda c, x: c - x, lambda _, v, x: -v * torch.ones_like(x), "x"),
+)
+"""Operations that no module is there for: some take a number, n or c."""

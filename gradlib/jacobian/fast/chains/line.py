@@ -20,10 +20,11 @@ from gradlib.jacobian.fast.chains.stand_ins import (
 from gradlib.private import is_plain_module, own_children
 
 
-def layers_of(fn: Callable[..., Any], x: Tensor) -> list[nn.Module] | None:
+def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any] | None:
     """Return the layers that a function of x goes through, or ``None``.
 
-    Layers count by their exact type, with no hook on them. A module of one's own, or a
+    They are modules, by their exact type and with no hook on them; where there is no
+    module for what is done, a `Layer`; and `SQUEEZED`. A module of one's own, or a
     function, says in its code which they are.
 
     Args:
@@ -40,7 +41,7 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[nn.Module] | None:
     return found if _can_be_viewed(found, x) else None
 
 
-def _of_module(module: nn.Module, samples: int) -> list[nn.Module]:
+def _of_module(module: nn.Module, samples: int) -> list[Any]:
     kind = type(module)
     if not is_plain_module(module):
         raise UnknownError("a hook is on it")
@@ -55,13 +56,13 @@ def _of_module(module: nn.Module, samples: int) -> list[nn.Module]:
         return []
     if kind is not nn.Sequential:
         return [module]
-    found: list[nn.Module] = []
+    found: list[Any] = []
     for child in own_children(module).values():
         found += _of_module(cast(nn.Module, child), samples)
     return found
 
 
-def _in_code(fn: Any, samples: int) -> list[nn.Module]:
+def _in_code(fn: Any, samples: int) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
     if type(fn) not in (FunctionType, MethodType) or sys.gettrace() is not None:
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
@@ -73,7 +74,7 @@ def _in_code(fn: Any, samples: int) -> list[nn.Module]:
     return end.line
 
 
-def _can_be_viewed(layers: list[nn.Module], x: Tensor) -> bool:
+def _can_be_viewed(layers: list[Any], x: Tensor) -> bool:
     """Tell whether torch views tensors as flat here: it does so in one layout only."""
     if all(it is not VIEWED for it in layers):
         return True

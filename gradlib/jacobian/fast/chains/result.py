@@ -109,7 +109,8 @@ def _is_good(out: Any, chain: Chain) -> bool:
     if out.layout != torch.strided:
         return False
     used = [x, *(it for linear in chain.linears for it in linear if it is not None)]
-    used += [it for layer in chain.maps.layers for it in layer.module.parameters()]
+    convolutions = [it.module for it in chain.maps.layers if it.pointwise is None]
+    used += [it for module in convolutions for it in module.parameters()]
     memory = out.untyped_storage().data_ptr()
     return out.is_contiguous() and all(
         it.untyped_storage().data_ptr() != memory for it in used

@@ -20,10 +20,12 @@ from gradlib.jacobian.fast.chains.functions import (
     FUNCTIONS,
     METHODS,
     NAMESPACES,
+    OPERATORS,
     Made,
     is_of_torch,
     layer,
 )
+from gradlib.jacobian.fast.chains.layers import SQUEEZED
 from gradlib.private import is_looked_into_plainly, own_children
 
 BUILTINS = {
@@ -49,17 +51,17 @@ class Place(NamedTuple):
         layers_of: Of a module and that length: the layers it goes through.
     """
 
-    line: list[nn.Module]
+    line: list[Any]
     number: int
     samples: int
-    layers_of: Callable[[nn.Module, int], list[nn.Module]]
+    layers_of: Callable[[nn.Module, int], list[Any]]
 
-    def after(self, layers: Sequence[nn.Module | None]) -> "StandIn":
+    def after(self, layers: Sequence[Any]) -> "StandIn":
         """Return what stands for the tensor after some layers more."""
         self.require_last()
         for it in layers:
             if it is None:
-                raise UnknownError("it depends on more than numbers, or is random")
+                raise UnknownError("it is random, or known for other numbers only")
             if type(it) is not nn.Identity:
                 self.line.append(it)
         return StandIn(self._replace(number=len(self.line)))
@@ -120,6 +122,16 @@ class StandIn:
     __format__ = __repr__ = __str__ = _refuse
     __hash__ = None  # pyright: ignore[reportAssignmentType] (it may equal others)
 
+
+def _operator(make: Made) -> Callable[..., StandIn]:
+    def operate(x: StandIn, *number: Any) -> StandIn:
+        return _place(x).after([layer(make, number)])
+
+    return operate
+
+
+for _name, _make in OPERATORS.items():
+    setattr(StandIn, _name, _operator(_make))
 
 # Past the methods above.
 real_of: Callable[[StandIn], Any]
@@ -282,6 +294,8 @@ def _parts(real: Any) -> list[Any]:
 def _item(real: Any, key: Any) -> Any:
     if isinstance(real, _Shape) and key == 0:
         return real.samples
+    if isinstance(real, Place) and key in ((slice(None), 0), (..., 0)):
+        return real.after([SQUEEZED])
     if type(real) is nn.ModuleDict:
         return _known(own_children(real)[key])
     if type(key) is int or type(real) in (list, nn.ModuleList):
