@@ -2,10 +2,11 @@
 
 import math
 import random
+import signal
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import gelu
 from torch.nn.utils import parametrizations
 
 import gradlib
+from gradlib.jacobian.fast.chains import stand_ins
 from gradlib.jacobian.fast.chains.line import layers_of
 
 from .test_chain import chain
@@ -57,6 +59,11 @@ class Net(nn.Module):
         self.seen: list[Any] = []
         self.norm = nn.LayerNorm(4)
         self.single = nn.Linear(4, 1)
+        self.acts = {"relu": torch.relu}
+
+    @staticmethod
+    def static(x: Tensor) -> Tensor:
+        return torch.tanh(x)
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.relu(self.first(x))
@@ -128,6 +135,16 @@ def _comprehended(net: Net, x: Tensor) -> Tensor:
     return net.layers[-1](x)
 
 
+def _asserts(net: Net, x: Tensor) -> Tensor:
+    assert x.shape == (5, 4), "no batch of five"
+    return net.third(x)
+
+
+def _unpacks(net: Net, x: Tensor) -> Tensor:
+    batch, width = x.shape
+    return net.third(x.reshape(batch, width))
+
+
 SCALE = 0.7
 
 ELEMENTWISE: list[Function] = [
@@ -177,6 +194,25 @@ FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "hardtanh": lambda net, x: net.third(F.hardtanh(x, -0.2, max_val=0.4)),
     "softplus": lambda net, x: net.third(F.softplus(x, 2)),
     "idle": lambda net, x: net.third(net.drop(x)),
+    "a class attribute": lambda net, x: (
+        net.third(torch.relu(x)) if net.kind == "relu" else net.third(x)
+    ),
+    "a static method": lambda net, x: net.third(net.static(x)),
+    "a shape": lambda net, x: net.third(x if x.shape[-1] == len(x) else torch.relu(x)),
+    "part of a shape": lambda net, x: net.third(x) if x.shape[1:] == (4,) else x,
+    "a size": lambda net, x: net.third(x if x.size(-1) == len(x) else torch.relu(x)),
+    "all sizes": lambda net, x: net.third(x) if x.size()[1] == 4 else x,
+    "axes": lambda net, x: net.third(x) if x.dim() == x.ndim == len(x.shape) else x,
+    "an assertion": _asserts,
+    "unpacked": _unpacks,
+    "viewed by its width": lambda net, x: net.third(x.view(-1, 4)),
+    "viewed by a tuple": lambda net, x: net.third(x.view((len(x), -1))),
+    "a clone": lambda net, x: net.third(x.clone()),
+    "by a name that is made": lambda net, x: getattr(net, "th" + "ird")(x),
+    "a dict": lambda net, x: net.third(net.acts["relu"](x)),
+    "a list that is made": lambda net, x: list(net.plain)[-1](x),
+    "comprehended": lambda net, x: [it for it in net.plain if len(net.plain)][1](x),
+    "after in place": lambda net, x: net.second(F.relu(net.first(x), inplace=True)),
 }
 
 
@@ -267,6 +303,28 @@ def test_modules_of_ones_own() -> None:
         assert chain(net.forward, x) is not None
         require_same(net.forward, x)
     assert chain(make().encode, x) is not None
+
+
+class Wide(nn.Module):
+    """What it does depends on the shape that it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if x.shape[1:] == (6,) else x
+
+
+def test_the_shape_is_that_of_the_place() -> None:
+    net, x, wide = make(), double(5, 4), Wide()
+    for model in (
+        nn.Sequential(net.first, wide, net.second, wide),
+        nn.Sequential(nn.Sequential(net.first, nn.Sequential(wide, net.second)), wide),
+    ):
+        for fn in (model, lambda x, it=model: it(x)):
+            assert chain(fn, x) is not None
+            require_same(fn, x)
+    images = double(2, 1, 3, 3)
+    conv = nn.Sequential(nn.Conv2d(1, 6, 2), nn.Flatten(), nn.Linear(24, 6), Wide())
+    assert chain(conv.double(), images) is not None
+    require_same(conv, images)
 
 
 def test_what_is_flattened_on_the_way() -> None:
@@ -407,6 +465,68 @@ def _has_many(net: Net, x: Tensor) -> Tensor:
     return net.third(torch.relu(x)) if net.seen else net.third(x)
 
 
+def _matches_shape(net: Net, x: Tensor) -> Tensor:
+    match x.shape:
+        case (_, _):
+            x = torch.relu(x)
+        case _:
+            pass
+    return net.third(x)
+
+
+def _matches_list(net: Net, x: Tensor) -> Tensor:
+    match net.sizes:
+        case [_, *_]:
+            x = torch.relu(x)
+        case _:
+            pass
+    return net.third(x)
+
+
+def _matches_class(net: Net, x: Tensor) -> Tensor:
+    match net.slope:
+        case float():
+            x = torch.relu(x)
+        case _:
+            pass
+    return net.third(x)
+
+
+def _walks(net: Net) -> Iterator[Function]:
+    net.calls += 1
+    yield torch.relu
+
+
+def _generates(net: Net, x: Tensor) -> Tensor:
+    for act in _walks(net):
+        x = act(x)
+    return net.third(x)
+
+
+def _expresses(net: Net, x: Tensor) -> Tensor:
+    for layer in (it for it in net.plain):
+        x = layer(x)
+    return x
+
+
+def _returns_a_function(net: Net, x: Tensor) -> Tensor:
+    def made() -> Function:
+        def act(x: Tensor) -> Tensor:
+            global COUNTS
+            COUNTS += 1
+            return torch.relu(x)
+
+        return act
+
+    return net.third(made()(x))
+
+
+def _grows(net: Net, x: Tensor) -> Tensor:
+    while x.size(0) < 20:
+        x = torch.flatten(x, 0)
+    return net.third(x.view(5, 4))
+
+
 def _after_in_place(net: Net, x: Tensor) -> Tensor:
     h = net.first(x)
     h.relu_()
@@ -440,20 +560,23 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "equal modules": _compares_modules,
     "a list that may be empty": _has_many,
     "in place, by another name": _after_in_place,
+    "the kind of a shape": _matches_shape,
+    "the kind of a list": _matches_list,
+    "the kind of a number": _matches_class,
+    "a generator": _generates,
+    "an expression that generates": _expresses,
+    "a function made on the way": _returns_a_function,
+    "more and more samples": _grows,
+    "no base": lambda net, x: net.third(torch.relu(x) if x._base is None else x),
+    "no number": lambda net, x: net.third(x) + 1e39,
     "a default": _default,
     "a property": lambda net, x: net.head(x),
-    "a class attribute": lambda net, x: (
-        net.third(torch.relu(x)) if net.kind == "relu" else net.third(x)
-    ),
     "a way around": lambda net, x: net.third(x) + x,
     "twice": lambda net, x: net.third(x) if net.third(x).relu_ else x,
     "detached": lambda net, x: net.second(net.first(x).detach() + 0 * net.first(x)),
     "another method": lambda net, x: net.third(x).softmax(1),
     "a weight": lambda net, x: F.linear(x, net.third.weight),
     "a layer that is not known": lambda net, x: net.third(net.norm(x)),
-    "a shape": lambda net, x: net.third(x if x.shape[-1] == len(x) else torch.relu(x)),
-    "part of a shape": lambda net, x: net.third(x) if x.shape[1:] == (4,) else x,
-    "a size": lambda net, x: net.third(x if x.size(-1) == len(x) else torch.relu(x)),
     "another batch": lambda net, x: net.third(x.reshape(1, -1).reshape(5, -1)),
     "a flat batch": lambda net, x: net.third(torch.flatten(x).view(-1, 4)),
     "a class": lambda net, x: net.third(x) if x.__class__ is Tensor else x,
@@ -475,7 +598,6 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "samples": lambda net, x: net.third(torch.stack([*iter(x)])),
     "a builtin that is another": _named_as_a_builtin,
     "no layer": lambda _, x: x.clone(),
-    "its length": lambda net, x: net.third(x) if len(x.shape) == 2 else x,
     "a method that is no layer": lambda net, x: (
         net.third(x) if len(net.sizes) == 2 and net.sizes.count(4) else x
     ),
@@ -590,6 +712,25 @@ class Ordered(Net):
         return x
 
 
+class Static(Net):
+    """It is given no self."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore
+        return NETS[-1].third(x)
+
+
+class Forward(Net):
+    """Its forward is found in another way."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return (lambda x: 2 * found(x)) if name == "forward" else found
+
+
+NETS: list[Net] = []
+
+
 class NoGraph(Net):
     """Autograd sees nothing of it."""
 
@@ -631,6 +772,7 @@ CHANGED: dict[str, Callable[[], nn.Module]] = {
     "run otherwise": lambda: Run().double().eval(),
     "looked at otherwise": lambda: Looked().double().eval(),
     "in another order": _in_another_order,
+    "its forward is another": lambda: Forward().double(),
     "a property": _hidden,
     "a part of it cut": lambda: Cut().double().eval(),
     "a hook": lambda: _changed(
@@ -658,6 +800,31 @@ def test_modules_that_are_not_what_they_seem(name: str) -> None:
     require_same(net, x)
 
 
+def test_a_forward_that_is_given_no_self() -> None:
+    NETS.append(make())
+    net, x = Static().double(), double(5, 4)
+    assert chain(net, x) is not None
+    require_same(net, x)
+
+
+def test_what_torch_refuses() -> None:
+    net, x = make(), double(5, 4)
+    fns: list[Function] = [
+        lambda x: net.single(x).squeeze(True),
+        lambda x: net.single(x)[:, 0.0],  # pyright: ignore
+        lambda x: net.third(cast(Any, torch).relu(x, True)),
+        lambda x: net.third(F.dropout(x, 2.0, training=False)),
+        lambda x: net.third(x.view(3, -1)),
+        lambda x: net.second(x),
+        lambda x: net.third(x, x),
+        lambda x: net.third(x, input=x),
+    ]
+    for fn in fns:
+        assert chain(fn, x) is None
+        with pytest.raises((RuntimeError, TypeError, ValueError, IndexError)):
+            fn(x)
+
+
 def test_a_forward_without_a_graph_is_refused() -> None:
     net, x = NoGraph().double().eval(), double(5, 4)
     assert chain(net, x) is None
@@ -682,6 +849,118 @@ def test_functions_that_somebody_has_replaced(monkeypatch: pytest.MonkeyPatch) -
     require_same(lambda x: net.third(F.relu(x)), x)
 
 
+def test_methods_that_somebody_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = make(), double(5, 4)
+    fns: list[Function] = [
+        lambda x: net.third(x.relu()),
+        lambda x: net.third(3 * x),
+        lambda x: net.third(torch.relu(x) if max(1, 2) == 2 else x),
+    ]
+    assert all(chain(fn, x) is not None for fn in fns)
+    monkeypatch.setattr(Tensor, "relu", lambda x: x * 3)
+    monkeypatch.setattr(Tensor, "__rmul__", lambda x, _: x + x)
+    monkeypatch.setattr("builtins.max", min)
+    for fn in fns:
+        assert chain(fn, x) is None
+        require_same(fn, x)
+
+
+def test_layers_of_a_list_are_those_of_their_names() -> None:
+    layers, x = nn.ModuleList(), double(5, 4)
+    for name in ("1", "0"):
+        layers.add_module(name, nn.Linear(4, 4).double())
+
+    def fn(x: Tensor) -> Tensor:
+        return layers[-1](torch.tanh(layers[0](x)))  # pyright: ignore
+
+    assert chain(fn, x) is not None
+    require_same(fn, x)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(2.0, 2), (2, 2.0), (True, 1), (1, True)]
+)
+def test_equal_numbers_of_other_kinds(first: Any, second: Any) -> None:
+    net, x = make(), double(5, 4)
+    for number in (first, second):
+        found = [
+            chain(lambda x, n=number: net.third(x) ** n, x),
+            chain(lambda x, n=number: net.third(x * n), x),
+        ]
+        kind = type(number)
+        assert [it is not None for it in found] == [kind is int, kind is not bool]
+
+
+def test_what_is_overwritten_may_be_needed() -> None:
+    net, x = make(), double(5, 4)
+    for before in (nn.Tanh(), nn.ReLU(), nn.Sigmoid()):
+        layers = nn.Sequential(net.third, before)
+        model = nn.Sequential(layers, nn.ReLU(inplace=True))
+        assert chain(model, x) is None
+        assert chain(lambda x, it=layers: F.relu(it(x), inplace=True), x) is None
+        with pytest.raises(gradlib.NoSuchWayError, match="inplace"):
+            gradlib.per_sample_jacobian(model, x)
+    assert chain(nn.Sequential(net.third, nn.ReLU(inplace=True)), x) is not None
+
+
+def test_an_error_of_somebody_else_is_not_taken() -> None:
+    class LateError(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise LateError
+
+    def fn(x: Tensor) -> Tensor:
+        for _ in range(10**9):
+            pass
+        return x
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(LateError):
+            layers_of(fn, double(5, 4))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_has_many_parts_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = nn.ModuleList(nn.Linear(4, 4).double() for _ in range(200))
+    many, x, asked = tuple(range(10**5)), double(2, 4), 0
+    known = vars(stand_ins)["_known"]
+
+    def counted(value: object) -> Any:
+        nonlocal asked
+        asked += 1
+        return known(value)
+
+    def fn(x: Tensor) -> Tensor:
+        for i in range(len(listed)):
+            x = listed[i](x)  # pyright: ignore
+        return x
+
+    monkeypatch.setattr(stand_ins, "_known", counted)
+    found = layers_of(fn, x)
+    assert found == [*listed]
+    assert asked < 2 * len(listed)
+    asked = 0
+    assert layers_of(lambda x: fn(x) if many else x, x) is None
+    assert asked < 10
+
+
+def test_monitored_code_is_not_run_on_stand_ins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, x = make(), double(5, 4)
+    tools: dict[int, str] = {}
+    monitoring = SimpleNamespace(DEBUGGER_ID=0, get_tool=tools.get)
+    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
+    assert chain(lambda x: net(x), x) is not None
+    tools[0] = "a debugger"
+    assert chain(lambda x: net(x), x) is None
+
+
 def test_who_debugs_sees_no_stand_ins() -> None:
     net, x = make(), double(5, 4)
     seen: list[str] = []
@@ -702,7 +981,13 @@ def test_who_debugs_sees_no_stand_ins() -> None:
 
 ACTS = ("torch.relu(h)", "h.tanh()", "F.silu(h)", "net.act(h)", "helper(h)", "h")
 ACTS += ("0.3 * h - 1", "torch.sin(h) / 3", "1 - h ** 2", "-h", "h * h")
-ODD = ("h = h.clone()", "h = h.detach() + h", "net.calls += 1", "k = len(h)", "pass")
+ODD = (
+    "h = h.contiguous()",
+    "h = h.detach() + h",
+    "net.calls += 1",
+    "k = len(h)",
+    "pass",
+)
 
 
 @pytest.mark.parametrize("seed", range(60))

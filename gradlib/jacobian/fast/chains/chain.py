@@ -1,7 +1,7 @@
 """Chains of layers whose Jacobians are known, where nobody looks on."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.layers import POINTWISE, SQUEEZED, Layer
 from gradlib.jacobian.fast.chains.line import layers_of
+from gradlib.jacobian.fast.chains.shapes import size_after
 from gradlib.private import nobody_looks_on, own_parameters
 
 DTYPES = (torch.float32, torch.float64)
@@ -153,15 +154,15 @@ def _elementwise(layer: Any) -> Layer | None:
     return None if known is None else Layer(layer, known)
 
 
-def _maps(x: Tensor, size: list[int], layers: list[Any]) -> Maps | None:
+def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
     """Return layers up to where they are flattened, if they are known."""
     found: list[Layer] = []
     entries = multiply_adds = 0
     for layer in layers:
         entries += math.prod(size)
         if type(layer) is nn.Conv2d:
-            after = _size_after(layer, size, x)
-            if after is None:
+            after = size_after(layer, size)
+            if after is None or _parameters(layer, x) is None:
                 return None
             multiply_adds += math.prod(after) * layer.weight[0].numel()
             size = after
@@ -175,24 +176,6 @@ def _maps(x: Tensor, size: list[int], layers: list[Any]) -> Maps | None:
 
 def _flattens(layer: Any) -> bool:
     return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
-
-
-def _size_after(layer: nn.Conv2d, size: list[int], x: Tensor) -> list[int] | None:
-    """Return the size of what a convolution makes of a sample, if it is known."""
-    if len(size) != 3 or size[0] != layer.in_channels:
-        return None
-    padding, kernel = layer.padding, layer.kernel_size
-    if isinstance(padding, str) or layer.padding_mode != "zeros":
-        return None
-    if _parameters(layer, x) is None:
-        return None
-    spatial = [
-        (size[1 + i] + 2 * padding[i] - layer.dilation[i] * (kernel[i] - 1) - 1)
-        // layer.stride[i]
-        + 1
-        for i in range(2)
-    ]
-    return None if min(spatial) < 1 else [layer.out_channels, *spatial]
 
 
 def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:

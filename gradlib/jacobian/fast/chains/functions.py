@@ -6,10 +6,10 @@ Those that torch has when this is imported: what somebody puts there later is hi
 from collections.abc import Callable
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import (
@@ -26,34 +26,55 @@ from gradlib.jacobian.fast.chains.layers import (
     Pointwise,
 )
 
+Made = Callable[..., Any]
+"""Makes a layer, of numbers and names; ``None`` where there is none."""
 
-def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
-    return nn.Flatten(start_dim, end_dim)
+LARGEST = 1e30
+"""The largest number that is known to be one in every dtype."""
+
+
+def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
+    return nn.Flatten() if (start_dim, end_dim) == (1, -1) else None
+
+
+def _squeeze(dim: object = None) -> object | None:
+    return SQUEEZED if type(dim) is int and dim in (1, -1) else None
 
 
 def _dropout(
     p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> nn.Module | None:
-    del p, inplace
-    return None if training else nn.Identity()
+    del inplace
+    return nn.Identity() if 0 <= p <= 1 and not training else None
 
 
 def _power(n: object) -> Layer | None:
     return Layer(n, POWER) if type(n) is int and n > 0 else None
 
 
-def _square() -> Layer | None:
-    return _power(2)
+def _of_number(operation: Pointwise, factor: int = 1) -> Made:
+    """Return what makes the layer of an operation with a number."""
+
+    def made(number: Any) -> Layer | None:
+        is_known = type(number) in (int, float) and abs(number) <= LARGEST
+        return Layer(number * factor, operation) if is_known else None
+
+    return made
 
 
-def _squeezed(dim: object = None) -> object | None:
-    return SQUEEZED if dim in (1, -1) else None
-
-
-Made = Callable[..., Any]
-"""Makes a layer, of numbers and names; ``None`` where there is none."""
-
-_KINDS: dict[str, Made] = {
+_WITHOUT_OPTIONS: dict[str, Made] = {
+    "relu": lambda: nn.ReLU(),
+    "tanh": lambda: nn.Tanh(),
+    "sigmoid": lambda: nn.Sigmoid(),
+    "sin": lambda: Layer(None, SIN),
+    "cos": lambda: Layer(None, COS),
+    "exp": lambda: Layer(None, EXP),
+    "square": lambda: Layer(2, POWER),
+    "pow": _power,
+    "flatten": _flatten,
+    "squeeze": _squeeze,
+}
+_WITH_OPTIONS: dict[str, Made] = {
     "relu": nn.ReLU,
     "relu6": nn.ReLU6,
     "tanh": nn.Tanh,
@@ -64,34 +85,25 @@ _KINDS: dict[str, Made] = {
     "leaky_relu": nn.LeakyReLU,
     "softplus": nn.Softplus,
     "hardtanh": nn.Hardtanh,
-    "flatten": _flatten,
     "dropout": _dropout,
-    "sin": lambda: Layer(None, SIN),
-    "cos": lambda: Layer(None, COS),
-    "exp": lambda: Layer(None, EXP),
-    "pow": _power,
-    "square": _square,
-    "squeeze": _squeezed,
 }
-# With the same arguments, after the first.
 
-_OF_TENSORS = ("relu", "tanh", "sigmoid", "sin", "cos", "exp", "pow", "square")
+FUNCTIONS: dict[Any, Made] = {
+    vars(space)[name]: make
+    for space, makes in ((torch, _WITHOUT_OPTIONS), (F, _WITH_OPTIONS))
+    for name, make in makes.items()
+}
+"""What makes the layer of each, of the arguments after the first."""
+
+NAMESPACES: tuple[Any, ...] = (torch, nn, F)
+"""Where functions are."""
 
 METHODS: dict[str, Made] = {
-    name: _KINDS[name] for name in (*_OF_TENSORS, "flatten", "squeeze")
-} | {f"{name}_": _KINDS[name] for name in _OF_TENSORS}
+    **_WITHOUT_OPTIONS,
+    "relu_": lambda: nn.ReLU(inplace=True),
+    "clone": lambda: nn.Identity(),
+}
 """What makes the layer of each method."""
-
-
-def _of_number(operation: Pointwise, factor: float = 1) -> Made:
-    """Return what makes the layer of an operation with a number."""
-
-    def made(number: Any) -> Layer | None:
-        is_number = type(number) in (int, float)
-        return Layer(number * factor, operation) if is_number else None
-
-    return made
-
 
 OPERATORS: dict[str, Made] = {
     "__add__": _of_number(PLUS),
@@ -106,18 +118,18 @@ OPERATORS: dict[str, Made] = {
 }
 """What makes the layer of each operator, with a number on its other side."""
 
-NAMESPACES: tuple[Any, ...] = (torch, nn, F)
-"""Where functions are."""
+SEEN = ("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__")
+"""What else of a tensor is known."""
 
-FUNCTIONS: dict[Any, Made] = {
-    vars(space)[name]: kind
-    for space in (torch, F)
-    for name, kind in _KINDS.items()
-    if name in vars(space)
-}
-"""What makes the layer of each."""
+_WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *SEEN)}
 
-CONSTANTS = (int, float, bool, str, type(None))
+
+def is_own(name: str) -> bool:
+    """Tell whether tensors are known to have something, and it is torch's."""
+    return name in _WERE and getattr(Tensor, name) is _WERE[name]
+
+
+CONSTANTS = (int, float, bool, str, type(None), torch.Size)
 """The types of what has no parts, and stays as it is."""
 
 
@@ -128,13 +140,14 @@ def is_of_torch(value: object) -> bool:
     return any(value is it for it in NAMESPACES)
 
 
-@lru_cache(maxsize=4096)
-def layer(make: Made, args: tuple[Any, ...], **kwargs: Any) -> Any:
-    """Return the layer that a call is; ``None`` if it is none.
-
-    Args:
-        make: What makes it.
-        args: The call's, after the tensor: constants, as all else has no hash.
-        kwargs: The same.
-    """
+@lru_cache(maxsize=4096, typed=True)  # 2.0 is no 2
+def _layer(make: Made, *args: Any, **kwargs: Any) -> Any:
     return make(*args, **kwargs)
+
+
+layer = cast(Callable[..., Any], _layer)
+"""Return the layer that a call is, or ``None``.
+
+It takes what makes one, and the call's arguments after the tensor: constants, as all
+else has no hash. The same call is the same layer.
+"""

@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import CODE, IDLE
+from gradlib.jacobian.fast.chains.layers import CODE, IDLE, POINTWISE
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.chains.stand_ins import (
     VIEWED,
     Place,
     StandIn,
     UnknownError,
+    attribute,
     called,
     real_of,
 )
@@ -31,23 +34,32 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any] | None:
         fn: The function, or module.
         x: What it would be called with.
     """
+    shape = tuple(x.shape)
     try:
-        if isinstance(fn, nn.Module):
-            found = _of_module(fn, len(x))
-        else:
-            found = _in_code(fn, len(x))
-    except Exception:  # somebody's code may raise anything where it is not at home
+        is_module = isinstance(fn, nn.Module)
+        found = _of_module(fn, shape) if is_module else _in_code(fn, shape)
+    except _ERRORS:
         return None
-    return found if _can_be_viewed(found, x) else None
+    return found if _can_be_viewed(found, x) and not _overwrites(found) else None
 
 
-def _of_module(module: nn.Module, samples: int) -> list[Any]:
+# Those that no code of somebody's is in, which may ask for the shape it is given.
+_KNOWN = CODE.keys() - {nn.Sequential}
+
+# What code on stand-ins comes to; all else is somebody's, as of a signal handler.
+_ERRORS = (
+    *(UnknownError, ArithmeticError, AssertionError, AttributeError, ImportError),
+    *(LookupError, NameError, RecursionError, TypeError, ValueError),
+)
+
+
+def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
     kind = type(module)
     if not is_plain_module(module):
         raise UnknownError("a hook is on it")
     code: Any = CODE.get(kind)
     if code is None:
-        return _in_code(MethodType(kind.forward, module), samples)
+        return _in_code(real_of(attribute(module, "forward")), shape)
     if code is not kind.forward:
         raise UnknownError("somebody has put something else there")
     if kind in IDLE:
@@ -58,15 +70,18 @@ def _of_module(module: nn.Module, samples: int) -> list[Any]:
         return [module]
     found: list[Any] = []
     for child in own_children(module).values():
-        found += _of_module(cast(nn.Module, child), samples)
+        there = shape if type(child) in _KNOWN else shape_after(found, shape)
+        if there is None:
+            raise UnknownError("its input has a shape that is not known")
+        found += _of_module(cast(nn.Module, child), there)
     return found
 
 
-def _in_code(fn: Any, samples: int) -> list[Any]:
+def _in_code(fn: Any, shape: Shape) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
-    if type(fn) not in (FunctionType, MethodType) or sys.gettrace() is not None:
+    if type(fn) not in (FunctionType, MethodType) or _is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
-    start = Place([], 0, samples, _of_module)
+    start = Place([], 0, shape, _of_module)
     end = real_of(called(fn, (StandIn(start),), {}))
     if not isinstance(end, Place):
         raise UnknownError("it returns something else")
@@ -74,9 +89,25 @@ def _in_code(fn: Any, samples: int) -> list[Any]:
     return end.line
 
 
+def _is_debugged() -> bool:
+    monitoring: Any = getattr(sys, "monitoring", None)  # since Python 3.12
+    tool = monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+    return sys.gettrace() is not None or tool is not None
+
+
+def _overwrites(layers: list[Any]) -> bool:
+    """Tell whether a layer overwrites what the one before it may have saved."""
+    return any(
+        type(it) in POINTWISE
+        and it.__dict__.get("inplace")
+        and type(before) not in (nn.Linear, nn.Conv2d)
+        for before, it in pairwise(layers)
+    )
+
+
 def _can_be_viewed(layers: list[Any], x: Tensor) -> bool:
     """Tell whether torch views tensors as flat here: it does so in one layout only."""
-    if all(it is not VIEWED for it in layers):
+    if VIEWED not in layers:
         return True
     weights = [it.weight for it in layers if isinstance(it, nn.Conv2d)]
     # Not is_contiguous(): with one channel that says nothing.

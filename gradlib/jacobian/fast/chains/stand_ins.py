@@ -6,13 +6,16 @@ functions, and nothing can be changed through them: what else the code does is a
 So its branches are those of this call, and nothing happens that anybody would notice.
 """
 
+import builtins
+import dis
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from opcode import opmap
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
+import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.functions import (
@@ -23,18 +26,27 @@ from gradlib.jacobian.fast.chains.functions import (
     OPERATORS,
     Made,
     is_of_torch,
+    is_own,
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.private import is_looked_into_plainly, own_children
-
-BUILTINS = {
-    it.__name__: it for it in (abs, enumerate, len, max, min, range, reversed, zip)
-}
-"""What code finds of those: they do nothing but compute."""
 
 VIEWED = nn.Flatten()
 """Stands where a tensor is viewed as flat, which torch refuses in some layouts."""
+
+BUILTINS: dict[str, Any] = {
+    it.__name__: it
+    for it in (
+        *(abs, all, any, bool, enumerate, float, getattr, int, len, list),
+        *(max, min, range, reversed, round, str, sum, tuple, zip),
+    )
+}
+"""What code finds of those, as they were when this was imported: they only compute."""
+
+MANY = 256
+"""How many parts a tuple may have, that code has from outside."""
 
 
 class UnknownError(Exception):
@@ -47,24 +59,23 @@ class Place(NamedTuple):
     Attributes:
         line: The layers that x has gone through so far.
         number: How many of them come before this place.
-        samples: The length of its first axis.
-        layers_of: Of a module and that length: the layers it goes through.
+        shape: Of the tensor.
+        layers_of: Of a module and the shape of its input: the layers it goes through.
     """
 
     line: list[Any]
     number: int
-    samples: int
-    layers_of: Callable[[nn.Module, int], list[Any]]
+    shape: Shape
+    layers_of: Callable[[nn.Module, Shape], list[Any]]
 
     def after(self, layers: Sequence[Any]) -> "StandIn":
         """Return what stands for the tensor after some layers more."""
         self.require_last()
-        for it in layers:
-            if it is None:
-                raise UnknownError("it is random, or known for other numbers only")
-            if type(it) is not nn.Identity:
-                self.line.append(it)
-        return StandIn(self._replace(number=len(self.line)))
+        shape = None if None in layers else shape_after(layers, self.shape)
+        if shape is None:
+            raise UnknownError("it is random, or for other numbers or shapes")
+        self.line.extend(it for it in layers if type(it) is not nn.Identity)
+        return StandIn(self._replace(number=len(self.line), shape=shape))
 
     def require_last(self) -> None:
         """Raise unless the line ends here: two ways from one tensor are no line."""
@@ -72,13 +83,7 @@ class Place(NamedTuple):
             raise UnknownError("it goes on from a tensor twice")
 
 
-class _Shape(NamedTuple):
-    """The shape of a tensor."""
-
-    samples: int
-
-
-class _Method(NamedTuple):
+class Method(NamedTuple):
     """A method of a tensor."""
 
     place: Place
@@ -96,7 +101,7 @@ class StandIn:
 
     def __getattribute__(self, name: str) -> Any:
         """Return what stands for an attribute."""
-        return _attribute(real_of(self), name)
+        return attribute(real_of(self), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what stands for the result of a call."""
@@ -105,11 +110,11 @@ class StandIn:
     def __len__(self) -> int:
         """Return how many samples, or parts, there are."""
         real = real_of(self)
-        return real.samples if isinstance(real, Place) else len(_parts(real))
+        return real.shape[0] if _is_tensor(real, "__len__") else len(_parts(real))
 
     def __iter__(self) -> Iterator[Any]:
         """Go through what stands for the parts."""
-        return iter(_parts(real_of(self)))
+        return map(_known, _parts(real_of(self)))
 
     def __getitem__(self, key: Any) -> Any:
         """Return what stands for a part."""
@@ -123,20 +128,28 @@ class StandIn:
     __hash__ = None  # pyright: ignore[reportAssignmentType] (it may equal others)
 
 
-def _operator(make: Made) -> Callable[..., StandIn]:
+def _operator(name: str, make: Made) -> Callable[..., StandIn]:
     def operate(x: StandIn, *number: Any) -> StandIn:
-        return _place(x).after([layer(make, number)])
+        real = real_of(x)
+        if not _is_tensor(real, name):
+            raise UnknownError(name)
+        return real.after([layer(make, *number)])
 
     return operate
 
 
 for _name, _make in OPERATORS.items():
-    setattr(StandIn, _name, _operator(_make))
+    setattr(StandIn, _name, _operator(_name, _make))
 
 # Past the methods above.
 real_of: Callable[[StandIn], Any]
 _set_real: Callable[[StandIn, Any], None]
 real_of, _set_real = vars(StandIn)["real"].__get__, vars(StandIn)["real"].__set__
+
+
+def _is_tensor(real: Any, name: str) -> bool:
+    """Tell whether it is a tensor, with a method that is torch's."""
+    return isinstance(real, Place) and is_own(name)
 
 
 def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,18 +161,18 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs: The same.
 
     Raises:
-        Exception: Of any kind: it is not known.
+        UnknownError: It is not known, as it is for errors of Python's that follow.
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
-        return place.after(place.layers_of(real, place.samples))
+        return place.after(place.layers_of(real, place.shape))
     if is_of_torch(real):
-        return _place(args[0]).after([layer(FUNCTIONS[real], args[1:], **kwargs)])
+        return _place(args[0]).after([layer(FUNCTIONS[real], *args[1:], **kwargs)])
     if type(real) is FunctionType:
         return _run(real, args, kwargs)
     if type(real) is MethodType and isinstance(real.__self__, nn.Module):
         return _run(cast(Any, real.__func__), (StandIn(real.__self__), *args), kwargs)
-    if isinstance(real, _Method):
+    if isinstance(real, Method):
         return _method(*real, args, kwargs)
     raise UnknownError("it is no layer")
 
@@ -178,46 +191,75 @@ def _method(
     """Return what stands for the result of a tensor's method."""
     make: Made | None = METHODS.get(name)
     if make is not None:
-        return place.after([layer(make, args, **kwargs)])
-    if name == "size" and args == (0,) and not kwargs:
-        return place.samples
-    if name in ("view", "reshape") and args == (place.samples, -1) and not kwargs:
-        return place.after([VIEWED if name == "view" else layer(nn.Flatten, ())])
+        return place.after([layer(make, *args, **kwargs)])
+    if name == "dim" and not (args or kwargs):
+        return len(place.shape)
+    if name == "size" and not kwargs:
+        size: Any = torch.Size(place.shape)
+        return size[args[0]] if args else size
+    if name in ("view", "reshape") and not kwargs:
+        flat = VIEWED if name == "view" else layer(nn.Flatten)
+        return place.after([flat] * _flattens(place.shape, args))
     raise UnknownError(name)
 
 
-_IS = opmap["IS_OP"]
+def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
+    """Tell whether a new shape flattens all samples; if not, it is the old one."""
+    is_one = len(args) == 1 and isinstance(args[0], tuple)
+    after = cast(Shape, args[0] if is_one else args)
+    known = -math.prod(after)
+    if -1 in after and known > 0:
+        rest = math.prod(before) // known
+        after = tuple(rest if it == -1 else it for it in after)
+    if after not in (before, flat := (before[0], math.prod(before[1:]))):
+        raise UnknownError("samples are not kept together")
+    return before != flat
 
 
 def _run(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function's code on stand-ins only, and return what it returns."""
     code = function.__code__
-    # As in a module: what has the name of a builtin function hides that.
-    builtins = {k: v for k, v in BUILTINS.items() if k not in function.__globals__}
-    scope: dict[str, Any] = {"__builtins__": builtins}
+    outside = function.__globals__
+    scope: dict[str, Any] = {"__builtins__": {}}
     for name in _names(code):
-        if name in function.__globals__:
+        if name in outside:
             with suppress(UnknownError):  # who needs it finds nothing
-                scope[name] = _known(function.__globals__[name])
+                scope[name] = _known(outside[name])
+        elif name in BUILTINS and vars(builtins)[name] is BUILTINS[name]:
+            scope[name] = _getattr if name == "getattr" else BUILTINS[name]
     cells = tuple(map(_cell, function.__closure__ or ()))
-    were = dict(scope), [*map(_content, cells)]
     defaults = tuple(map(_known, function.__defaults__ or ()))
     ours = FunctionType(code, scope, argdefs=defaults, closure=cells)
     given = function.__kwdefaults__ or {}
     ours.__kwdefaults__ = {name: _known(it) for name, it in given.items()}
-    made = ours(*args, **kwargs)
-    if were != (scope, [*map(_content, cells)]):
-        raise UnknownError("it assigns to variables that are not its own")
-    return made
+    return ours(*args, **kwargs)
+
+
+def _getattr(value: StandIn, name: str) -> Any:
+    return attribute(real_of(value), name)
+
+
+_UNKNOWN = {
+    "IS_OP": "whether objects are one: stand-ins may be two",
+    "MATCH_SEQUENCE": "what kind of object it has",
+    "MATCH_MAPPING": "what kind of object it has",
+    "MATCH_CLASS": "what kind of object it has",
+    "PUSH_EXC_INFO": "for errors, and ours are none of its",
+    "RETURN_GENERATOR": "to be run later",
+    "STORE_GLOBAL": "for variables that are not its own",
+    "DELETE_GLOBAL": "for variables that are not its own",
+}
+_OF_CELLS = ("STORE_DEREF", "DELETE_DEREF")
 
 
 @lru_cache(maxsize=4096)
 def _names(code: CodeType) -> frozenset[str]:
     """Return the names that code, and what it defines, may take from outside."""
-    if code.co_exceptiontable:
-        raise UnknownError("it handles errors, and ours are none of its")
-    if _IS in code.co_code[::2]:
-        raise UnknownError("it asks whether objects are one, and stand-ins are two")
+    for it in dis.get_instructions(code):
+        if it.opname in _UNKNOWN:
+            raise UnknownError(f"it asks {_UNKNOWN[it.opname]}")
+        if it.opname in _OF_CELLS and it.argval in code.co_freevars:
+            raise UnknownError("it asks for variables that are not its own")
     inner = [_names(it) for it in code.co_consts if isinstance(it, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
@@ -228,30 +270,32 @@ def _cell(cell: CellType) -> CellType:
     return CellType()
 
 
-def _content(cell: CellType) -> Any:
-    with suppress(ValueError):
-        return cell.cell_contents
-
-
 def _known(value: Any) -> Any:
     """Return what stands for a value: itself, where it cannot change."""
     kind = cast(type[Any], type(value))
     if kind in CONSTANTS:
         return value
-    if kind is tuple:
+    if kind is tuple and len(value) <= MANY:
         return tuple(map(_known, value))
-    if kind in (FunctionType, MethodType, list) or issubclass(kind, nn.Module):
+    if kind in (FunctionType, MethodType, list, dict) or issubclass(kind, nn.Module):
         return StandIn(value)
     if is_of_torch(value):
         return StandIn(value)
     raise UnknownError(f"it needs a {kind.__name__}")
 
 
-def _attribute(real: Any, name: str) -> Any:
+def attribute(real: Any, name: str) -> Any:
+    """Return what stands for an attribute.
+
+    Raises:
+        UnknownError: It is not known, as it is for errors of Python's that follow.
+    """
     if isinstance(real, nn.Module):
         return _of_module(real, name)
-    if isinstance(real, Place):
-        return StandIn(_Shape(real.samples) if name == "shape" else _Method(real, name))
+    if _is_tensor(real, name):
+        if name == "shape":
+            return torch.Size(real.shape)
+        return len(real.shape) if name == "ndim" else StandIn(Method(real, name))
     if any(real is it for it in NAMESPACES):
         value = cast(Any, vars(real)[name])
         if is_of_torch(value):
@@ -270,34 +314,53 @@ def _of_module(module: nn.Module, name: str) -> Any:
     if kind is None:
         return _known(own[name] if name in own else own_children(module)[name])
     found = vars(kind)[name]
-    if type(found) is not FunctionType:
+    if type(found) not in (FunctionType, staticmethod, *CONSTANTS):
         raise UnknownError("it is the class's, a property or the like")
-    return _known(own[name]) if name in own else StandIn(MethodType(found, module))
+    if name in own:
+        return _known(own[name])
+    if type(found) is FunctionType:
+        return StandIn(MethodType(found, module))
+    return _known(found.__func__ if isinstance(found, staticmethod) else found)
 
 
 def _gives(kind: Any) -> tuple[Any, ...]:
     return kind.__iter__, kind.__len__, kind.__getitem__
 
 
-_CONTAINERS = [_gives(kind) for kind in (list, nn.Sequential, nn.ModuleList)]
+_LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleList))
 
 
-def _parts(real: Any) -> list[Any]:
-    """Return what stands for all that is in a list, or a container of torch's."""
-    if _gives(type(real)) not in _CONTAINERS:
-        raise UnknownError("nobody knows what is in it")
-    if type(real) is list:
-        return [*map(_known, cast(list[Any], real))]
-    return [*map(_known, own_children(real).values())]
+def _parts(real: Any) -> Sequence[Any]:
+    """Return all that is in a list, or in a container of torch's."""
+    gives = _gives(type(real))
+    if gives == _LIST:
+        return real
+    if gives in (_SEQUENTIAL, _MODULE_LIST):
+        return [*own_children(real).values()]
+    raise UnknownError("nobody knows what is in it")
 
 
 def _item(real: Any, key: Any) -> Any:
-    if isinstance(real, _Shape) and key == 0:
-        return real.samples
-    if isinstance(real, Place) and key in ((slice(None), 0), (..., 0)):
-        return real.after([SQUEEZED])
-    if type(real) is nn.ModuleDict:
+    """Return what stands for a part."""
+    kind = cast(type[Any], type(real))
+    if _is_tensor(real, "__getitem__"):
+        return real.after([_taken(key)])
+    if kind is dict and type(key) in CONSTANTS:
+        return _known(real[key])
+    if kind is nn.ModuleDict:
         return _known(own_children(real)[key])
-    if type(key) is int or type(real) in (list, nn.ModuleList):
-        return _parts(real)[key]
+    if type(key) is int and _gives(kind) == _MODULE_LIST:
+        children = own_children(real)
+        return _known(children[str(key + len(children) if key < 0 else key)])
+    if type(key) is int:
+        return _known(_parts(real)[key])
+    if type(key) is slice and kind in (list, nn.ModuleList):
+        return tuple(map(_known, _parts(real)[key]))
     raise UnknownError("it is a part of something else")
+
+
+def _taken(key: Any) -> object | None:
+    """Return what takes the last axis away, if a key asks for its only entry."""
+    *before, last = key
+    is_first = type(last) is int and last == 0
+    return SQUEEZED if is_first and before in ([slice(None)], [...]) else None
