@@ -125,6 +125,7 @@ class StandIn:
 
     __setattr__ = __delattr__ = __eq__ = __bool__ = _refuse
     __format__ = __repr__ = __str__ = _refuse
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = _refuse
     __hash__ = None  # pyright: ignore[reportAssignmentType] (it may equal others)
 
 
@@ -355,7 +356,7 @@ def _item(real: Any, key: Any) -> Any:
     if type(key) is int:
         return _known(_parts(real)[key])
     if type(key) is slice and kind in (list, nn.ModuleList):
-        return tuple(map(_known, _parts(real)[key]))
+        return StandIn(_parts(real)[key])
     raise UnknownError("it is a part of something else")
 
 
