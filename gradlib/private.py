@@ -377,7 +377,6 @@ def is_plain_module(module: nn.Module) -> bool:
     own, kind = vars(module), type(module)
     return not (
         kind.__call__ is not _CALL
-        or cast(Any, kind)._call_impl is not _CALL_IMPL
         or own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
@@ -392,6 +391,7 @@ def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
     return (
         kind.__getattr__ is _GETATTR
         and kind.__getattribute__ is object.__getattribute__
+        and cast(Any, kind)._call_impl is _CALL_IMPL
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, strided
@@ -133,6 +133,8 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             linears.append(linear)
             bends.append([])
         elif bend := _elementwise(layer):
+            if bends[-1] and _overwrites(layer):
+                return None
             bends[-1].append(bend)
         elif not _flattens(layer):
             return None
@@ -150,8 +152,13 @@ def _elementwise(layer: Any) -> Layer | None:
     """Return a layer with what is known of it, if it is elementwise."""
     if type(layer) is Layer:
         return layer
-    known = POINTWISE.get(cast(Any, type(layer)))
+    known = POINTWISE.get(type(layer))  # pyright: ignore (of any type)
     return None if known is None else Layer(layer, known)
+
+
+def _overwrites(layer: Any) -> bool:
+    """Tell whether a layer overwrites its input; one before it may have saved that."""
+    return bool(getattr(layer, "inplace", False))
 
 
 def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
@@ -168,6 +175,8 @@ def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
             size = after
             found.append(Layer(layer, None))
         elif bend := _elementwise(layer):
+            if found and found[-1].pointwise is not None and _overwrites(layer):
+                return None
             found.append(bend)
         else:
             return None

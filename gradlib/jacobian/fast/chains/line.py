@@ -2,20 +2,19 @@
 
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from types import FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import CODE, IDLE, POINTWISE
+from gradlib.jacobian.fast.chains.layers import CODE, IDLE
+from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.chains.stand_ins import (
     VIEWED,
     Place,
     StandIn,
-    UnknownError,
     attribute,
     called,
     real_of,
@@ -34,13 +33,13 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any] | None:
         fn: The function, or module.
         x: What it would be called with.
     """
-    shape = tuple(x.shape)
+    shape = x.shape
     try:
         is_module = isinstance(fn, nn.Module)
         found = _of_module(fn, shape) if is_module else _in_code(fn, shape)
     except _ERRORS:
         return None
-    return found if _can_be_viewed(found, x) and not _overwrites(found) else None
+    return found if VIEWED not in found or _can_be_viewed(found, x) else None
 
 
 # Those that no code of somebody's is in, which may ask for the shape it is given.
@@ -69,11 +68,12 @@ def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
     if kind is not nn.Sequential:
         return [module]
     found: list[Any] = []
-    for child in own_children(module).values():
+    children: Any = own_children(module).values()
+    for child in children:
         there = shape if type(child) in _KNOWN else shape_after(found, shape)
         if there is None:
             raise UnknownError("its input has a shape that is not known")
-        found += _of_module(cast(nn.Module, child), there)
+        found += _of_module(child, there)
     return found
 
 
@@ -95,20 +95,8 @@ def _is_debugged() -> bool:
     return sys.gettrace() is not None or tool is not None
 
 
-def _overwrites(layers: list[Any]) -> bool:
-    """Tell whether a layer overwrites what the one before it may have saved."""
-    return any(
-        type(it) in POINTWISE
-        and it.__dict__.get("inplace")
-        and type(before) not in (nn.Linear, nn.Conv2d)
-        for before, it in pairwise(layers)
-    )
-
-
 def _can_be_viewed(layers: list[Any], x: Tensor) -> bool:
     """Tell whether torch views tensors as flat here: it does so in one layout only."""
-    if VIEWED not in layers:
-        return True
     weights = [it.weight for it in layers if isinstance(it, nn.Conv2d)]
     # Not is_contiguous(): with one channel that says nothing.
     return all(

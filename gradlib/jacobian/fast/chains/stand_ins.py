@@ -6,13 +6,9 @@ functions, and nothing can be changed through them: what else the code does is a
 So its branches are those of this call, and nothing happens that anybody would notice.
 """
 
-import builtins
-import dis
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from types import CellType, CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -30,27 +26,15 @@ from gradlib.jacobian.fast.chains.functions import (
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.private import is_looked_into_plainly, own_children
 
 VIEWED = nn.Flatten()
 """Stands where a tensor is viewed as flat, which torch refuses in some layouts."""
 
-BUILTINS: dict[str, Any] = {
-    it.__name__: it
-    for it in (
-        *(abs, all, any, bool, enumerate, float, getattr, int, len, list),
-        *(max, min, range, reversed, round, str, sum, tuple, zip),
-    )
-}
-"""What code finds of those, as they were when this was imported: they only compute."""
-
 MANY = 256
 """How many parts a tuple may have, that code has from outside."""
-
-
-class UnknownError(Exception):
-    """Code does something that stand-ins do not know."""
 
 
 class Place(NamedTuple):
@@ -170,9 +154,10 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if is_of_torch(real):
         return _place(args[0]).after([layer(FUNCTIONS[real], *args[1:], **kwargs)])
     if type(real) is FunctionType:
-        return _run(real, args, kwargs)
+        return rebound(real, _known, _getattr)(*args, **kwargs)
     if type(real) is MethodType and isinstance(real.__self__, nn.Module):
-        return _run(cast(Any, real.__func__), (StandIn(real.__self__), *args), kwargs)
+        run = rebound(cast(FunctionType, real.__func__), _known, _getattr)
+        return run(StandIn(real.__self__), *args, **kwargs)
     if isinstance(real, Method):
         return _method(*real, args, kwargs)
     raise UnknownError("it is no layer")
@@ -217,58 +202,8 @@ def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
     return before != flat
 
 
-def _run(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function's code on stand-ins only, and return what it returns."""
-    code = function.__code__
-    outside = function.__globals__
-    scope: dict[str, Any] = {"__builtins__": {}}
-    for name in _names(code):
-        if name in outside:
-            with suppress(UnknownError):  # who needs it finds nothing
-                scope[name] = _known(outside[name])
-        elif name in BUILTINS and vars(builtins)[name] is BUILTINS[name]:
-            scope[name] = _getattr if name == "getattr" else BUILTINS[name]
-    cells = tuple(map(_cell, function.__closure__ or ()))
-    defaults = tuple(map(_known, function.__defaults__ or ()))
-    ours = FunctionType(code, scope, argdefs=defaults, closure=cells)
-    given = function.__kwdefaults__ or {}
-    ours.__kwdefaults__ = {name: _known(it) for name, it in given.items()}
-    return ours(*args, **kwargs)
-
-
 def _getattr(value: StandIn, name: str) -> Any:
     return attribute(real_of(value), name)
-
-
-_UNKNOWN = {
-    "IS_OP": "whether objects are one: stand-ins may be two",
-    "MATCH_SEQUENCE": "what kind of object it has",
-    "MATCH_MAPPING": "what kind of object it has",
-    "MATCH_CLASS": "what kind of object it has",
-    "PUSH_EXC_INFO": "for errors, and ours are none of its",
-    "RETURN_GENERATOR": "to be run later",
-    "STORE_GLOBAL": "for variables that are not its own",
-    "DELETE_GLOBAL": "for variables that are not its own",
-}
-_OF_CELLS = ("STORE_DEREF", "DELETE_DEREF")
-
-
-@lru_cache(maxsize=4096)
-def _names(code: CodeType) -> frozenset[str]:
-    """Return the names that code, and what it defines, may take from outside."""
-    for it in dis.get_instructions(code):
-        if it.opname in _UNKNOWN:
-            raise UnknownError(f"it asks {_UNKNOWN[it.opname]}")
-        if it.opname in _OF_CELLS and it.argval in code.co_freevars:
-            raise UnknownError("it asks for variables that are not its own")
-    inner = [_names(it) for it in code.co_consts if isinstance(it, CodeType)]
-    return frozenset(code.co_names).union(*inner)
-
-
-def _cell(cell: CellType) -> CellType:
-    with suppress(UnknownError, ValueError):  # nothing is in it yet
-        return CellType(_known(cell.cell_contents))
-    return CellType()
 
 
 def _known(value: Any) -> Any:

@@ -1,0 +1,95 @@
+"""A function's code, with other things in its reach."""
+
+import builtins
+import dis
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+
+class UnknownError(Exception):
+    """Code does something that stand-ins do not know."""
+
+
+BUILTINS: dict[str, Any] = {
+    it.__name__: it
+    for it in (
+        *(abs, all, any, bool, enumerate, float, getattr, int, len, list),
+        *(max, min, range, reversed, round, str, sum, tuple, zip),
+    )
+}
+"""What code finds of those, as they were when this was imported: they only compute."""
+
+
+def rebound(
+    function: FunctionType, known: Callable[[Any], Any], found: Callable[..., Any]
+) -> FunctionType:
+    """Return a function with the same code, that reaches nothing but what is known.
+
+    Args:
+        function: Somebody's function.
+        known: Of a value: what stands for it; raises `UnknownError` where nothing does.
+        found: What it has for ``getattr``.
+
+    Raises:
+        UnknownError: It may do, or ask, what nobody could stand in for.
+    """
+    code, outside = function.__code__, function.__globals__
+    names = _names(code)
+    if names is None:
+        raise UnknownError("it asks or does what nobody could stand in for")
+    scope: dict[str, Any] = {"__builtins__": {}}
+    for name in names:
+        if name in outside:
+            with suppress(UnknownError):  # who needs it finds nothing
+                scope[name] = known(outside[name])
+        elif name in BUILTINS and vars(builtins)[name] is BUILTINS[name]:
+            scope[name] = found if name == "getattr" else BUILTINS[name]
+    made = FunctionType(
+        code,
+        scope,
+        argdefs=tuple(map(known, function.__defaults__ or ())),
+        closure=tuple(_cell(it, known) for it in function.__closure__ or ()),
+    )
+    given = function.__kwdefaults__ or {}
+    made.__kwdefaults__ = {name: known(it) for name, it in given.items()}
+    return made
+
+
+_REFUSED = {
+    # It asks what stand-ins cannot say: which object something is, or of what kind.
+    *("IS_OP", "MATCH_SEQUENCE", "MATCH_MAPPING", "MATCH_CLASS"),
+    # It handles errors, which are not its own here; or it is run later.
+    *("PUSH_EXC_INFO", "RETURN_GENERATOR"),
+    *("STORE_GLOBAL", "DELETE_GLOBAL"),
+}
+_OF_CELLS = ("STORE_DEREF", "DELETE_DEREF")
+
+
+@lru_cache(maxsize=4096)
+def _names(code: CodeType) -> frozenset[str] | None:
+    """Return what code, and all in it, may take from outside; ``None`` if refused.
+
+    It is kept for each code, as reading it is slow.
+    """
+    names = set(code.co_names)
+    for it in dis.get_instructions(code):
+        if it.opname in _REFUSED:
+            return None
+        if it.opname in _OF_CELLS and it.argval in code.co_freevars:
+            return None
+    for it in code.co_consts:
+        if isinstance(it, CodeType):
+            inner = _names(it)
+            if inner is None:
+                return None
+            names |= inner
+    return frozenset(names)
+
+
+def _cell(cell: CellType, known: Callable[[Any], Any]) -> CellType:
+    with suppress(UnknownError, ValueError):  # nothing is in it yet
+        return CellType(known(cell.cell_contents))
+    return CellType()
