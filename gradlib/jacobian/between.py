@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
+from gradlib.private import AccumulateGrad
 from gradlib.vjp.connection import Place
 
 
@@ -44,4 +45,11 @@ def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, list[Place]]]:
             seen.add(node)
             led: Any = [it for it in node.next_functions if it[0] is not None]
             stack.append((node, led))
-            stack += [(below, None) for below, _ in led if below not in seen]
+            for below, _ in led:
+                if below in seen:
+                    continue
+                if below.__class__ is AccumulateGrad:  # of a leaf: it leads nowhere
+                    seen.add(below)
+                    yield below, []
+                else:
+                    stack.append((below, None))
