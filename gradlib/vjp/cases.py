@@ -84,7 +84,7 @@ _CASES = [
         "A grad_outputs of another shape than its output",
         "v = dL/dy holds one weight for each entry of the output. So it has the "
         "shape of the output, whatever the shape of the input, and it is not "
-        "broadcast.",
+        "broadcast. Several outputs take a list, with a v for each.",
         wrong="""
             import torch
 

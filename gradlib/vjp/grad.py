@@ -112,6 +112,7 @@ def grad(
         #>
         #> v = dL/dy holds one weight for each entry of the output. So it has the shape
         #> of the output, whatever the shape of the input, and it is not broadcast.
+        #> Several outputs take a list, with a v for each.
         #>
         #> Only broadcasting would make it fit. [4] is the shape of inputs[0]. Weights
         #> of one give the gradient of the output's sum.
