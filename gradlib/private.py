@@ -382,6 +382,10 @@ def is_plain_module(module: nn.Module) -> bool:
         or own["_backward_hooks"]
         or own[BACKWARD_PRE_HOOKS]
         or "forward" in own
+        or "_call_impl" in own
+        or "_conv_forward" in own
+        or "weight" in own
+        or "bias" in own
         or own.get("_compiled_call_impl")
     )
 
@@ -427,6 +431,7 @@ def nobody_looks_on() -> bool:
         or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
         or any(_GLOBAL_HOOKS)
+        or cast(Any, nn.Module)._call_impl is not _CALL_IMPL
     )
 
 

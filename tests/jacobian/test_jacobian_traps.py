@@ -782,3 +782,42 @@ def test_gradients_of_gradients_of_it(mode: str) -> None:
 
     assert torch.autograd.gradcheck(jacobian, (x, first.weight))
     assert torch.autograd.gradgradcheck(jacobian, (x, first.weight))
+
+
+class _Forces(nn.Module):
+    """It differentiates its output for an input that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        energy = self.energy(x) * scale
+        if not x.requires_grad:
+            return {"energy": energy}
+        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return {"energy": energy, "force": -slope}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_inputs_that_are_not_asked_for_keep_requiring_grad(
+    check: bool, create_graph: bool
+) -> None:
+    torch.manual_seed(0)
+    model = _Forces().double()
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    scale = torch.rand(5, 1, dtype=torch.float64)
+    for argnums in (1, "parameters"):
+        found = gradlib.per_sample_jacobian(
+            model,
+            x,
+            scale,
+            argnums=argnums,
+            check=check,
+            create_graph=create_graph,
+        )
+        assert [*found] == ["energy", "force"]
+        plan = gradlib.plan_jacobian(model, x, scale, argnums=argnums)
+        assert plan.shapes[-1][:2] == (5, 3)
+    assert x.grad is None

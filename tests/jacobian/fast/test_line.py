@@ -628,7 +628,7 @@ def test_code_that_does_something_else(
     def fn(x: Tensor) -> Tensor:
         return of(net, x)
 
-    assert layers_of(fn, x) is None or chain(fn, x) is None
+    assert chain(fn, x) is None
     assert (vars(net), vars(net.inner)) == (state, inner)
     assert (count, default) == (COUNTS, _default.__defaults__[0])  # pyright: ignore
     assert capsys.readouterr().out == ""
@@ -817,6 +817,89 @@ def test_a_forward_that_is_given_no_self() -> None:
     require_same(net, x)
 
 
+def test_a_shape_that_does_not_fit_ends_it() -> None:
+    half = nn.Linear(8, 4).double()
+
+    def fn(x: Tensor) -> Tensor:
+        while x.shape[1] > 2:
+            x = torch.relu(half(x))
+        return x
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        gradlib.per_sample_jacobian(fn, double(5, 8))
+
+
+def _convolving() -> nn.Sequential:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 2, 3, padding=1)
+    return nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(50, 3)).double()
+
+
+def _padded(model: nn.Sequential) -> None:
+    conv: Any = model[0]
+
+    def circular(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="circular"), weight, bias)
+
+    conv._conv_forward = circular
+
+
+def _strided(model: nn.Sequential) -> None:
+    conv: Any = model[0]
+    conv.stride = 1
+
+
+def _with_a_tensor(model: nn.Sequential) -> None:
+    vars(model[3])["weight"] = torch.zeros(3, 50).double()
+
+
+def _bent(model: nn.Sequential) -> None:
+    act: Any = nn.ELU()
+    act.alpha = torch.tensor(0.5)
+    model[1] = act
+
+
+def _called(model: nn.Sequential) -> None:
+    last: Any = model[3]
+    before = last._call_impl
+    last._call_impl = lambda x: 2 * before(x)
+
+
+@pytest.mark.parametrize("change", [_padded, _strided, _with_a_tensor, _bent, _called])
+def test_layers_that_somebody_has_changed(change: Callable[..., None]) -> None:
+    model, x = _convolving(), double(2, 1, 5, 5)
+    assert chain(model, x) is not None
+    change(model)
+    assert chain(model, x) is None
+    require_same(model, x)
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d"])
+def test_operations_that_somebody_has_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, calls = _convolving(), double(2, 1, 5, 5), 0
+    before = vars(F)[name]
+
+    def counted(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return 2 * before(*args)
+
+    monkeypatch.setattr(F, name, counted)
+    require_same(model, x)
+    assert calls == 2
+
+
+def test_a_bias_that_does_not_fit() -> None:
+    for bias in (torch.zeros(4), torch.zeros(3).double(), torch.zeros(4, 1).double()):
+        first = nn.Linear(4, 4).double()
+        first.bias = nn.Parameter(bias)
+        assert (
+            chain(nn.Sequential(first, nn.Linear(4, 3).double()), double(5, 4)) is None
+        )
+
+
 def test_what_torch_refuses() -> None:
     net, x = make(), double(5, 4)
     fns: list[Function] = [
@@ -828,10 +911,17 @@ def test_what_torch_refuses() -> None:
         lambda x: net.second(x),
         lambda x: net.third(x, x),
         lambda x: net.third(x, input=x),
+        lambda x: net.third(cast(Any, F).gelu(x, "tanh")),
+        lambda x: net.third(cast(Any, F).hardtanh(x, -1, maximum=2)),
+        lambda x: net.third(x) if x.size(0, 1) else x,  # pyright: ignore
+        lambda x: net.third(x.pow(n=2)),  # pyright: ignore
+        lambda x: net.third(x) + 2**70,
     ]
     for fn in fns:
         assert chain(fn, x) is None
-        with pytest.raises((RuntimeError, TypeError, ValueError, IndexError)):
+        with pytest.raises(
+            (RuntimeError, TypeError, ValueError, IndexError, OverflowError)
+        ):
             fn(x)
 
 
@@ -911,6 +1001,18 @@ def test_what_is_overwritten_may_be_needed() -> None:
         with pytest.raises(gradlib.NoSuchWayError, match="inplace"):
             gradlib.per_sample_jacobian(model, x)
     assert chain(nn.Sequential(net.third, nn.ReLU(inplace=True)), x) is not None
+    images = double(5, 2, 2)
+    flat = nn.Sequential(nn.Tanh(), nn.Flatten(), nn.ReLU(inplace=True), net.third)
+    assert chain(flat, images) is None
+    for act in (nn.LeakyReLU(-0.3, inplace=True), nn.ELU(-1.0, inplace=True)):
+        assert chain(nn.Sequential(net.third, act), x) is None
+
+
+def test_the_sign_of_zero() -> None:
+    net, x = make(), double(5, 4)
+    for zero in (0.0, -0.0):
+        require_same(lambda x, c=zero: net.third(torch.tanh(x)) * c, x)
+        assert chain(lambda x, c=zero: net.third(x) / c, x) is None
 
 
 def test_an_error_of_somebody_else_is_not_taken() -> None:
@@ -955,7 +1057,7 @@ def test_what_has_many_parts_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert found == [*listed]
     assert asked < 2 * len(listed)
     asked = 0
-    assert layers_of(lambda x: fn(x) if many else x, x) is None
+    assert chain(lambda x: fn(x) if many else x, x) is None
     assert asked < 10
 
 
@@ -982,7 +1084,7 @@ def test_who_debugs_sees_no_stand_ins() -> None:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        found = layers_of(lambda x: net(x), x)
+        found = chain(lambda x: net(x), x)
     finally:
         sys.settrace(before)
     assert found is None

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
+from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.layers import POINTWISE, SQUEEZED, Layer
-from gradlib.jacobian.fast.chains.line import layers_of
+from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, SQUEEZED, Layer
+from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
 from gradlib.jacobian.fast.chains.shapes import size_after
 from gradlib.private import nobody_looks_on, own_parameters
 
@@ -101,8 +102,16 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
         return None
     if x.dim() < 2 or not x.numel() or x.layout is not strided:
         return None
-    layers = layers_of(fn, x)
-    return None if layers is None else _assembled(x, layers)
+    if F.linear is not _LINEAR or F.conv2d is not _CONV2D:
+        return None  # somebody counts, or computes, in his own way
+    try:
+        return _assembled(x, layers_of(fn, x))
+    except ERRORS:
+        return None
+
+
+# As they were when this was imported.
+_LINEAR, _CONV2D = F.linear, F.conv2d
 
 
 def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
@@ -133,15 +142,13 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             linears.append(linear)
             bends.append([])
         elif bend := _elementwise(layer):
-            if bends[-1] and _overwrites(layer):
+            after_maps = len(bends) == 1 and maps.layers and maps.layers[-1].pointwise
+            if (bends[-1] or after_maps) and _overwrites(layer):
                 return None
             bends[-1].append(bend)
         elif not _flattens(layer):
             return None
     if not linears or len(linears) > orders.MOST or (squeezed and widths[-1] != 1):
-        return None
-    bias = linears[-1].bias  # the others are added
-    if bias is not None and (bias.numel() != widths[-1] or bias.dtype is not x.dtype):
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
@@ -153,12 +160,24 @@ def _elementwise(layer: Any) -> Layer | None:
     if type(layer) is Layer:
         return layer
     known = POINTWISE.get(type(layer))  # pyright: ignore (of any type)
-    return None if known is None else Layer(layer, known)
+    if known is None:
+        return None
+    for option in known.options:
+        if type(getattr(layer, option)) not in OPTIONS:
+            return None
+    return None if _is_refused(layer) else Layer(layer, known)
+
+
+def _is_refused(layer: Any) -> bool:
+    """Tell whether torch goes back through no such layer: it has lost the sign."""
+    if not layer.__dict__.get("inplace"):
+        return False
+    return min(getattr(layer, it, 0) for it in ("negative_slope", "alpha")) < 0
 
 
 def _overwrites(layer: Any) -> bool:
     """Tell whether a layer overwrites its input; one before it may have saved that."""
-    return bool(getattr(layer, "inplace", False))
+    return type(layer) is not Layer and bool(layer.__dict__.get("inplace"))
 
 
 def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
@@ -193,7 +212,11 @@ def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:
     weight, bias = own.get("weight"), own.get("bias")
     if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
         return None
-    # A bias that does not go with the weight makes torch raise where it is added.
+    # One that does not go with the weight makes torch raise where it is added.
+    if bias is not None and (
+        bias.dtype is not x.dtype or bias.shape != weight.shape[:1]
+    ):
+        return None
     if weight.dtype is not x.dtype or weight.device != x.device:
         return None
     return Linear(weight, bias) if weight.layout is strided else None

@@ -29,12 +29,13 @@ from gradlib.jacobian.fast.chains.layers import (
 Made = Callable[..., Any]
 """Makes a layer, of numbers and names; ``None`` where there is none."""
 
-LARGEST = 1e30
-"""The largest number that is known to be one in every dtype."""
+LARGEST = 2**53
+"""The largest number that is known to be the same in every dtype."""
 
 
 def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
-    return nn.Flatten() if (start_dim, end_dim) == (1, -1) else None
+    is_known = type(start_dim) is int and (start_dim, end_dim) == (1, -1)
+    return nn.Flatten() if is_known else None
 
 
 def _squeeze(dim: object = None) -> object | None:
@@ -48,7 +49,7 @@ def _dropout(
     return nn.Identity() if 0 <= p <= 1 and not training else None
 
 
-def _power(n: object) -> Layer | None:
+def _power(n: object, /) -> Layer | None:
     return Layer(n, POWER) if type(n) is int and n > 0 else None
 
 
@@ -56,10 +57,26 @@ def _of_number(operation: Pointwise, factor: int = 1) -> Made:
     """Return what makes the layer of an operation with a number."""
 
     def made(number: Any) -> Layer | None:
-        is_known = type(number) in (int, float) and abs(number) <= LARGEST
-        return Layer(number * factor, operation) if is_known else None
+        is_known = type(number) is int or type(number) is float
+        if not is_known or not abs(number) <= LARGEST:
+            return None
+        return Layer(number * factor, operation)
 
     return made
+
+
+def _over(number: Any) -> Layer | None:
+    return _of_number(OVER)(number) if number else None
+
+
+def _gelu(*, approximate: str = "none") -> nn.Module:
+    return nn.GELU(approximate)
+
+
+def _hardtanh(
+    min_val: float = -1, max_val: float = 1, inplace: bool = False
+) -> nn.Module:
+    return nn.Hardtanh(min_val, max_val, inplace)
 
 
 _WITHOUT_OPTIONS: dict[str, Made] = {
@@ -80,11 +97,11 @@ _WITH_OPTIONS: dict[str, Made] = {
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "silu": nn.SiLU,
-    "gelu": nn.GELU,
+    "gelu": _gelu,
     "elu": nn.ELU,
     "leaky_relu": nn.LeakyReLU,
     "softplus": nn.Softplus,
-    "hardtanh": nn.Hardtanh,
+    "hardtanh": _hardtanh,
     "dropout": _dropout,
 }
 
@@ -112,7 +129,7 @@ OPERATORS: dict[str, Made] = {
     "__rsub__": _of_number(FROM),
     "__mul__": _of_number(TIMES),
     "__rmul__": _of_number(TIMES),
-    "__truediv__": _of_number(OVER),
+    "__truediv__": _over,
     "__pow__": _power,
     "__neg__": lambda: Layer(-1, TIMES),
 }

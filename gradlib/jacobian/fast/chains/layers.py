@@ -24,12 +24,18 @@ class Pointwise:
         pull: Of that, v and x or y: v times the slope. It broadcasts.
         looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
         overwrite: As `forward`, into x itself; ``None`` where x is looked at.
+        options: The names of the module's options.
     """
 
     forward: Callable[[Any, Tensor], Tensor]
     pull: Callable[[Any, Tensor, Tensor], Tensor]
     looks_at: str
     overwrite: Callable[[Any, Tensor], Tensor] | None = None
+    options: tuple[str, ...] = ()
+
+
+OPTIONS = (int, float, str)
+"""The types of options; a tensor may be one, and have a graph."""
 
 
 def _silu_pulled(v: Tensor, x: Tensor) -> Tensor:
@@ -73,11 +79,13 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
             )
         ),
         "x",
+        options=("approximate",),
     ),
     nn.ELU: Pointwise(
         lambda elu, x: nn.functional.elu(x, elu.alpha),
         lambda elu, v, x: aten.elu_backward.default(v, elu.alpha, 1, 1, False, x),
         "x",
+        options=("alpha",),
     ),
     nn.LeakyReLU: Pointwise(
         lambda leaky, x: nn.functional.leaky_relu(x, leaky.negative_slope),
@@ -85,6 +93,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
             v, x, leaky.negative_slope, False
         ),
         "x",
+        options=("negative_slope",),
     ),
     nn.Softplus: Pointwise(
         lambda plus, x: nn.functional.softplus(x, plus.beta, plus.threshold),
@@ -92,6 +101,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
             v, x, plus.beta, plus.threshold
         ),
         "x",
+        options=("beta", "threshold"),
     ),
     nn.Hardtanh: Pointwise(
         lambda hard, x: nn.functional.hardtanh(x, hard.min_val, hard.max_val),
@@ -99,6 +109,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
             v, x, hard.min_val, hard.max_val
         ),
         "x",
+        options=("min_val", "max_val"),
     ),
 }
 

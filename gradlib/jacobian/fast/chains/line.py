@@ -22,8 +22,8 @@ from gradlib.jacobian.fast.chains.stand_ins import (
 from gradlib.private import is_plain_module, own_children
 
 
-def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any] | None:
-    """Return the layers that a function of x goes through, or ``None``.
+def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
+    """Return the layers that a function of x goes through.
 
     They are modules, by their exact type and with no hook on them; where there is no
     module for what is done, a `Layer`; and `SQUEEZED`. A module of one's own, or a
@@ -32,24 +32,28 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any] | None:
     Args:
         fn: The function, or module.
         x: What it would be called with.
+
+    Raises:
+        Exception: One of `ERRORS`: it goes through something else.
     """
-    shape = x.shape
-    try:
-        is_module = isinstance(fn, nn.Module)
-        found = _of_module(fn, shape) if is_module else _in_code(fn, shape)
-    except _ERRORS:
-        return None
-    return found if VIEWED not in found or _can_be_viewed(found, x) else None
+    is_module = isinstance(fn, nn.Module)
+    found = _of_module(fn, x.shape) if is_module else _in_code(fn, x.shape)
+    if VIEWED in found and not _can_be_viewed(found, x):
+        raise UnknownError("torch refuses this view")
+    return found
 
 
 # Those that no code of somebody's is in, which may ask for the shape it is given.
 _KNOWN = CODE.keys() - {nn.Sequential}
 
-# What code on stand-ins comes to; all else is somebody's, as of a signal handler.
-_ERRORS = (
+ERRORS = (
     *(UnknownError, ArithmeticError, AssertionError, AttributeError, ImportError),
     *(LookupError, NameError, RecursionError, TypeError, ValueError),
 )
+"""What code on stand-ins comes to, and layers that somebody has changed.
+
+All else is somebody's own, as of a signal handler.
+"""
 
 
 def _of_module(module: nn.Module, shape: Shape) -> list[Any]:

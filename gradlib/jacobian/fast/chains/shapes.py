@@ -25,7 +25,10 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
     for layer in layers:
         kind = cast(type[Any], type(layer))
         if kind is nn.Linear:
-            shape = *shape[:-1], len(cast(Any, own_parameters(layer)["weight"]))
+            outs, ins = cast(Any, own_parameters(layer)["weight"]).shape
+            if ins != shape[-1]:  # who waits for a shape would wait for ever
+                return None
+            shape = *shape[:-1], outs
         elif kind is nn.Conv2d:
             size = size_after(layer, shape[1:])
             if size is None:

@@ -180,7 +180,7 @@ def _method(
         return place.after([layer(make, *args, **kwargs)])
     if name == "dim" and not (args or kwargs):
         return len(place.shape)
-    if name == "size" and not kwargs:
+    if name == "size" and len(args) < 2 and not kwargs:
         size: Any = torch.Size(place.shape)
         return size[args[0]] if args else size
     if name in ("view", "reshape") and not kwargs:
