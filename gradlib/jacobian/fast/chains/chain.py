@@ -105,13 +105,27 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     if F.linear is not _LINEAR or F.conv2d is not _CONV2D:
         return None  # somebody counts, or computes, in his own way
     try:
-        return _assembled(x, layers_of(fn, x))
+        layers = layers_of(fn, x)
+        return None if _overwrites(layers) else _assembled(x, layers)
     except ERRORS:
         return None
 
 
 # As they were when this was imported.
 _LINEAR, _CONV2D = F.linear, F.conv2d
+
+
+def _overwrites(layers: list[Any]) -> bool:
+    """Tell whether a layer overwrites what one before it may have saved."""
+    saved = False  # as linear layers and convolutions save no output of theirs
+    for layer in layers:
+        if type(layer) in POINTWISE:
+            if saved and layer.__dict__.get("inplace"):
+                return True
+            saved = True
+        elif type(layer) is not nn.Flatten:
+            saved = type(layer) is Layer
+    return False
 
 
 def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
@@ -142,9 +156,6 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             linears.append(linear)
             bends.append([])
         elif bend := _elementwise(layer):
-            after_maps = len(bends) == 1 and maps.layers and maps.layers[-1].pointwise
-            if (bends[-1] or after_maps) and _overwrites(layer):
-                return None
             bends[-1].append(bend)
         elif not _flattens(layer):
             return None
@@ -175,11 +186,6 @@ def _is_refused(layer: Any) -> bool:
     return min(getattr(layer, it, 0) for it in ("negative_slope", "alpha")) < 0
 
 
-def _overwrites(layer: Any) -> bool:
-    """Tell whether a layer overwrites its input; one before it may have saved that."""
-    return type(layer) is not Layer and bool(layer.__dict__.get("inplace"))
-
-
 def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
     """Return layers up to where they are flattened, if they are known."""
     found: list[Layer] = []
@@ -194,8 +200,6 @@ def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
             size = after
             found.append(Layer(layer, None))
         elif bend := _elementwise(layer):
-            if found and found[-1].pointwise is not None and _overwrites(layer):
-                return None
             found.append(bend)
         else:
             return None
