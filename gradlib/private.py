@@ -276,10 +276,10 @@ def is_packed(node: Node) -> bool:
 
     A checkpoint's compute all of it again, whenever one asks outside of a pass.
     """
-    return any(
-        getattr(getattr(node, name), "unpack_hook", None) is not None
-        for name in _raw_names(type(node))
-    )
+    for name in _raw_names(type(node)):
+        if getattr(getattr(node, name), "unpack_hook", None) is not None:
+            return True
+    return False
 
 
 @cache

@@ -19,7 +19,7 @@ def between(starts: Sequence[Node], ends: Set[Place]) -> dict[Node, list[Place]]
     found: dict[Node, list[Place]] = {}
     at_ends = {node for node, _ in ends}
     for node, places in _from_below(starts):
-        led = [place for place in places if place in ends or found.get(place[0])]
+        led = places and [it for it in places if it in ends or found.get(it[0])]
         if led or node in at_ends:
             found[node] = led
     return dict(reversed(found.items()))

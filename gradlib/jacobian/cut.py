@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from gradlib.jacobian.graph import Graph
-from gradlib.vjp.connection import Place, place_of
+from gradlib.vjp.connection import Place
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def narrowest(graph: Graph) -> Cut | None:
 
 def _bottlenecks(graph: Graph) -> Iterator[Place]:
     """Return every place that all ways pass, between the ends."""
-    ends = {place_of(it)[0] for it in graph.points}
+    ends = {node for node, _ in graph.ends}
     # Going down in topological order: the places that lead from nodes behind us to
     # nodes before us. Where there is just one, everything passes it.
     ahead: set[Place] = set()

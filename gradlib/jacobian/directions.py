@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.arguments import Arguments, Asked
-from gradlib.jacobian.between import in_order
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.vjp.connection import place_of
 
 Moves: TypeAlias = dict[int | str, Tensor]
 """What is added to inputs, by place, and to parameters, by name; in their dtypes."""
@@ -62,12 +60,11 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
         graph: What it left.
     """
     keys = {
-        place_of(point)[0]: key(it)
-        for it, point in zip(arguments.asked, graph.points, strict=True)
+        node: key(it) for it, (node, _) in zip(arguments.asked, graph.ends, strict=True)
     }
     symmetric = triangular = None
     constant: dict[int | str, set[int]] = {}
-    for node in in_order(graph.starts):
+    for node in graph.way:
         name = node.name()
         symmetric = symmetric or FOR_SYMMETRIC.get(name)
         triangular = triangular or FOR_TRIANGULAR.get(name)

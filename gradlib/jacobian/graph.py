@@ -19,6 +19,7 @@ from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
 from gradlib.jacobian.form import Form, form_at
 from gradlib.jacobian.retained import retaining_noted
+from gradlib.private import is_packed
 from gradlib.tree import Tree
 from gradlib.vjp.connection import Place, place_of, unconnected
 
@@ -45,10 +46,15 @@ class Graph:
     batch: int
     others: tuple[Tensor, ...] = ()
 
-    @property
+    @cached_property
     def roots(self) -> list[Tensor]:
         """The output tensors, ``(batch, *out)`` each."""
         return [self.outputs.leaves[place] for place in self.places]
+
+    @cached_property
+    def ends(self) -> list[Place]:
+        """Where the gradient of each point comes in."""
+        return list(map(place_of, self.points))
 
     @property
     def starts(self) -> list[Node]:
@@ -58,13 +64,18 @@ class Graph:
     @cached_property
     def way(self) -> dict[Node, list[Place]]:
         """The nodes that gradients pass, in order, each with the places it leads to."""
-        return between(self.starts, set(map(place_of, self.points)))
+        return between(self.starts, set(self.ends))
 
     @cached_property
     def forms(self) -> dict[Place, Form]:
         """What gradients come in at each place, the outputs' included."""
         led = chain(map(place_of, self.roots), *self.way.values())
         return {place: form_at(place) for place in dict.fromkeys(led)}
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """Whether what a node has saved is had through somebody's hooks."""
+        return any(is_packed(node) for node, places in self.way.items() if places)
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""
@@ -261,11 +272,10 @@ def output_path(outputs: Tree, place: int) -> str:
 
 def _require_connection(graph: Graph, *, parameters: bool) -> None:
     """Raise where autograd knows no way from an output to any point, or to one."""
-    ends = list(map(place_of, graph.points))
     reached: set[Place] = set()
     for place, root in zip(graph.places, graph.roots, strict=True):
         start = place_of(root) if root.requires_grad else None
-        if start is None or not (start in ends or graph.way.get(start[0])):
+        if start is None or not (start in graph.ends or graph.way.get(start[0])):
             raise IndependentOutputError(
                 f"{output_path(graph.outputs, place)}, of shape {list(root.shape)}, "
                 f"does not depend on {_listed(graph.names)}: autograd knows no way "
@@ -277,7 +287,7 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
     if parameters:
         return
     reached.update(*graph.way.values())
-    missing = [i for i, end in enumerate(ends) if end not in reached]
+    missing = [i for i, end in enumerate(graph.ends) if end not in reached]
     if missing:
         names = _listed(tuple(graph.names[i] for i in missing))
         raise IndependentOutputError(

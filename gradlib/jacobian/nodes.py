@@ -1,6 +1,7 @@
 """What the nodes of a graph can do."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -69,25 +70,38 @@ def look(graph: Graph) -> Nodes:
     found: dict[str, str] = {}
     for node, led in graph.way.items():
         name = node.name()
-        convolution = convolution or "Convolution" in name
         if isinstance(node, BackwardCFunction):
             found["python"] = name
-        if name.startswith(_WRONG_WITHOUT_GRAPH):
-            wrong_without_graph = True
-        if name.startswith(_WRONG_AT_ONCE):
-            found["wrong_at_once"] = name
-        if name.startswith(_WRONG_TWICE):
-            found["wrong_twice"] = name
-        if name.startswith(_WRONG_THRICE) and _computes_statistics(node):
+        if not (kinds := _kinds(name)):
+            continue
+        convolution = convolution or "convolution" in kinds
+        wrong_without_graph = wrong_without_graph or "wrong_without_graph" in kinds
+        for kind in kinds & {"wrong_at_once", "wrong_twice"}:
+            found[kind] = name
+        if "wrong_thrice" in kinds and _computes_statistics(node):
             found["wrong_thrice"] = name
             if _is_norm_of_a_backward_pass(node):
                 found["wrong_twice"] = name
             # The first is its input; are its weights asked for?
             if not set(led).isdisjoint(node.next_functions[1:]):
                 found["wrong_at_once_twice"] = name
-        if _SCRIPTED in name:
+        if "scripted" in kinds:
             found["wrong_thrice"] = found["wrong_at_once_twice"] = _SCRIPTED
     return Nodes(convolution, wrong_without_graph=wrong_without_graph, **found)
+
+
+@lru_cache(maxsize=1024)  # a class of somebody's own may have any name
+def _kinds(name: str) -> frozenset[str]:
+    """Return what the name of a node says of it."""
+    kinds = {
+        "convolution": "Convolution" in name,
+        "wrong_without_graph": name.startswith(_WRONG_WITHOUT_GRAPH),
+        "wrong_at_once": name.startswith(_WRONG_AT_ONCE),
+        "wrong_twice": name.startswith(_WRONG_TWICE),
+        "wrong_thrice": name.startswith(_WRONG_THRICE),
+        "scripted": _SCRIPTED in name,
+    }
+    return frozenset(kind for kind, is_so in kinds.items() if is_so)
 
 
 def _computes_statistics(node: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from gradlib.jacobian import fresh
 from gradlib.jacobian.graph import Graph
 
 Block: TypeAlias = tuple[int, int]
@@ -134,7 +135,7 @@ def empty(graph: Graph) -> dict[Block, Tensor]:
 
 
 def _empty(graph: Graph, block: Block) -> Tensor:
-    return graph.points[block[1]].detach().new_empty(graph.shape(*block))
+    return fresh.empty(graph.shape(*block), graph.points[block[1]])
 
 
 def _flat(graph: Graph, block: Block, tensor: Tensor) -> Tensor:

@@ -106,6 +106,7 @@ class Plan(Printable):
         check_bytes: What the check's calls take; 0 if there is nothing to check.
         settled: Whether to look for no shorter way, as looking would take longer.
         needs_graph: Whether torch is right only in a pass that has a graph itself.
+        convolution: Whether there are convolutions on the way.
     """
 
     mode: str
@@ -121,6 +122,7 @@ class Plan(Printable):
     check_bytes: int = 0
     settled: bool = False
     needs_graph: bool = False
+    convolution: bool = False
 
     @property
     def check_first(self) -> bool:
@@ -302,7 +304,14 @@ def make(
         held = BATCHED * each
         if mode != "reverse":
             convolved = CONVOLVED
-        fitting = at_once(room, held, each, known, on_cpu=on_cpu, convolved=convolved)
+        fitting = at_once(
+            room,
+            held,
+            each,
+            convolution=known.convolution,
+            on_cpu=on_cpu,
+            convolved=convolved,
+        )
         chunk = max(1, min(fitting, most))
         if isinstance(count, int) and count:
             chunk = math.ceil(count / math.ceil(count / chunk))  # all passes alike
@@ -321,6 +330,7 @@ def make(
         check_bytes=check_bytes,
         settled=settled,
         needs_graph=known.wrong_without_graph,
+        convolution=known.convolution,
     )
 
 
@@ -328,8 +338,8 @@ def at_once(
     room: int,
     held: int,
     each: int,
-    known: nodes.Nodes,
     *,
+    convolution: bool,
     on_cpu: bool,
     convolved: int = CONVOLVED,
 ) -> int:
@@ -339,13 +349,13 @@ def at_once(
         room: How many bytes it may take.
         held: How many it holds for each vector.
         each: How many of them are gradients, counted once.
-        known: What is in the graph.
+        convolution: Whether it goes through convolutions.
         on_cpu: Whether it runs there.
-        convolved: How many bytes of gradients convolutions are to take there at most.
+        convolved: How many bytes of gradients it takes then, at most, on a CPU.
     """
     fast = max(FAST, BATCHED * convolved) if on_cpu else FILLING
     many = min(room, fast) // max(1, held)
-    if known.convolution and on_cpu:
+    if convolution and on_cpu:
         many = min(many, convolved // max(1, each))
     return many
 

@@ -9,7 +9,8 @@ from gradlib.jacobian.fast.chains import maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
-from gradlib.jacobian.fast.chains.result import empty, samples_at_once
+from gradlib.jacobian.fast.chains.result import samples_at_once
+from gradlib.jacobian.fresh import empty
 from gradlib.private import enable_grad, grad_is_enabled
 
 

@@ -62,6 +62,8 @@ def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
         raise UnknownError("a hook is on it")
     code: Any = CODE.get(kind)
     if code is None:
+        if kind.__module__.startswith("torch.nn."):  # its code names no layers either
+            raise UnknownError("this layer is not known")
         return _in_code(real_of(attribute(module, "forward")), shape)
     if code is not kind.forward:
         raise UnknownError("somebody has put something else there")

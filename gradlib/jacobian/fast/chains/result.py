@@ -1,10 +1,6 @@
-"""The memory of a result: whether there is room, and where it is made."""
+"""The memory of a result: whether there is room for it."""
 
-import ctypes
 import math
-import mmap
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,9 +20,6 @@ FILLING = 2**28
 
 SMALL = 2**20
 """Up to how many entries there is always room, unless somebody says otherwise."""
-
-HUGE = 2**22
-"""From how many bytes on a result is put on huge pages: fresh ones are slow to get."""
 
 
 def samples_at_once(chain: Chain) -> int:
@@ -68,23 +61,6 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
     return type(max_bytes) is int and needs <= max_bytes
 
 
-def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return a tensor with nothing written in it, where possible on huge pages.
-
-    Args:
-        shape: Its shape.
-        like: Where its dtype and device come from.
-    """
-    made = like.new_empty(shape)
-    size = made.numel() * made.element_size()
-    if size >= HUGE and made.device.type == "cpu" and (advise := _advise()):
-        start = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = made.data_ptr() + size - start
-        # It is advice: where it is not taken, nothing else changes.
-        advise(start, length - length % mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
-    return made
-
-
 def bytes_of_parts(chain: Chain) -> int:
     """Return how many bytes the products take that are worked on at a time."""
     samples = min(chain.x.shape[0], samples_at_once(chain))
@@ -115,12 +91,3 @@ def _is_good(out: Any, chain: Chain) -> bool:
     return out.is_contiguous() and all(
         it.untyped_storage().data_ptr() != memory for it in used
     )
-
-
-@cache
-def _advise() -> Callable[[int, int, int], int] | None:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return advise

@@ -121,7 +121,7 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
     if plan.rows_worth < ROWS or root.dtype not in (torch.float32, torch.float64):
         return None
     try:
-        factors = _read(root, point)
+        factors = _read(root, point, graph.ends[0][0])
     except RuntimeError:  # what a node has saved was overwritten, or is gone
         return None
     if factors is None:
@@ -140,9 +140,8 @@ def _at_once(order: orders.Order, like: Tensor) -> int:
     return max(1, in_caches(like) // max(1, order.each))
 
 
-def _read(root: Tensor, point: Tensor) -> Factors | None:
+def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
     """Go from the output to the input, if there is one known way only."""
-    end = place_of(point)[0]
     node: Any = place_of(root)[0]
     matrices: list[Tensor] = []
     bends: list[list[Bend]] = [[]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from gradlib.jacobian import nodes, work
+from gradlib.jacobian import work
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
 from gradlib.jacobian.fast.parameters.use import Samples, Use
@@ -157,7 +157,9 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
     each = BATCHED * plan.pass_bytes + sum(sizes) + 2 * max(sizes)
     room = plan.max_bytes - plan.result_bytes - 2 * sum(sizes) - COLUMNS
     on_cpu = graph.points[0].device.type == "cpu"
-    chunk = at_once(room, each, plan.pass_bytes, nodes.look(graph), on_cpu=on_cpu)
+    chunk = at_once(
+        room, each, plan.pass_bytes, convolution=plan.convolution, on_cpu=on_cpu
+    )
     chunk = max(1, min(chunk, *map(graph.rows, range(len(graph.roots)))))
     if chunk * each > room:
         return None

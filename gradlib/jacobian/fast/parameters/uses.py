@@ -7,7 +7,6 @@ from torch.autograd.graph import Node
 from gradlib.jacobian.fast.parameters.rules import KNOWN, TOKENWISE, TURNED
 from gradlib.jacobian.fast.parameters.use import Samples, Use, shape_of
 from gradlib.jacobian.graph import Graph
-from gradlib.vjp.connection import place_of
 
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
 """Operations that give what comes out of a product its shape."""
@@ -21,7 +20,7 @@ def find_uses(graph: Graph) -> list[Use] | None:
     Returns:
         ``None`` where one is used twice, or by an operation that is not known.
     """
-    ends = {place_of(it): number for number, it in enumerate(graph.points)}
+    ends = {end: number for number, end in enumerate(graph.ends)}
     if len(ends) < len(graph.points):
         return None
     going: dict[Node, list[tuple[Node, int]]] = {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.jacobian import nodes, reverse
+from gradlib.jacobian import reverse
 from gradlib.jacobian.fast.moves import SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
@@ -24,7 +24,6 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
 from gradlib.jacobian.plan import BATCHED, Plan, at_once
-from gradlib.private import is_packed
 from gradlib.vjp.connection import Place, place_of
 
 ROWS = 8
@@ -161,7 +160,7 @@ def find(graph: Graph, plan: Plan) -> Stacked | None:
         return None
     if not isinstance(rows, int) or rows < ROWS or plan.chunk < 2:
         return None
-    if not _all_is_known(graph):
+    if not _all_is_known(graph) or graph.is_packed:
         return None
     try:
         with torch.no_grad():
@@ -190,7 +189,9 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     if on_cpu and most > plan.pass_bytes:  # its kernel is faster, vector by vector
         return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
-    fitting = at_once(room, BATCHED * each, each, nodes.look(graph), on_cpu=on_cpu)
+    fitting = at_once(
+        room, BATCHED * each, each, convolution=plan.convolution, on_cpu=on_cpu
+    )
     return min(plan.chunk, fitting), each, slopes
 
 
@@ -209,12 +210,9 @@ def _all_is_known(graph: Graph) -> bool:
             return False
         if number and node.name() not in SEVERAL:
             return False
-    ends = [place_of(it) for it in graph.points]
     # What has come to an end goes nowhere from there.
-    return not any(graph.way[node] for node, _ in ends) and not any(
-        node.name() not in RULES or is_packed(node)
-        for node, places in graph.way.items()
-        if places
+    return not any(graph.way[node] for node, _ in graph.ends) and not any(
+        node.name() not in RULES for node, places in graph.way.items() if places
     )
 
 

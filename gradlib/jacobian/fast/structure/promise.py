@@ -5,8 +5,6 @@ import math
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph
-from gradlib.private import is_packed
-from gradlib.vjp.connection import place_of
 
 LOOK = 2**25
 """How many multiply-adds of passes a node must have for a look at it to be short."""
@@ -26,12 +24,12 @@ def promises(graph: Graph, rows: float, entries: int) -> bool:
     # No gradient has more than all together, nor is a sample's row longer.
     if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
         return False
-    end, way = place_of(graph.points[0])[0], graph.way
+    end, way = graph.ends[0][0], graph.way
     forms, each = graph.forms, graph.roots[0].element_size()
     work, parts = 0, False
     for node, places in way.items():
         name = node.name()
-        if node is not end and (name not in RULES or is_packed(node)):
+        if node is not end and name not in RULES:
             return False
         work += 2 * ENTRY * sum(forms[it].bytes for it in places) // each
         if name in PRODUCTS:
@@ -39,4 +37,4 @@ def promises(graph: Graph, rows: float, entries: int) -> bool:
             size = math.prod(shape)
             parts = parts or size > batch * shape[-1]
             work += sum(size * forms[it].shape[-1] for it in places)
-    return parts and rows * work > LOOK * len(way)
+    return parts and rows * work > LOOK * len(way) and not graph.is_packed

@@ -16,6 +16,7 @@ from gradlib.jacobian.fast.structure.program import Builder
 from gradlib.jacobian.fast.structure.promise import promises
 from gradlib.jacobian.fast.structure.terms import settle
 from gradlib.jacobian.fast.structure.walk import Walk
+from gradlib.jacobian.fresh import empty
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
@@ -66,7 +67,7 @@ class Structured:
     ) -> dict[Block, Tensor]:
         """Return the blocks, written into contiguous tensors where there are some."""
         point = graph.points[0].detach()
-        made = point.new_empty(graph.shape(0, 0)) if out is None else out[0, 0]
+        made = empty(graph.shape(0, 0), point) if out is None else out[0, 0]
         with torch.no_grad():
             self._run.write(made)
         return {(0, 0): made}

@@ -38,7 +38,7 @@ class Walk:
         self.work = 0
         self._most = most
         self._dims = fresh(root.shape)
-        self._end = place_of(graph.points[0])
+        self._end = graph.ends[0]
         self._way = graph.way
         self._forms = graph.forms
         self._waiting: dict[Place, list[Term]] = defaultdict(list)

@@ -1,0 +1,39 @@
+"""Fresh memory: only what is a tensor's own is put on huge pages, and only much."""
+
+import mmap
+
+import pytest
+import torch
+
+from gradlib.jacobian import fresh
+
+
+@pytest.fixture
+def advised(monkeypatch):
+    """Return what is asked of the system, and ask nothing of it."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        pytest.skip("this system has no huge pages to ask for")
+    found = []
+    monkeypatch.setattr(fresh, "_advise", lambda: lambda *it: found.append(it))
+    return found
+
+
+def test_much_memory_is_asked_for_whole_pages_of_its_own(advised):
+    made = fresh.empty((3, fresh.HUGE // 4), torch.zeros(1))
+    ((start, length, _),) = advised
+    assert start % mmap.PAGESIZE == length % mmap.PAGESIZE == 0
+    end = made.data_ptr() + made.numel() * made.element_size()
+    assert made.data_ptr() <= start < made.data_ptr() + mmap.PAGESIZE
+    assert end - mmap.PAGESIZE < start + length <= end
+
+
+def test_little_memory_is_left_alone(advised):
+    fresh.empty((fresh.HUGE // 4 - 1,), torch.zeros(1))
+    assert advised == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_it_is_of_the_same_dtype_and_has_no_graph(dtype):
+    like = torch.zeros(1, dtype=dtype, requires_grad=True)
+    made = fresh.empty((2, 3), like)
+    assert made.shape == (2, 3) and made.dtype == dtype and not made.requires_grad
