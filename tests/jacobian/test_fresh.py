@@ -36,4 +36,6 @@ def test_little_memory_is_left_alone(advised):
 def test_it_is_of_the_same_dtype_and_has_no_graph(dtype):
     like = torch.zeros(1, dtype=dtype, requires_grad=True)
     made = fresh.empty((2, 3), like)
-    assert made.shape == (2, 3) and made.dtype == dtype and not made.requires_grad
+    assert made.shape == (2, 3)
+    assert made.dtype == dtype
+    assert not made.requires_grad
