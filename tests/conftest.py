@@ -43,6 +43,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture(autouse=True)
+def random_numbers() -> None:
+    """Have the test draw the same ones, whichever ran before it in its process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def default_device(request: pytest.FixtureRequest) -> None:
     """Put the test on its device."""
     if DEVICE is not None:

@@ -162,6 +162,7 @@ class NodeHook:
         """Keep the parts of `grads_in` in the running pass."""
         passes, running = self.passes, backward_pass_id()
         if running not in passes.numbers and not passes.admits(running, self.within):
+            passes.note_batched(self.receivers)
             return
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
@@ -282,6 +283,18 @@ class Passes:
 
         self.handles.append(node.register_hook(note))
         self._on_nodes += 1
+
+    def note_batched(self, receivers: list[Receiver]) -> None:
+        """Note which calls a pass with is_grads_batched has reached, if it has a graph.
+
+        Later ones may go through that.
+        """
+        if not torch.is_grad_enabled():
+            return
+        behind = len(set(self.numbers.values()))
+        for *_, flow in receivers:
+            if flow.behind_batched is None:
+                flow.behind_batched = behind
 
     def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
         """Add what flows through nodes that overwrote a view to what its hook takes.

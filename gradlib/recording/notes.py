@@ -26,7 +26,7 @@ RETURNED = (
 )
 
 SECOND_ORDER = (
-    "backward pass {} may have gone through the graph of pass {} too: what came that "
+    "backward pass {} may have gone through the graph of {} too: what came that "
     "way is in its totals, and in its shares only if it came through a tensor made "
     "inside the call"
 )
@@ -78,12 +78,8 @@ def _missed(call: CallTrace, number: int) -> list[str]:
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
     """Say which passes may have gone through the graph that an earlier one made."""
-    through = [number for number in passes if number in call.block.with_graph]
-    return [
-        SECOND_ORDER.format(number, through[0])
-        for number in passes
-        if through and number > through[0]
-    ]
+    before = {number: call.graph_before(number) for number in passes}
+    return [SECOND_ORDER.format(*it) for it in before.items() if it[1] is not None]
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:

@@ -39,7 +39,7 @@ from gradlib.recording.state import (
     World,
     random_state_kept,
 )
-from gradlib.recording.trace import Block, CallTrace, Key
+from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace, Key
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
@@ -78,12 +78,17 @@ def replay(
         CannotReplayError: Too little is known of the call, or it raised.
     """
     history, world = _known(trace)
-    through = [it for it in trace.passes() if it in trace.block.with_graph]
-    if through and through[0] < number:
+    before = trace.graph_before(number)
+    if before is not None:
+        fix = (
+            "Without is_grads_batched, the first of its rows can be computed again"
+            if before == BATCHED_PASS
+            else f"{before.capitalize()} can be computed again"
+        )
         raise CannotReplayError(
-            f"Backward pass {through[0]} had create_graph=True, and pass {number} may "
-            "have gone through its graph: then what it gave this call is more than the "
-            f"VJP of the forward. Pass {through[0]} can be computed again."
+            f"Backward pass {number} may have gone through the graph of {before}, "
+            "which had create_graph=True: then what it gave this call is more than the "
+            f"VJP of the forward. {fix}."
         )
     if number in trace.block.unfinished:
         raise CannotReplayError(

@@ -73,10 +73,14 @@ def restored(
 def _plain_call(trace: CallTrace) -> dict[str, Any]:
     passes, numbers = trace.passes(), trace.block.numbers
     gone_through = {numbers[it] for flow in trace.flows for it in flow.gone_through}
+    behind = [
+        flow.behind_batched for flow in trace.flows if flow.behind_batched is not None
+    ]
     return {
         **{name: getattr(trace, name) for name in AS_IT_IS},
         "passes": passes,
         "gone_through": sorted(gone_through),
+        "behind_batched": min(behind, default=None),
         "recomputed": trace.recomputed_in is not None,
         "gathers": bool(trace.flows),
         "inputs": _plain_tree(trace.inputs),
@@ -126,6 +130,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
         for key, grads in call[gathered].items():
             getattr(flow, gathered)[places.get(key, key)] = grads
     flow.gone_through = frozenset(call["gone_through"])
+    flow.behind_batched = call["behind_batched"]
     trace.flows = [flow] if call["gathers"] else []
     return trace
 

@@ -47,7 +47,7 @@ class Flow:
     What requires no grad has no entry.
     """
 
-    __slots__ = ("gone_through", "outputs", "shares", "totals")
+    __slots__ = ("behind_batched", "gone_through", "outputs", "shares", "totals")
 
     def __init__(self) -> None:
         """Begin with nothing asked."""
@@ -56,6 +56,9 @@ class Flow:
         self.outputs: dict[Key, Grads] = {}
         # torch's numbers of passes through what another gave with create_graph=True.
         self.gone_through: Set[int] = frozenset()
+        # The first of our numbers after a pass with is_grads_batched that had
+        # create_graph=True; it has no number itself.
+        self.behind_batched: int | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +95,9 @@ class Block:
             self._inverse = len(numbers), inverse
         return self._inverse[1].get(number, ())
 
+
+BATCHED_PASS = "a pass with is_grads_batched"
+"""What has no number."""
 
 NO_INPUTS = Tree.of_call((), {})
 
@@ -146,6 +152,16 @@ class CallTrace:
             for torch_number in grads
         }
         return sorted(found)
+
+    def graph_before(self, number: int) -> str | None:
+        """Return which pass had create_graph=True before one, in words, if any had."""
+        before = [it for it in self.passes() if it in self.block.with_graph]
+        if before and before[0] < number:
+            return f"pass {before[0]}"
+        behind = [flow.behind_batched for flow in self.flows]
+        if any(it is not None and it <= number for it in behind):
+            return BATCHED_PASS
+        return None
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return what got a gradient in one backward pass."""

@@ -98,6 +98,16 @@ def twice(model: nn.Module, x: Tensor) -> None:
     gradients[0].sum().backward()
 
 
+def twice_batched(model: nn.Module, x: Tensor) -> None:
+    output = model(x).pow(2)
+    vectors = torch.ones(1, *output.shape)
+    weight = next(model.parameters())
+    (grads,) = torch.autograd.grad(
+        output, weight, vectors, is_grads_batched=True, create_graph=True
+    )
+    grads.sum().backward()
+
+
 def captured(model: nn.Module, x: Tensor) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -117,13 +127,14 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NOTHING_GIVEN, Parts(), left_only),
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice),
+    (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.BATCHED, nn.Linear(2, 1), batched),
 ]
 
 
 def fits(text: str, note: str) -> bool:
-    return bool(re.search(re.escape(text).replace(r"\{\}", r"\S+"), note))
+    return bool(re.search(re.escape(text).replace(r"\{\}", r"[^;]+?"), note))
 
 
 @pytest.mark.parametrize(("text", "model", "run"), CASES)

@@ -542,10 +542,28 @@ def test_a_pass_through_the_graph_of_another() -> None:
         grad.norm().backward()
     found = recording.verify()
     assert found.disagreements == ()
-    assert "Backward pass 0 had create_graph=True" in found.skipped[0].reason
+    assert "the graph of pass 0, which had" in found.skipped[0].reason
     assert len(found.skipped) == found.calls == 4
     again = recording["0"].passes[0].replay()
     torch.testing.assert_close(again.grad_input, recording["0"].passes[0].grad_input)
+
+
+def test_a_pass_through_the_graph_of_a_batched_one() -> None:
+    net: Any = nn.GRU(3, 4, batch_first=True)
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        net(x)[0].sum().backward()
+        output, _ = net(x)
+        vectors = torch.ones(2, *output.shape)
+        (grads,) = torch.autograd.grad(
+            output, x, vectors, is_grads_batched=True, create_graph=True
+        )
+        (grads.square().sum() + output.sum()).backward()
+    found = recording.verify()
+    assert found.disagreements == ()
+    (skipped,) = found.skipped
+    assert "the graph of a pass with is_grads_batched" in skipped.reason
+    assert (found.calls, skipped.index) == (2, 1)
 
 
 def test_what_one_pass_shows_is_kept_where_another_cannot_be_replayed(

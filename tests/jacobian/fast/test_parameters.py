@@ -30,7 +30,6 @@ def _always_worth_it(  # pyright: ignore (pytest uses it)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(by_sample, "LEAST", 0)
-    torch.manual_seed(0)
 
 
 @pytest.fixture
