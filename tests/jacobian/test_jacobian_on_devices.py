@@ -87,7 +87,7 @@ def test_where_single_rows_do_not_fit_the_error_has_the_sizes(device: Device) ->
 
 def test_where_single_columns_do_not_fit(device: Device) -> None:
     device.most = 0
-    narrow = nn.Sequential(nn.Linear(2, 40), nn.Softmax(1)).requires_grad_(False)
+    narrow = nn.Sequential(nn.Linear(2, 40), nn.Softmin(1)).requires_grad_(False)
     with pytest.raises(OutOfBytesError):
         gradlib.per_sample_jacobian(narrow, X[:, :2], check=False)
 
@@ -173,7 +173,7 @@ def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     def plan_on(device: str, mode: str) -> Plan:
-        net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmax(1)).to(device)
+        net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmin(1)).to(device)
         x = torch.zeros(8192, 1, 12, 12, device=device, requires_grad=True)
         graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
         return make(graph, mode, "auto", 2**32)
@@ -189,7 +189,7 @@ def test_on_other_devices_than_the_cpu_few_rows_go_in_one_pass(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split, "find", lambda _graph: pytest.fail("it looked"))
-    net = nn.Sequential(nn.Linear(512, rows), nn.Softmax(1)).to("meta")
+    net = nn.Sequential(nn.Linear(512, rows), nn.Softmin(1)).to("meta")
     x = torch.zeros(8, 512, device="meta", requires_grad=True)
     graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
     if rows > 64:
@@ -247,7 +247,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("captured")
 def test_what_reads_numbers_is_refused_while_a_graph_is_captured() -> None:
-    bent = nn.Sequential(nn.Linear(5, 7), nn.Softmax(1))
+    bent = nn.Sequential(nn.Linear(5, 7), nn.Softmin(1))
     refused: list[dict[str, Any]] = [
         {"mode": "reverse"},
         {"check": False},

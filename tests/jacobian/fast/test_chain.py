@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 import gradlib
 from gradlib.jacobian.fast.chains import order
 from gradlib.jacobian.fast.chains.find import find_chain
-from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE
+from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
 
 SEEDS = range(40)
 
@@ -67,6 +67,8 @@ def random_mlp(seed: int) -> nn.Sequential:
             layers.append(nn.Sequential(linear, *bends))
         else:
             layers += [linear, *bends]
+    if chance.random() < 0.3:
+        layers.append(chance.choice(SOFTMAXES)(chance.choice([1, -1])))
     return nn.Sequential(*layers)
 
 
@@ -134,6 +136,79 @@ def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:
         require_same(model.double(), x)
         require_same(model.append(kind(**option)), x)
         assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("kind", SOFTMAXES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "before",
+    [
+        [nn.Linear(4, 3)],
+        [nn.Tanh(), nn.Linear(4, 3)],
+        [nn.Linear(4, 1)],
+        [nn.Linear(4, 3), nn.ReLU(inplace=True)],
+        [nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2), nn.Linear(2, 9), nn.Tanh()],
+        [nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)],
+    ],
+    ids=str,
+)
+def test_a_softmax_at_the_end(kind: Any, before: list[nn.Module]) -> None:
+    model = nn.Sequential(*before, kind(dim=1), nn.Identity()).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    whole = require_same(model, x)
+    out = torch.empty(whole.shape, dtype=whole.dtype)
+    assert chain(model, x, out=out) is not None
+    torch.testing.assert_close(gradlib.per_sample_jacobian(model, x, out=out), whole)
+    weight = next(model.parameters())
+    asked = {"create_graph": True, "check": False}
+    ours, loop = (
+        gradlib.per_sample_jacobian(model, x, mode=mode, **asked)
+        for mode in ("auto", "loop")
+    )
+    torch.testing.assert_close(
+        *(torch.autograd.grad(it.square().sum(), weight) for it in (ours, loop))
+    )
+    require_same(model, x)  # no weight was overwritten
+
+
+@pytest.mark.parametrize("kind", SOFTMAXES, ids=lambda kind: kind.__name__)
+def test_a_softmax_that_is_sure(kind: Any) -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(9, 3)
+    model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), last, kind(1))
+    with torch.no_grad():
+        last.weight *= 60
+    x = torch.randn(50, 4)
+    assert chain(model, x) is not None
+    ours = gradlib.per_sample_jacobian(model, x)
+    loop = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    size = loop.norm(dim=2)
+    assert size.min() < 1e-9 * size.max()
+    assert ((ours - loop).norm(dim=2) <= 1e-5 * size).all()
+
+
+def test_a_softmax_after_convolutions() -> None:
+    model = cnn().append(nn.LogSoftmax(dim=-1)).double()
+    require_same(model, torch.randn(3, 2, 9, 8, dtype=torch.float64))
+
+
+class OwnSoftmax(nn.Softmax):
+    """It may do anything."""
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(4, 3), nn.Softmax(dim=0)],
+        [nn.Linear(4, 3), nn.Softmax(dim=1), nn.Linear(3, 2)],
+        [nn.Linear(4, 3), nn.Softmax(dim=1), nn.Tanh()],
+        [nn.Linear(4, 3), nn.Softmax(dim=1), nn.LogSoftmax(dim=1)],
+        [nn.Linear(4, 3), OwnSoftmax(dim=1)],
+        [nn.Softmax(dim=1)],
+    ],
+    ids=str,
+)
+def test_a_softmax_elsewhere_is_no_chain(layers: list[nn.Module]) -> None:
+    assert chain(nn.Sequential(*layers), torch.randn(5, 4)) is None
 
 
 def test_nan_and_the_kinks_of_relu() -> None:
@@ -286,7 +361,7 @@ CHANGED: dict[str, Callable[[], Any]] = {
     ),
     "dropout in training": _with(lambda m: m.append(nn.Dropout(0.5))),
     "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
-    "another module": _with(lambda m: m.append(nn.Softmax(1))),
+    "another module": _with(lambda m: m.append(nn.Softmin(1))),
     "compiled": _with(lambda m: m.compile(backend="eager")),
     "scripted": lambda: torch.jit.script(plain_net()),
 }

@@ -173,6 +173,14 @@ FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "functions": lambda net, x: net.second(F.gelu(net.first(x), approximate="tanh")),
     "a function by its name": lambda net, x: net.third(gelu(x)),
     "one of another space": lambda net, x: net.third(nn.functional.relu6(x)),
+    "a softmax": lambda net, x: F.softmax(net.third(x), dim=1),
+    "its logarithm": lambda net, x: net.third(x).log_softmax(-1),
+    "a softmax of torch's": lambda net, x: torch.softmax(torch.tanh(net.third(x)), 1),
+    "a softmax of one entry": lambda net, x: F.log_softmax(net.single(x), dim=1),
+    "other functions": lambda net, x: F.mish(
+        net.third(F.logsigmoid(net.third(F.selu(net.third(F.hardswish(x))))))
+    ),
+    "one that divides": lambda net, x: net.third(F.softsign(net.third(x))),
     "a helper": lambda net, x: net.second(helper(net.first(x))),
     "a keyword": lambda net, x: net.second(helper(slope=SCALE, x=net.first(x))),
     "an attribute": lambda net, x: net.third(net.act(x)),
@@ -584,7 +592,14 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a way around": lambda net, x: net.third(x) + x,
     "twice": lambda net, x: net.third(x) if net.third(x).relu_ else x,
     "detached": lambda net, x: net.second(net.first(x).detach() + 0 * net.first(x)),
-    "another method": lambda net, x: net.third(x).softmax(1),
+    "another method": lambda net, x: net.third(x).softmax(1).cumsum(1),
+    "a softmax over samples": lambda net, x: net.third(x).softmax(0),
+    "a softmax in the middle": lambda net, x: net.third(F.softmax(net.third(x), 1)),
+    "a softmax in another dtype": lambda net, x: F.softmax(
+        net.third(x), 1, dtype=torch.float32
+    ).double(),
+    "a softmax before a function": lambda net, x: net.third(x).softmax(-1).tanh(),
+    "a softmax with a number": lambda net, x: net.third(x).log_softmax(1) * 2,
     "a weight": lambda net, x: F.linear(x, net.third.weight),
     "a layer that is not known": lambda net, x: net.third(net.norm(x)),
     "another batch": lambda net, x: net.third(x.reshape(1, -1).reshape(5, -1)),
@@ -1116,6 +1131,9 @@ def test_random_code(seed: int) -> None:
             lines.append(f"if net.slope > {chance.random()}: h = torch.sigmoid(h)")
         if chance.random() < 0.1:
             lines.append("g = net.third(h)")
+    if chance.random() < 0.3:
+        end = chance.choice(["torch.softmax(h, 1)", "F.log_softmax(h, dim=-1)"])
+        lines.append(f"h = {end}")
     code = "\n    ".join(["def fn(x):", *lines, "return h"])
     net = make()
     scope = {"net": net, "torch": torch, "F": F, "helper": helper}

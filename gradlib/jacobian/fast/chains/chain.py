@@ -11,7 +11,13 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, SQUEEZED, Layer
+from gradlib.jacobian.fast.chains.layers import (
+    OPTIONS,
+    POINTWISE,
+    SOFTMAXES,
+    SQUEEZED,
+    Layer,
+)
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
 from gradlib.jacobian.fast.chains.shapes import size_after
 from gradlib.private import nobody_looks_on, own_parameters
@@ -54,15 +60,18 @@ class Chain(NamedTuple):
         maps: The convolutions.
         linears: The linear layers.
         bends: What is elementwise before the first, after each, and after the last.
+        softmax: What comes at the end, if it is one.
         squeezed: Whether the output's axis, of one entry, is taken away.
         order: In which order the Jacobians of the linear layers are multiplied.
-        kept: How many entries of a sample what is elementwise there keeps.
+        kept: How many entries of a sample what is elementwise there keeps, and a
+            softmax takes.
     """
 
     x: Tensor
     maps: Maps
     linears: list[Linear]
     bends: list[list[Layer]]
+    softmax: nn.Softmax | nn.LogSoftmax | None
     squeezed: bool
     order: orders.Order
     kept: int
@@ -79,10 +88,16 @@ class Chain(NamedTuple):
         return self.linears[-1].weight.shape[0]
 
     @property
+    def ins(self) -> int:
+        """The number of the first linear layer's inputs."""
+        return self.linears[0].weight.shape[1]
+
+    @property
     def multiply_adds(self) -> int:
         """How many all products take, and the convolutions, of all rows."""
         rows = self.x.shape[0] * self.outs
-        return self.order.multiply_adds + rows * self.maps.multiply_adds
+        softmax = rows * self.outs * self.ins if self.softmax is not None else 0
+        return self.order.multiply_adds + softmax + rows * self.maps.multiply_adds
 
 
 def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
@@ -133,7 +148,12 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     samples, *size = x.shape
     maps = NO_MAPS
     squeezed = bool(layers) and layers[-1] is SQUEEZED
-    if squeezed:
+    softmax = layers[-1] if layers and type(layers[-1]) in SOFTMAXES else None
+    if softmax is not None and not (
+        type(softmax.dim) is int and softmax.dim in (1, -1)
+    ):
+        return None
+    if squeezed or softmax:
         layers = layers[:-1]
     if len(size) > 1:
         flat = next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
@@ -163,7 +183,9 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
-    return Chain(x, maps, linears, bends, squeezed, order, kept)
+    if softmax is not None:
+        kept += widths[-1] * (widths[-1] + widths[0])
+    return Chain(x, maps, linears, bends, softmax, squeezed, order, kept)
 
 
 def _elementwise(layer: Any) -> Layer | None:

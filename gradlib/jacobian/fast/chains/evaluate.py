@@ -10,6 +10,7 @@ from gradlib.jacobian.fast.chains.bends import Bend, bent
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
+from gradlib.jacobian.fast.chains.softened import softened
 from gradlib.jacobian.fresh import empty
 from gradlib.private import enable_grad, grad_is_enabled
 
@@ -93,8 +94,13 @@ def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor
         h: What comes out of them, ``(samples, ...)``.
         into: Where to write it, if it can be written there at once.
     """
-    factors, tree = _factors(chain, h), chain.order.tree
-    made = whole_product(factors, tree, None if chain.maps.layers else into)
+    factors, y = _factors(chain, h)
+    into = None if chain.maps.layers else into
+    if chain.softmax is None:
+        made = whole_product(factors, chain.order.tree, into)
+    else:
+        made = whole_product(factors, chain.order.tree, None)
+        made = softened(chain.softmax, y, made, into)
     if chain.maps.layers:
         v = made.expand(h.shape[0], -1, -1).view(h.shape[0], -1, *h.shape[1:])
         return maps.backward(seen, v).flatten(2)
@@ -103,22 +109,27 @@ def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor
     return made.expand(h.shape[0], -1, -1).clone()  # no memory of a weight
 
 
-def _factors(chain: Chain, h: Tensor) -> Factors:
-    """Go forward; the last layers' output, which nothing needs, is not computed."""
+def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
+    """Go forward, and return the last layers' output too, if a softmax needs it.
+
+    Where nothing does, it is not computed: then it is something else.
+    """
+    needless = chain.softmax is None
     if h.dim() > 2:
         h = h.flatten(1)
     found: list[list[Bend]] = [[] for _ in chain.bends]
     reach = len(found)
-    while reach and not chain.bends[reach - 1]:
+    while needless and reach and not chain.bends[reach - 1]:
         reach -= 1
     for place in range(reach):
         if place:
             h = F.linear(h, *chain.linears[place - 1])
         if layers := chain.bends[place]:
-            last = place == reach - 1
+            last = needless and place == reach - 1
             found[place], h = bent(layers, h, ours=place > 0, last=last)
-    return Factors([it.weight for it in chain.linears], found)
+    return Factors([it.weight for it in chain.linears], found), h
 
 
 def _is_by_columns(chain: Chain) -> bool:
-    return is_by_columns(chain.order.tree) and not chain.maps.layers
+    as_products_are = not chain.maps.layers and chain.softmax is None
+    return as_products_are and is_by_columns(chain.order.tree)

@@ -38,6 +38,15 @@ def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
     return nn.Flatten() if is_known else None
 
 
+def _softmax_of(kind: type[nn.Module]) -> Made:
+    """Return what makes a softmax along the axis after the batch, which is the last."""
+
+    def made(dim: object = None) -> nn.Module | None:
+        return kind(dim) if type(dim) is int and dim in (1, -1) else None
+
+    return made
+
+
 def _squeeze(dim: object = None) -> object | None:
     return SQUEEZED if type(dim) is int and dim in (1, -1) else None
 
@@ -90,6 +99,8 @@ _WITHOUT_OPTIONS: dict[str, Made] = {
     "pow": _power,
     "flatten": _flatten,
     "squeeze": _squeeze,
+    "softmax": _softmax_of(nn.Softmax),
+    "log_softmax": _softmax_of(nn.LogSoftmax),
 }
 _WITH_OPTIONS: dict[str, Made] = {
     "relu": nn.ReLU,
@@ -103,6 +114,13 @@ _WITH_OPTIONS: dict[str, Made] = {
     "softplus": nn.Softplus,
     "hardtanh": _hardtanh,
     "dropout": _dropout,
+    "selu": nn.SELU,
+    "mish": nn.Mish,
+    "hardswish": nn.Hardswish,
+    "logsigmoid": nn.LogSigmoid,
+    "softsign": nn.Softsign,
+    "softmax": _softmax_of(nn.Softmax),
+    "log_softmax": _softmax_of(nn.LogSoftmax),
 }
 
 FUNCTIONS: dict[Any, Made] = {

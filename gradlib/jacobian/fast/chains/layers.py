@@ -45,6 +45,16 @@ def _silu_pulled(v: Tensor, x: Tensor) -> Tensor:
     return v * (s + x * s * (1 - s))
 
 
+def _mish_pulled(v: Tensor, x: Tensor) -> Tensor:
+    if not grad_is_enabled():
+        return v * aten.mish_backward.default(torch.ones_like(x), x)
+    t = nn.functional.softplus(x).tanh()  # torch's own has no derivative
+    return v * (t + x * x.sigmoid() * (1 - t.square()))
+
+
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+"""Klambauer et al., "Self-Normalizing Neural Networks", 2017."""
+
 POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.ReLU: Pointwise(
         lambda _, x: x.relu(),
@@ -87,6 +97,34 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
         "x",
         options=("alpha",),
     ),
+    nn.SELU: Pointwise(
+        lambda _, x: nn.functional.selu(x),
+        lambda _, v, x: aten.elu_backward.default(
+            v, SELU_ALPHA, SELU_SCALE, 1, False, x
+        ),
+        "x",
+    ),
+    nn.Mish: Pointwise(
+        lambda _, x: nn.functional.mish(x),
+        lambda _, v, x: _mish_pulled(v, x),
+        "x",
+    ),
+    nn.Hardswish: Pointwise(
+        lambda _, x: nn.functional.hardswish(x),
+        # It cannot broadcast.
+        lambda _, v, x: v * aten.hardswish_backward.default(torch.ones_like(x), x),
+        "x",
+    ),
+    nn.LogSigmoid: Pointwise(
+        lambda _, x: nn.functional.logsigmoid(x),
+        lambda _, v, x: v * (-x).sigmoid(),
+        "x",
+    ),
+    nn.Softsign: Pointwise(
+        lambda _, x: nn.functional.softsign(x),
+        lambda _, v, x: v / (1 + x.abs()).square(),
+        "x",
+    ),
     nn.LeakyReLU: Pointwise(
         lambda leaky, x: nn.functional.leaky_relu(x, leaky.negative_slope),
         lambda leaky, v, x: aten.leaky_relu_backward.default(
@@ -121,9 +159,15 @@ SQUEEZED = object()
 IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
 """Layers that return what they are given, unless they drop some of it."""
 
+SOFTMAXES = (nn.Softmax, nn.LogSoftmax)
+"""Layers that mix the entries of a sample: a chain may end with one."""
+
 CODE: dict[type[nn.Module], Any] = {
     kind: cast(Any, kind).forward
-    for kind in (nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten, *IDLE, *POINTWISE)
+    for kind in (
+        *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten),
+        *(*IDLE, *POINTWISE, *SOFTMAXES),
+    )
 }
 """What each type runs, unless somebody has put something else there."""
 
