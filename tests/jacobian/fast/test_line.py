@@ -173,6 +173,9 @@ FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "functions": lambda net, x: net.second(F.gelu(net.first(x), approximate="tanh")),
     "a function by its name": lambda net, x: net.third(gelu(x)),
     "one of another space": lambda net, x: net.third(nn.functional.relu6(x)),
+    "all axes squeezed": lambda net, x: net.single(x).squeeze(),
+    "casts that change nothing": lambda net, x: net.third(x.double()).double().tanh(),
+    "a layout": lambda net, x: net.third(x.contiguous()).contiguous(),
     "a softmax": lambda net, x: F.softmax(net.third(x), dim=1),
     "its logarithm": lambda net, x: net.third(x).log_softmax(-1),
     "a softmax of torch's": lambda net, x: torch.softmax(torch.tanh(net.third(x)), 1),
@@ -558,6 +561,8 @@ def _named_as_a_builtin(net: Net, x: Tensor) -> Tensor:
 
 abs: Any = math.sin  # noqa: A001 (that is what is tested)
 
+PRESERVED: dict[str, Any] = {"memory_format": torch.preserve_format}
+
 NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a global": _counts,
     "a list": _keeps,
@@ -592,6 +597,9 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a way around": lambda net, x: net.third(x) + x,
     "twice": lambda net, x: net.third(x) if net.third(x).relu_ else x,
     "detached": lambda net, x: net.second(net.first(x).detach() + 0 * net.first(x)),
+    "several axes squeezed": lambda net, x: net.third(x).squeeze(),
+    "a cast": lambda net, x: net.third(x.float().double()),
+    "a cast with a layout": lambda net, x: net.third(x.double(**PRESERVED)),
     "another method": lambda net, x: net.third(x).softmax(1).cumsum(1),
     "a softmax over samples": lambda net, x: net.third(x).softmax(0),
     "a softmax in the middle": lambda net, x: net.third(F.softmax(net.third(x), 1)),
@@ -618,7 +626,6 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
         net.single(x).squeeze(-1)[:, None].repeat(1, 4)
     ),
     "an output as it is": lambda net, x: net.single(x)[:, 0:1],
-    "all axes squeezed": lambda net, x: net.single(x).squeeze(),
     "a truth": lambda net, x: net.third(x) if net.third else x,
     "samples": lambda net, x: net.third(torch.stack([*iter(x)])),
     "a builtin that is another": _named_as_a_builtin,
@@ -649,6 +656,13 @@ def test_code_that_does_something_else(
     assert capsys.readouterr().out == ""
     if name != "a default":  # that one does something else each time
         require_same(fn, x)
+
+
+def test_all_axes_squeezed_with_one_sample() -> None:
+    net = make()
+    assert chain(lambda x: net.single(x).squeeze(), double(2, 4)) is not None
+    with pytest.raises(gradlib.NotPerSampleError):
+        gradlib.per_sample_jacobian(lambda x: net.single(x).squeeze(), double(1, 4))
 
 
 def test_attributes_that_hide_methods() -> None:
@@ -1109,7 +1123,7 @@ def test_who_debugs_sees_no_stand_ins() -> None:
 ACTS = ("torch.relu(h)", "h.tanh()", "F.silu(h)", "net.act(h)", "helper(h)", "h")
 ACTS += ("0.3 * h - 1", "torch.sin(h) / 3", "1 - h ** 2", "-h", "h * h")
 ODD = (
-    "h = h.contiguous()",
+    "h = h.contiguous(memory_format=torch.contiguous_format)",
     "h = h.detach() + h",
     "net.calls += 1",
     "k = len(h)",

@@ -147,13 +147,13 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     """Return the chain that layers make of x, if they do."""
     samples, *size = x.shape
     maps = NO_MAPS
-    squeezed = bool(layers) and layers[-1] is SQUEEZED
-    softmax = layers[-1] if layers and type(layers[-1]) in SOFTMAXES else None
-    if softmax is not None and not (
-        type(softmax.dim) is int and softmax.dim in (1, -1)
-    ):
-        return None
-    if squeezed or softmax:
+    last = layers[-1] if layers else None
+    squeezed, softmax = last is SQUEEZED, None
+    if type(last) in SOFTMAXES:
+        if type(last.dim) is not int or last.dim not in (1, -1):
+            return None
+        softmax = last
+    if squeezed or softmax is not None:
         layers = layers[:-1]
     if len(size) > 1:
         flat = next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))

@@ -137,8 +137,12 @@ METHODS: dict[str, Made] = {
     **_WITHOUT_OPTIONS,
     "relu_": lambda: nn.ReLU(inplace=True),
     "clone": lambda: nn.Identity(),
+    "contiguous": lambda: nn.Identity(),
 }
 """What makes the layer of each method."""
+
+CASTS = {"float": torch.float32, "double": torch.float64}
+"""Methods that change nothing where a tensor has that dtype."""
 
 OPERATORS: dict[str, Made] = {
     "__add__": _of_number(PLUS),
@@ -153,7 +157,10 @@ OPERATORS: dict[str, Made] = {
 }
 """What makes the layer of each operator, with a number on its other side."""
 
-SEEN = ("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__")
+SEEN = (
+    *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
+    *CASTS,
+)
 """What else of a tensor is known."""
 
 _WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *SEEN)}

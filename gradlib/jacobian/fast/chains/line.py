@@ -36,8 +36,10 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
     Raises:
         Exception: One of `ERRORS`: it goes through something else.
     """
-    is_module = isinstance(fn, nn.Module)
-    found = _of_module(fn, x.shape) if is_module else _in_code(fn, x.shape)
+    if isinstance(fn, nn.Module):
+        found = _of_module(fn, x.shape, x.dtype)
+    else:
+        found = _in_code(fn, x.shape, x.dtype)
     if VIEWED in found and not _can_be_viewed(found, x):
         raise UnknownError("torch refuses this view")
     return found
@@ -56,7 +58,7 @@ All else is somebody's own, as of a signal handler.
 """
 
 
-def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
+def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]:
     kind = type(module)
     if not is_plain_module(module):
         raise UnknownError("a hook is on it")
@@ -64,7 +66,7 @@ def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
     if code is None:
         if kind.__module__.startswith("torch.nn."):  # its code names no layers either
             raise UnknownError("this layer is not known")
-        return _in_code(real_of(attribute(module, "forward")), shape)
+        return _in_code(real_of(attribute(module, "forward")), shape, dtype)
     if code is not kind.forward:
         raise UnknownError("somebody has put something else there")
     if kind in IDLE:
@@ -79,15 +81,15 @@ def _of_module(module: nn.Module, shape: Shape) -> list[Any]:
         there = shape if type(child) in _KNOWN else shape_after(found, shape)
         if there is None:
             raise UnknownError("its input has a shape that is not known")
-        found += _of_module(child, there)
+        found += _of_module(child, there, dtype)
     return found
 
 
-def _in_code(fn: Any, shape: Shape) -> list[Any]:
+def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
     if type(fn) not in (FunctionType, MethodType) or _is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
-    start = Place([], 0, shape, _of_module)
+    start = Place([], 0, shape, dtype, _of_module)
     end = real_of(called(fn, (StandIn(start),), {}))
     if not isinstance(end, Place):
         raise UnknownError("it returns something else")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.functions import (
+    CASTS,
     CONSTANTS,
     FUNCTIONS,
     METHODS,
@@ -44,13 +45,16 @@ class Place(NamedTuple):
         line: The layers that x has gone through so far.
         number: How many of them come before this place.
         shape: Of the tensor.
-        layers_of: Of a module and the shape of its input: the layers it goes through.
+        dtype: Of all tensors on the way.
+        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
+            through.
     """
 
     line: list[Any]
     number: int
     shape: Shape
-    layers_of: Callable[[nn.Module, Shape], list[Any]]
+    dtype: torch.dtype
+    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]]
 
     def after(self, layers: Sequence[Any]) -> "StandIn":
         """Return what stands for the tensor after some layers more."""
@@ -150,7 +154,7 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
-        return place.after(place.layers_of(real, place.shape))
+        return place.after(place.layers_of(real, place.shape, place.dtype))
     if is_of_torch(real):
         return _place(args[0]).after([layer(FUNCTIONS[real], *args[1:], **kwargs)])
     if type(real) is FunctionType:
@@ -175,9 +179,14 @@ def _method(
     place: Place, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Return what stands for the result of a tensor's method."""
+    if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
+        is_single = len(place.shape) == 2 and place.shape[1] == 1
+        return place.after([SQUEEZED if is_single else None])
     make: Made | None = METHODS.get(name)
     if make is not None:
         return place.after([layer(make, *args, **kwargs)])
+    if CASTS.get(name) == place.dtype and not (args or kwargs):
+        return place.after([])
     if name == "dim" and not (args or kwargs):
         return len(place.shape)
     if name == "size" and len(args) < 2 and not kwargs:
