@@ -329,14 +329,18 @@ def hook_numbers(hooks: Iterable[dict[int, Any]]) -> list[tuple[int, ...]]:
     return [*map(tuple, filter(None, hooks))]
 
 
-def put_hooks_around(module: nn.Module, before: int, after: int) -> None:
+def put_hooks_around(module: nn.Module, before: int, after: int) -> bool:
     """Put a forward pre-hook before somebody's, and a forward hook after them.
 
     Args:
         module: The module.
         before: The number of the one.
         after: The number of the other.
+
+    Returns:
+        Whether they were elsewhere.
     """
+    were_elsewhere = False
     for kind, key, last in zip(
         FORWARD_HOOKS, (before, after), (False, True), strict=True
     ):
@@ -345,6 +349,13 @@ def put_hooks_around(module: nn.Module, before: int, after: int) -> None:
         outside = [*itertools.takewhile(key.__ne__, inwards)]
         if key in hooks and any(it != id(hooks[it]) for it in outside):  # not ours
             hooks.move_to_end(key, last=last)
+            were_elsewhere = True
+    return were_elsewhere
+
+
+def is_last(module: nn.Module, after: int) -> bool:
+    """Tell whether a forward hook, given by its number, runs after all others."""
+    return next(reversed(vars(module)[FORWARD_HOOKS[1]]), after) == after
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:

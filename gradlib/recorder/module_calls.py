@@ -26,10 +26,12 @@ from gradlib.private import (
     backward_pass_id,
     grad_is_enabled,
     graph_is_captured,
+    is_last,
     is_of_torch,
     never_compiled,
     next_sequence_number,
     parameters_at_call,
+    put_hooks_around,
     running_frame,
     values_are_stand_ins,
     when_pass_ends,
@@ -118,6 +120,10 @@ class ModuleCalls:
             if frame.module is module:
                 self._drop_broken_off(now, python)
                 break
+        # Somebody's was set in this forward.
+        has_new_hook = not is_last(module, hooked.after) and put_hooks_around(
+            module, hooked.before, hooked.after
+        )
         if values_are_stand_ins():
             self._begin(now, hooked, -1).no_pass_because = notes.STAND_INS
             return
@@ -136,6 +142,8 @@ class ModuleCalls:
         if call is None:
             call = self._begin(now, hooked, running)
             self._remember_state(call, hooked.module, outermost=not stack)
+            if has_new_hook and self._block.history is not None:
+                self._block.history.meet_hooks(call.moment)
             if hooked.is_left_out:
                 call.moment = -1  # the model itself, which only counts the forwards
         else:

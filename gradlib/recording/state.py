@@ -117,6 +117,11 @@ class History:
         self._look_at(self._parameters, module, own_parameters(module), moment)
         self._look_at(self._buffers, module, own_buffers(module), moment)
 
+    def meet_hooks(self, moment: int) -> None:
+        """Keep the hooks anew: a forward has set one before a call that begins now."""
+        self._looked = moment
+        self._look_inside()
+
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
         for group in optimizer.param_groups:
@@ -196,7 +201,7 @@ class History:
         return self._attributes.at(module, moment)
 
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
-        """Return the hooks `module` had when a forward began, as its attributes."""
+        """Return the hooks `module` had as it was called, as its attributes."""
         until = bisect_right(self._hooks, moment, key=itemgetter(0))
         every = self._hooks[max(until - 1, 0)][1]
         if not every:

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -568,6 +569,43 @@ def test_a_forward_hook_set_in_the_block_replaces_the_output(first: bool) -> Non
     assert_close(last["1"].grad_output, last["2"].grad_input)
     assert recording.verify().ok
     assert len(model[1]._forward_hooks) == 1
+
+
+def doubled(_module: object, _args: object, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+class HooksItsLast(nn.Module):
+    """Its first forward sets a hook on a module that it calls then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.is_hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_hooked:
+            self.last.register_forward_hook(doubled)
+            self.is_hooked = True
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_forward_hook_set_in_the_middle_of_a_forward(blocks: int) -> None:
+    torch.manual_seed(0)
+    model, x = HooksItsLast(), torch.randn(2, 3)
+    with ExitStack() as stack:
+        recordings = [stack.enter_context(gradlib.record(model)) for _ in range(blocks)]
+        output = run(model, x)
+        run(model, x)
+    leaf = output.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(loss_of(leaf), leaf)
+    for it in recordings:
+        for index in range(2):
+            assert torch.equal(it["last", index].output, output)
+            assert_close(it["last", index].grad_output[0], expected)
+        assert it.verify().ok
+    assert len(model.last._forward_hooks) == 1
 
 
 def test_hooks_that_somebody_clears_in_the_block() -> None:

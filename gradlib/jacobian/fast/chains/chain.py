@@ -147,7 +147,7 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     """Return the chain that layers make of x, if they do."""
     samples, *size = x.shape
     maps = NO_MAPS
-    last = layers[-1] if layers else None
+    last: Any = layers[-1] if layers else None
     squeezed, softmax = last is SQUEEZED, None
     if type(last) in SOFTMAXES:
         if type(last.dim) is not int or last.dim not in (1, -1):
