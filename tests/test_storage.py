@@ -182,6 +182,16 @@ def test_the_notes_on_other_passes_are_still_there(path: Path) -> None:
     assert_alike(reloaded(recording, path), recording)
 
 
+def test_the_note_on_the_graph_of_a_batched_pass_is_still_there(path: Path) -> None:
+    model, x = nn.Softplus(), torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        y = model(x)
+        torch.autograd.grad(y, x, torch.ones(3, 2), True, True, is_grads_batched=True)
+        y.sum().backward()
+    assert "the graph of a pass with is_grads_batched" in recording["", 0].note
+    assert_alike(reloaded(recording, path), recording)
+
+
 def test_a_loaded_recording_cannot_be_replayed_and_says_why(path: Path) -> None:
     loaded = reloaded(record(nn.Linear(2, 2), torch.randn(4, 2)), path)
     with pytest.raises(gradlib.GradlibError, match="loaded from a file"):
