@@ -133,17 +133,18 @@ def require_truth(
         NotRepeatableError: Two calls with the same numbers differ.
         NoSuchWayError: Columns are not what a backward pass gives.
     """
-    slopes = seen.slopes
+    slopes, random = seen.slopes, seen.caller.random
 
     def require(caller: Caller) -> None:
         assert slopes is not None, "it was there"
         again = slopes if caller is slopes.caller else _slopes(caller)
-        _require_slopes(again, graph, blocks)
+        for root, unclear in _unclear_samples(again, graph, blocks).items():
+            look_again(caller, graph, root, unclear)
 
-    with seen.caller.random.kept():
-        if seen.look is not None:
-            _require_rows(seen.caller, seen.look, graph, points, blocks)
-        if slopes is not None:
+    if seen.look is not None:
+        _require_rows(seen.caller, seen.look, graph, points, blocks)
+    if slopes is not None and _unclear_samples(slopes, graph, blocks):
+        with random.kept():
             _in_float64_or_less(slopes.caller, graph, require)
 
 
@@ -193,7 +194,8 @@ def _require_rows(
     except NoSuchWayError:
         pairs = zip(points, caller.arguments.shared, strict=True)
         own = [it for it, shared in pairs if it is not None and not shared]
-        require_no_pair(caller, graph.roots, own)
+        with caller.random.kept():
+            require_no_pair(caller, graph.roots, own)
         raise
 
 
@@ -213,16 +215,18 @@ def _slopes(caller: Caller) -> _Slopes:
     return _Slopes(caller, along, found)
 
 
-def _require_slopes(
+def _unclear_samples(
     found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
-) -> None:
-    caller = found.caller
+) -> dict[int, Tensor]:
+    """Return the outputs whose slope is not the Jacobian's, and of which samples."""
+    every: dict[int, Tensor] = {}
     for root, (slope, noise) in enumerate(found.found):
-        known = _known_slope(caller.arguments, graph, blocks, root, found.along)
-        close = _closeness(caller, graph)
+        known = _known_slope(found.caller.arguments, graph, blocks, root, found.along)
+        close = _closeness(found.caller, graph)
         unclear = _unclear(known, slope.to(known), noise.to(known), close)
         if unclear.any():
-            look_again(caller, graph, root, unclear)
+            every[root] = unclear
+    return every
 
 
 def _closeness(caller: Caller, graph: Graph) -> float:

@@ -1,5 +1,6 @@
 """Random directions to move the inputs in: those that derivatives are meant for."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -98,6 +99,10 @@ def drawn(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
 
 def _by_size(chance: Chance, value: Tensor) -> Tensor:
     sizes = value.abs()
+    if sizes.numel():
+        least, most = sizes.aminmax()
+        if least > 0 and most < math.inf:  # nor is any NaN
+            return sizes.mul_(chance.vector(value))
     others = sizes[sizes.isfinite() & (sizes != 0)]
     # Each entry by its own size: a time of day beside an angle.
     sizes[sizes == 0] = others.median() if others.numel() else 1.0

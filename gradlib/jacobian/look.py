@@ -102,7 +102,7 @@ class Look:
             if grad is not None:
                 others = grad[~self.half.to(grad.device)]
                 # 0 · inf is NaN, and no sign of anything.
-                if ((others != 0) & ~others.isnan()).any():
+                if others.any() and ((others != 0) & ~others.isnan()).any():
                     return i
         return None
 
