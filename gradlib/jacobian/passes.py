@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.func import vmap
 
 from gradlib.jacobian.retained import drop_filled
+from gradlib.private import for_several
 
 Place: TypeAlias = Tensor | GradientEdge
 """Where a pass begins or ends."""
@@ -51,7 +51,7 @@ def pull(
             warnings.filterwarnings("ignore", "There is a performance drop")
             # Not is_grads_batched=True, whose vmap is another, and has no rule for
             # convolutions and norms: each takes one vector after the other there.
-            grads = iter(vmap(one)(vectors))
+            grads = iter(for_several(one, vectors))
     finally:
         drop_filled()
     return [next(grads) if it else None for it in reached]
