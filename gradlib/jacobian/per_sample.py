@@ -121,7 +121,8 @@ def per_sample_jacobian(
         inputs are nested, the result is nested as the outputs and, inside, as
         `argnums`. Dtype and device are those of the input or parameter. For what all
         samples share there is a batch axis too. The result shares no memory with inputs
-        or weights.
+        or weights. It may be laid out by columns, so that ``view`` refuses what
+        ``reshape`` does.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.

@@ -125,7 +125,8 @@ def joined(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
         parts[piece.block].append(_or_zeros(graph, piece))
     made = empty(graph)  # what has no entries has no pieces
     for block, found in parts.items():
-        made[block] = torch.cat(found, axes[block]).reshape(graph.shape(*block))
+        whole = torch.cat(found, axes[block]).reshape(graph.shape(*block))
+        made[block] = whole.to(graph.points[block[1]].dtype)
     return made
 
 

@@ -54,6 +54,16 @@ def net(name: str) -> nn.Module:
     return nn.Sequential(inner, layer, nn.Tanh(), outer).double()
 
 
+def test_a_function_in_another_dtype() -> None:
+    wide, x = nn.Linear(17, 40), torch.randn(8, 17)
+    for mode in MODES:
+        found = gradlib.per_sample_jacobian(
+            lambda x: wide(x).double(), x, mode=mode, create_graph=True, check=False
+        )
+        assert found.dtype == torch.float32
+        assert found.requires_grad
+
+
 def loss(model: nn.Module, x: Tensor, **options: Any) -> Tensor:
     return gradlib.per_sample_jacobian(model, x, **options).square().sum()
 

@@ -177,13 +177,29 @@ def test_a_softmax_that_is_sure(kind: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), last, kind(1))
     with torch.no_grad():
         last.weight *= 60
-    x = torch.randn(50, 4)
+    x = torch.randn(1000, 4)
     assert chain(model, x) is not None
     ours = gradlib.per_sample_jacobian(model, x)
-    loop = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
-    size = loop.norm(dim=2)
-    assert size.min() < 1e-9 * size.max()
-    assert ((ours - loop).norm(dim=2) <= 1e-5 * size).all()
+    exact = gradlib.per_sample_jacobian(
+        model.double(), x.double(), mode="loop", check=False
+    )
+    size = exact.norm(dim=2)
+    # Below that float64 has no digits left either, the way the loop goes.
+    small = (size > 1e-9) & (size < 1e-6)
+    assert small.sum() > 5
+    assert ((ours - exact).norm(dim=2) <= 1e-4 * size)[small].all()
+
+
+@pytest.mark.parametrize("layers", [[], [nn.Linear(4, 9), nn.ReLU()]], ids=str)
+def test_a_softmax_of_many_classes(
+    layers: list[nn.Module],
+) -> None:
+    ins = 9 if layers else 4
+    model = nn.Sequential(*layers, nn.Linear(ins, 2000), nn.LogSoftmax(1))
+    x = torch.randn(2, 4)
+    result = 2 * 2000 * 4 * 4
+    assert chain(model, x, max_bytes=2 * result) is not None
+    require_same(model.double(), x.double())
 
 
 def test_a_softmax_after_convolutions() -> None:

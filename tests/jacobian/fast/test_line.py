@@ -978,6 +978,44 @@ def test_functions_that_somebody_has_replaced(monkeypatch: pytest.MonkeyPatch) -
     require_same(lambda x: net.third(F.relu(x)), x)
 
 
+REPLACED: list[tuple[Any, str, Function]] = [
+    (F, "softmax", nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).double()),
+    (F, "relu", nn.Sequential(nn.Linear(4, 3), nn.ReLU()).double()),
+    (F, "mish", nn.Sequential(nn.Linear(4, 3), nn.Mish()).double()),
+    (F, "dropout", nn.Sequential(nn.Linear(4, 3), nn.Dropout()).double().eval()),
+    (torch, "relu", nn.Sequential(nn.Linear(4, 3), nn.ReLU()).double()),
+    (torch, "relu", lambda x: F.relu(torch.exp(x) * 2)),
+    (torch.Tensor, "softmax", nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).double()),
+    (torch.Tensor, "tanh", lambda x: F.tanh(x)),
+    (torch.Tensor, "flatten", nn.Sequential(nn.Linear(4, 3), nn.Flatten()).double()),
+    (nn.Sequential, "__iter__", nn.Sequential(nn.Linear(4, 3), nn.ReLU()).double()),
+]
+
+
+@pytest.mark.parametrize(
+    ("space", "name", "fn"), REPLACED, ids=[f"{it[0]} {it[1]}" for it in REPLACED]
+)
+def test_what_layers_call_may_be_replaced(
+    space: Any, name: str, fn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, x = nn.Linear(4, 4).double(), double(5, 4)
+
+    def whole(x: Tensor) -> Tensor:
+        return fn(last(x))
+
+    assert chain(whole, x) is not None
+    were = getattr(space, name)
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        found = were(*args, **kwargs)
+        return 2 * found if isinstance(found, Tensor) else reversed([*found])
+
+    monkeypatch.setattr(space, name, other)
+    assert chain(whole, x) is None
+    if name != "__iter__":  # whose layers do not fit one another then
+        require_same(whole, x)
+
+
 def test_methods_that_somebody_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = make(), double(5, 4)
     fns: list[Function] = [

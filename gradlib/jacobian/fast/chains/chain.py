@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
-from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.layers import (
@@ -19,6 +18,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Layer,
 )
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
+from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import size_after
 from gradlib.private import nobody_looks_on, own_parameters
 
@@ -62,9 +62,11 @@ class Chain(NamedTuple):
         bends: What is elementwise before the first, after each, and after the last.
         softmax: What comes at the end, if it is one.
         squeezed: Whether the output's axis, of one entry, is taken away.
+        ins: How many entries of a sample go into the first linear layer.
+        outs: And how many come out of the last.
         order: In which order the Jacobians of the linear layers are multiplied.
-        kept: How many entries of a sample what is elementwise there keeps, and a
-            softmax takes.
+        kept: How many entries of a sample are kept for what is elementwise there, and
+            for the softmax.
     """
 
     x: Tensor
@@ -73,6 +75,8 @@ class Chain(NamedTuple):
     bends: list[list[Layer]]
     softmax: nn.Softmax | nn.LogSoftmax | None
     squeezed: bool
+    ins: int
+    outs: int
     order: orders.Order
     kept: int
 
@@ -83,20 +87,15 @@ class Chain(NamedTuple):
         return (samples, *([] if self.squeezed else [self.outs]), *rest)
 
     @property
-    def outs(self) -> int:
-        """The number of the last layer's outputs."""
-        return self.linears[-1].weight.shape[0]
-
-    @property
-    def ins(self) -> int:
-        """The number of the first linear layer's inputs."""
-        return self.linears[0].weight.shape[1]
+    def softens_early(self) -> bool:
+        """Whether the last matrix is smaller, for each sample, than the whole."""
+        return self.softmax is not None and self.linears[-1].weight.shape[1] < self.ins
 
     @property
     def multiply_adds(self) -> int:
         """How many all products take, and the convolutions, of all rows."""
         rows = self.x.shape[0] * self.outs
-        softmax = rows * self.outs * self.ins if self.softmax is not None else 0
+        softmax = rows * self.ins if self.softmax is not None else 0
         return self.order.multiply_adds + softmax + rows * self.maps.multiply_adds
 
 
@@ -117,17 +116,11 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
         return None
     if x.dim() < 2 or not x.numel() or x.layout is not strided:
         return None
-    if F.linear is not _LINEAR or F.conv2d is not _CONV2D:
-        return None  # somebody counts, or computes, in his own way
     try:
         layers = layers_of(fn, x)
         return None if _overwrites(layers) else _assembled(x, layers)
     except ERRORS:
         return None
-
-
-# As they were when this was imported.
-_LINEAR, _CONV2D = F.linear, F.conv2d
 
 
 def _overwrites(layers: list[Any]) -> bool:
@@ -150,7 +143,8 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     last: Any = layers[-1] if layers else None
     squeezed, softmax = last is SQUEEZED, None
     if type(last) in SOFTMAXES:
-        if type(last.dim) is not int or last.dim not in (1, -1):
+        is_own = is_own_function("softmax") and is_own_function("log_softmax")
+        if not is_own or type(last.dim) is not int or last.dim not in (1, -1):
             return None
         softmax = last
     if squeezed or softmax is not None:
@@ -183,17 +177,19 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
-    if softmax is not None:
-        kept += widths[-1] * (widths[-1] + widths[0])
-    return Chain(x, maps, linears, bends, softmax, squeezed, order, kept)
+    if softmax is not None and widths[-2] < widths[0]:  # the last matrix of each sample
+        kept += widths[-1] * widths[-2]
+    ends = widths[0], widths[-1]
+    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept)
 
 
 def _elementwise(layer: Any) -> Layer | None:
     """Return a layer with what is known of it, if it is elementwise."""
     if type(layer) is Layer:
-        return layer
+        pointwise = layer.pointwise
+        return layer if pointwise and is_own_function(pointwise.name) else None
     known = POINTWISE.get(type(layer))  # pyright: ignore (of any type)
-    if known is None:
+    if known is None or not is_own_function(known.name):
         return None
     for option in known.options:
         if type(getattr(layer, option)) not in OPTIONS:

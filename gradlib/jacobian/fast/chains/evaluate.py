@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import maps
-from gradlib.jacobian.fast.chains.bends import Bend, bent
+from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
@@ -99,14 +99,29 @@ def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor
     if chain.softmax is None:
         made = whole_product(factors, chain.order.tree, into)
     else:
-        made = whole_product(factors, chain.order.tree, None)
-        made = softened(chain.softmax, y, made, into)
+        made = _softened_product(chain, factors, y, into)
     if chain.maps.layers:
         v = made.expand(h.shape[0], -1, -1).view(h.shape[0], -1, *h.shape[1:])
         return maps.backward(seen, v).flatten(2)
     if made.dim() > 2:
         return made
     return made.expand(h.shape[0], -1, -1).clone()  # no memory of a weight
+
+
+def _softened_product(
+    chain: Chain, factors: Factors, y: Tensor, into: Tensor | None
+) -> Tensor:
+    """Return all factors multiplied, where a softmax of y comes at the end."""
+    softmax, tree = chain.softmax, chain.order.tree
+    assert softmax is not None, "there is one"
+    if not chain.softens_early:
+        return softened(softmax, y, whole_product(factors, tree, into))
+    *others, last = factors.matrices
+    if after := factors.bends[-1]:
+        last = pulled(last.mT, after).mT
+    bends = [*factors.bends[:-1], list[Bend]()]
+    factors = Factors([*others, softened(softmax, y, last)], bends)
+    return whole_product(factors, tree, into)
 
 
 def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
@@ -131,5 +146,4 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
 
 
 def _is_by_columns(chain: Chain) -> bool:
-    as_products_are = not chain.maps.layers and chain.softmax is None
-    return as_products_are and is_by_columns(chain.order.tree)
+    return is_by_columns(chain.order.tree) and not chain.maps.layers

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import CODE, IDLE
+from gradlib.jacobian.fast.chains.layers import IDLE
+from gradlib.jacobian.fast.chains.own import KNOWN, is_own_layer
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.chains.stand_ins import (
@@ -46,7 +47,7 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
 
 
 # Those that no code of somebody's is in, which may ask for the shape it is given.
-_KNOWN = CODE.keys() - {nn.Sequential}
+_WITHOUT_CODE = KNOWN - {nn.Sequential}
 
 ERRORS = (
     *(UnknownError, ArithmeticError, AssertionError, AttributeError, ImportError),
@@ -62,12 +63,11 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
     kind = type(module)
     if not is_plain_module(module):
         raise UnknownError("a hook is on it")
-    code: Any = CODE.get(kind)
-    if code is None:
+    if kind not in KNOWN:
         if kind.__module__.startswith("torch.nn."):  # its code names no layers either
             raise UnknownError("this layer is not known")
         return _in_code(real_of(attribute(module, "forward")), shape, dtype)
-    if code is not kind.forward:
+    if not is_own_layer(kind):
         raise UnknownError("somebody has put something else there")
     if kind in IDLE:
         if module.training and kind is not nn.Identity:
@@ -78,7 +78,7 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
     found: list[Any] = []
     children: Any = own_children(module).values()
     for child in children:
-        there = shape if type(child) in _KNOWN else shape_after(found, shape)
+        there = shape if type(child) in _WITHOUT_CODE else shape_after(found, shape)
         if there is None:
             raise UnknownError("its input has a shape that is not known")
         found += _of_module(child, there, dtype)

@@ -13,7 +13,8 @@ class Factors(NamedTuple):
     """The Jacobians of a chain's layers.
 
     Attributes:
-        matrices: The weights of the linear layers, ``(outs, ins)``.
+        matrices: The weights of the linear layers, ``(outs, ins)``. The last may be
+            another for each sample, ``(batch, outs, ins)``.
         bends: What comes before the first of them, after each, and after the last.
     """
 
@@ -60,7 +61,7 @@ def product(
     if isinstance(tree, int):
         matrix = factors.matrices[tree]
         # What is elementwise keeps the layout, and the next product wants this one.
-        made = matrix.t().contiguous() if columns else matrix
+        made = matrix.mT.contiguous() if columns else matrix
         alone = len(factors.matrices) == 1
         return _ended(factors, 0, 0, made, columns) if alone else made
     if columns != tree.columns:
@@ -69,13 +70,14 @@ def product(
     last = outer if isinstance(outer, int) else -1
     first = inner if isinstance(inner, int) else -1
     inside = factors.bends[1:-1]
-    if factors.bends[0] or factors.bends[-1] or not any(inside):
+    has_batch = any(inside) or factors.matrices[-1].dim() > 2
+    if factors.bends[0] or factors.bends[-1] or not has_batch:
         into = None  # it is changed once more, or has no batch axis
     if first < 0 and last < 0:
         return _joined(factors, tree, into)
     if columns:
         left = pulled(product(factors, inner, columns=True), factors.bends[last])
-        made = _multiplied(left, factors.matrices[last].t(), into)
+        made = _multiplied(left, factors.matrices[last].mT, into)
     else:
         left = pulled(product(factors, outer, columns=False), factors.bends[first + 1])
         made = _multiplied(left, factors.matrices[first], into)
@@ -117,5 +119,7 @@ def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
     """Multiply what each sample has of its own by what all have in common."""
     if into is None:
         return left @ matrix
+    if left.dim() < 3 or matrix.dim() > 2:
+        return torch.matmul(left, matrix, out=into)
     torch.mm(left.flatten(0, -2), matrix, out=into.flatten(0, -2))
     return into

@@ -50,11 +50,12 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
     """
     if out is not None and not _is_good(out, chain):
         return False
-    if max_bytes is None and not chain.maps.layers and chain.order.entries < SMALL:
-        return True
-    needs = bytes_of_parts(chain)
-    if out is None:
-        needs += chain.x.numel() * chain.outs * chain.x.element_size()
+    entries = 0 if out is not None else chain.x.numel() * chain.outs
+    if max_bytes is None and not chain.maps.layers:
+        inside = chain.order.entries + chain.kept * chain.x.shape[0]
+        if inside < SMALL and entries < SMALL:
+            return True
+    needs = bytes_of_parts(chain) + entries * chain.x.element_size()
     if max_bytes is None:
         small = SMALL * chain.x.element_size()
         return needs <= small or needs <= room_on(chain.x.device)

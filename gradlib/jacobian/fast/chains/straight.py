@@ -50,7 +50,7 @@ SLOPES = {
 """Nodes of elementwise operations: called with ones, they give the slopes."""
 
 KNOWN_SLOPE = Layer(
-    None, Pointwise(lambda _, x: x, lambda _, v, slope: v * slope, "either")
+    None, Pointwise("mul", lambda _, x: x, lambda _, v, slope: v * slope, "either")
 )
 
 

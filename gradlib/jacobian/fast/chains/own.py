@@ -1,0 +1,65 @@
+"""Whether torch's layers, functions and methods are still torch's own.
+
+Modules call functions, and functions call one another: one that somebody has replaced
+may be in any of those of its name. It counts, or computes, in its own way.
+"""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradlib.jacobian.fast.chains.layers import IDLE, OPERATIONS, POINTWISE, SOFTMAXES
+
+Found: TypeAlias = tuple[tuple[Any, str, Any], ...]
+"""Where things are, by which name, and what was there when this was imported."""
+
+
+def _found(name: str, *spaces: Any) -> Found:
+    return tuple((it, name, getattr(it, name)) for it in spaces if hasattr(it, name))
+
+
+_FUNCTIONS = {
+    name: _found(name, F, torch, Tensor)
+    for name in (
+        *(it.name for it in (*POINTWISE.values(), *OPERATIONS)),
+        *("softmax", "log_softmax", "flatten", "dropout", "alpha_dropout"),
+    )
+}
+
+_RUN: dict[type[nn.Module], Found] = {
+    kind: _found("forward", kind)
+    for kind in (*(nn.Sequential, nn.Linear, nn.Conv2d), *IDLE, *POINTWISE, *SOFTMAXES)
+}
+_RUN[nn.Flatten] = _found("forward", nn.Flatten)
+
+for _kind, _also in {
+    nn.Sequential: _found("__iter__", nn.Sequential),
+    nn.Linear: _found("linear", F),
+    nn.Conv2d: _found("_conv_forward", nn.Conv2d) + _found("conv2d", F),
+    nn.Flatten: _FUNCTIONS["flatten"],
+    nn.Dropout: _FUNCTIONS["dropout"],
+    nn.AlphaDropout: _FUNCTIONS["alpha_dropout"],
+}.items():
+    _RUN[_kind] += _also
+
+KNOWN = frozenset(_RUN)
+"""The types of layers that are known."""
+
+
+def is_own_function(name: str) -> bool:
+    """Tell whether the functions and methods of a name are torch's."""
+    return _are_same(_FUNCTIONS[name])
+
+
+def is_own_layer(kind: type[nn.Module]) -> bool:
+    """Tell whether a known type runs what is torch's."""
+    return _are_same(_RUN[kind])
+
+
+def _are_same(found: Found) -> bool:
+    for space, name, was in found:  # noqa: SIM110 (with all() it takes twice as long)
+        if getattr(space, name) is not was:
+            return False
+    return True
