@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -136,6 +136,20 @@ def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:
         require_same(model.double(), x)
         require_same(model.append(kind(**option)), x)
         assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("kind", POINTWISE, ids=lambda kind: kind.__name__)
+def test_every_elementwise_layer_where_it_is_odd(kind: type[nn.Module]) -> None:
+    first, last = nn.Linear(1, 1), nn.Linear(1, 2)
+    nn.init.ones_(first.weight)
+    nn.init.zeros_(cast(Tensor, first.bias))
+    model, inf = nn.Sequential(first, kind(), last).double(), torch.inf
+    x = torch.tensor([[inf, -inf, torch.nan, 0.0, -0.0, 1e3, -1e3, 1e10, -1e10]]).mT
+    x = x.double()
+    assert chain(model, x) is not None
+    ours = gradlib.per_sample_jacobian(model, x, check=False)
+    loop = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(ours, loop, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", SOFTMAXES, ids=lambda kind: kind.__name__)
