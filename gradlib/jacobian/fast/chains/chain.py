@@ -157,10 +157,11 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         size, layers = [maps.outs], layers[flat + 1 :]
     linears: list[Linear] = []
     bends: list[list[Layer]] = [[]]
-    widths = size
+    widths, kept = size, 0
+    like = x.dtype, x.device
     for layer in layers:
         if type(layer) is nn.Linear:
-            linear = _parameters(layer, x)
+            linear = _parameters(layer, *like)
             if linear is None:
                 return None
             outs, ins = linear.weight.shape
@@ -170,13 +171,14 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             linears.append(linear)
             bends.append([])
         elif bend := _elementwise(layer):
+            if not bends[-1]:
+                kept += widths[-1]
             bends[-1].append(bend)
         elif not _flattens(layer):
             return None
     if not linears or len(linears) > orders.MOST or (squeezed and widths[-1] != 1):
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
-    kept = sum(width for width, bend in zip(widths, bends, strict=True) if bend)
     if softmax is not None and widths[-2] < widths[0]:  # the last matrix of each sample
         kept += widths[-1] * widths[-2]
     ends = widths[0], widths[-1]
@@ -212,7 +214,7 @@ def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
         entries += math.prod(size)
         if type(layer) is nn.Conv2d:
             after = size_after(layer, size)
-            if after is None or _parameters(layer, x) is None:
+            if after is None or _parameters(layer, x.dtype, x.device) is None:
                 return None
             multiply_adds += math.prod(after) * layer.weight[0].numel()
             size = after
@@ -228,17 +230,19 @@ def _flattens(layer: Any) -> bool:
     return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
 
 
-def _parameters(layer: nn.Module, x: Tensor) -> Linear | None:
-    """Return a layer's parameters, if they are ordinary and go with x."""
+def _parameters(
+    layer: nn.Module, dtype: torch.dtype, device: torch.device
+) -> Linear | None:
+    """Return a layer's parameters, if they are ordinary and go with its input."""
     own = own_parameters(layer)
     weight, bias = own.get("weight"), own.get("bias")
     if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
         return None
+    if weight.dtype is not dtype or weight.layout is not strided:
+        return None
     # One that does not go with the weight makes torch raise where it is added.
     if bias is not None and (
-        bias.dtype is not x.dtype or bias.shape != weight.shape[:1]
+        bias.dtype is not dtype or bias.shape != (weight.shape[0],)
     ):
         return None
-    if weight.dtype is not x.dtype or weight.device != x.device:
-        return None
-    return Linear(weight, bias) if weight.layout is strided else None
+    return Linear(weight, bias) if weight.device == device else None

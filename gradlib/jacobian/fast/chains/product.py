@@ -69,10 +69,8 @@ def product(
     inner, outer, _ = tree
     last = outer if isinstance(outer, int) else -1
     first = inner if isinstance(inner, int) else -1
-    inside = factors.bends[1:-1]
-    has_batch = any(inside) or factors.matrices[-1].dim() > 2
-    if factors.bends[0] or factors.bends[-1] or not has_batch:
-        into = None  # it is changed once more, or has no batch axis
+    if into is not None and not _is_whole(factors):
+        into = None
     if first < 0 and last < 0:
         return _joined(factors, tree, into)
     if columns:
@@ -82,6 +80,14 @@ def product(
         left = pulled(product(factors, outer, columns=False), factors.bends[first + 1])
         made = _multiplied(left, factors.matrices[first], into)
     return _ended(factors, first, last, made, columns)
+
+
+def _is_whole(factors: Factors) -> bool:
+    """Tell whether a product is not changed once more, and has a batch axis."""
+    first, *inside, last = factors.bends
+    if first or last:
+        return False
+    return any(inside) or factors.matrices[-1].dim() > 2
 
 
 def _ended(
