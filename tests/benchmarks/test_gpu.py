@@ -231,7 +231,7 @@ def test_ours_asks_for_nothing_while_it_is_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (ours,) = (it for it in jacobian_ways.contenders() if it.name == gpu.OURS)
-    for last, mode in ((torch.nn.Linear(4, 2), "auto"), (torch.nn.Softmax(1), None)):
+    for last, mode in ((torch.nn.Linear(4, 2), "auto"), (torch.nn.Softmin(1), None)):
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), last)
         x = torch.randn(5, 3)
         call: Any = gpu.capturable(ours).prepare(model, x, torch.Size())
