@@ -133,7 +133,7 @@ def require_truth(
         NotRepeatableError: Two calls with the same numbers differ.
         NoSuchWayError: Columns are not what a backward pass gives.
     """
-    slopes, random = seen.slopes, seen.caller.random
+    slopes = seen.slopes
 
     def require(caller: Caller) -> None:
         assert slopes is not None, "it was there"
@@ -144,7 +144,7 @@ def require_truth(
     if seen.look is not None:
         _require_rows(seen.caller, seen.look, graph, points, blocks)
     if slopes is not None and _unclear_samples(slopes, graph, blocks):
-        with random.kept():
+        with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, require)
 
 

@@ -523,7 +523,7 @@ class Noisy(torch.autograd.Function):
         return x + w
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004 (torch's form)
         return 2 * grads[0], 3 * grads[0] * (1 + 1e-4 * (next(Noisy.times) % 2))
 
 
@@ -1120,7 +1120,7 @@ def test_names_that_two_have() -> None:
 
 def test_a_function_that_refers_to_the_module_itself() -> None:
     module = Does(lambda self, x: self.does_it(x), norm=nn.BatchNorm1d(3))
-    module.does_it = lambda x: module.norm(x)  # type: ignore[assignment,operator]
+    module.does_it = lambda x: module.norm(x)  # type: ignore[assignment,operator] (stubs)
     report = report_of(module, given(4, 3))
     state = module.state_dict()
     assert state["norm.num_batches_tracked"] == 0

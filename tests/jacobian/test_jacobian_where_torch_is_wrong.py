@@ -83,7 +83,7 @@ class Triples(torch.autograd.Function):
         return (2 if info else 0) * args[0], in_dims[0]
 
     @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override] (torch's form)
         return 3 * grad
 
 
@@ -93,7 +93,7 @@ class Tripled(torch.autograd.Function):
         return 3 * x
 
     @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override] (torch's form)
         return Triples.apply(grad)
 
 
@@ -111,7 +111,7 @@ def test_a_check_holds_several_rows_against_one(
     ask: Callable[[Any, Tensor], Tensor],
 ) -> None:
     def fn(x: Tensor) -> Tensor:
-        return Tripled.apply(x.tanh()).cumsum(1)  # type: ignore[union-attr]
+        return Tripled.apply(x.tanh()).cumsum(1)  # type: ignore[union-attr] (stubs)
 
     x = torch.randn(4, 6, requires_grad=True)
     right = gradlib.per_sample_jacobian(fn, x, mode="loop")
@@ -205,7 +205,7 @@ def test_torch_goes_wrong_for_the_second_derivative_of_weight_norm() -> None:
     g = torch.rand(2, 1, dtype=torch.double, requires_grad=True)
 
     def norm(v: Tensor, g: Tensor) -> Tensor:
-        normed: Any = torch._weight_norm  # type: ignore[attr-defined]
+        normed: Any = torch._weight_norm  # type: ignore[attr-defined] (stubs)
         return normed(v, g, 0)
 
     assert torch.autograd.gradcheck(norm, (v, g))

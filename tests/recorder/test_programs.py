@@ -168,7 +168,7 @@ class SomeOutputs(torch.autograd.Function):
         return x * w, x - w, positive
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG004 (torch's form)
         product, difference, _ = grads
         assert product is None
         return difference, -difference.sum(0)

@@ -304,7 +304,7 @@ def test_a_mask_beside_what_was_nan_before(x: Tensor) -> None:
     mask = torch.tensor([0.0, 0.0, -INF])
 
     class Masked(nn.Linear):
-        def forward(self, mask: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:  # type: ignore[override] (more)
             return (super().forward(x) + mask).softmax(-1)
 
     model = Masked(3, 3)

@@ -360,7 +360,7 @@ def test_what_is_viewed_in_one_layout_only(channels: int) -> None:
 
     assert chain(viewed, x) is not None
     require_same(viewed, x)
-    nn.Module.to(conv, memory_format=torch.channels_last)  # pyright: ignore
+    nn.Module.to(conv, memory_format=torch.channels_last)  # pyright: ignore (stubs)
     assert chain(viewed, x) is None
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         viewed(x)
@@ -417,7 +417,7 @@ def _sets_by_name(net: Net, x: Tensor) -> Tensor:
 
 
 def _sets_a_slot(net: Net, x: Tensor) -> Tensor:
-    net.inner.real = 7  # pyright: ignore
+    net.inner.real = 7  # pyright: ignore (any name)
     return net(x)
 
 
@@ -550,7 +550,7 @@ def _after_in_place(net: Net, x: Tensor) -> Tensor:
     return net.second(h)
 
 
-def _default(net: Net, x: Tensor, seen: list[int] = [1]) -> Tensor:  # noqa: B006
+def _default(net: Net, x: Tensor, seen: list[int] = [1]) -> Tensor:  # noqa: B006 (it is tested)
     seen.append(1)
     return net(x) if len(seen) < 3 else net.third(x)
 
@@ -747,7 +747,7 @@ class Ordered(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x))  # pyright: ignore
+            x = torch.tanh(layer(x))  # pyright: ignore (any)
         return x
 
 
@@ -755,7 +755,7 @@ class Static(Net):
     """It is given no self."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:  # pyright: ignore
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore (no self)
         return NETS[-1].third(x)
 
 
@@ -933,7 +933,7 @@ def test_what_torch_refuses() -> None:
     net, x = make(), double(5, 4)
     fns: list[Function] = [
         lambda x: net.single(x).squeeze(True),
-        lambda x: net.single(x)[:, 0.0],  # pyright: ignore
+        lambda x: net.single(x)[:, 0.0],  # pyright: ignore (wrong)
         lambda x: net.third(cast(Any, torch).relu(x, True)),
         lambda x: net.third(F.dropout(x, 2.0, training=False)),
         lambda x: net.third(x.view(3, -1)),
@@ -942,8 +942,8 @@ def test_what_torch_refuses() -> None:
         lambda x: net.third(x, input=x),
         lambda x: net.third(cast(Any, F).gelu(x, "tanh")),
         lambda x: net.third(cast(Any, F).hardtanh(x, -1, maximum=2)),
-        lambda x: net.third(x) if x.size(0, 1) else x,  # pyright: ignore
-        lambda x: net.third(x.pow(n=2)),  # pyright: ignore
+        lambda x: net.third(x) if x.size(0, 1) else x,  # pyright: ignore (wrong)
+        lambda x: net.third(x.pow(n=2)),  # pyright: ignore (wrong)
         lambda x: net.third(x) + 2**70,
     ]
     for fn in fns:
@@ -1038,7 +1038,7 @@ def test_layers_of_a_list_are_those_of_their_names() -> None:
         layers.add_module(name, nn.Linear(4, 4).double())
 
     def fn(x: Tensor) -> Tensor:
-        return layers[-1](torch.tanh(layers[0](x)))  # pyright: ignore
+        return layers[-1](torch.tanh(layers[0](x)))  # pyright: ignore (any)
 
     assert chain(fn, x) is not None
     require_same(fn, x)
@@ -1116,7 +1116,7 @@ def test_what_has_many_parts_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     def fn(x: Tensor) -> Tensor:
         for i in range(len(listed)):
-            x = listed[i](x)  # pyright: ignore
+            x = listed[i](x)  # pyright: ignore (any)
         return x
 
     monkeypatch.setattr(stand_ins, "_known", counted)

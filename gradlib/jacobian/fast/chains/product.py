@@ -122,7 +122,7 @@ def _first_of(tree: Tree) -> int:
 
 
 def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
-    """Multiply what each sample has of its own by what all have in common."""
+    """Multiply by a layer's matrix, which most often all samples have in common."""
     if into is None:
         return left @ matrix
     if left.dim() < 3 or matrix.dim() > 2:

@@ -180,8 +180,7 @@ def _method(
 ) -> Any:
     """Return what stands for the result of a tensor's method."""
     if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
-        is_single = len(place.shape) == 2 and place.shape[1] == 1
-        return place.after([SQUEEZED if is_single else None])
+        return place.after([SQUEEZED])  # a chain if that was its only axis of one entry
     make: Made | None = METHODS.get(name)
     if make is not None:
         return place.after([layer(make, *args, **kwargs)])
