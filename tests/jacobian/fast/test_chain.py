@@ -598,6 +598,28 @@ def test_nothing_is_changed() -> None:
         assert torch.equal(value, state[name])
 
 
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Linear(3, 3), nn.Tanh(), nn.Sigmoid()], (1, 3)),
+        ([nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2)], (1, 3)),
+        ([nn.ReLU(), nn.Linear(3, 3), nn.Softmax(1)], (1, 3)),
+        ([nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)], (1, 1, 2, 2)),
+        ([nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3, 2)], (1, 2, 1, 1)),
+    ],
+    ids=str,
+)
+def test_vectors_are_overwritten_but_no_weights(
+    layers: list[nn.Module], shape: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(*layers).double()
+    before = [it.clone() for it in model.parameters()]
+    x = torch.randn(*shape, dtype=torch.float64)
+    for _ in range(2):
+        require_same(model, x)
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def test_the_plan_says_so() -> None:
     model = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 64))
     plan = gradlib.plan_jacobian(model, torch.randn(8, 64))

@@ -54,18 +54,23 @@ def bent(
     return found, x
 
 
-def pulled(v: Tensor, bends: Sequence[Bend]) -> Tensor:
+def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
     """Return vectors ``(batch, count, ...)`` times the slopes of elementwise layers.
 
     Args:
         v: The vectors; without a batch axis they are the same for all samples.
         bends: In the order of the forward pass.
+        ours: Whether v may be overwritten, if it has a batch axis.
     """
+    alone = not grad_is_enabled()  # no graph keeps what is overwritten
+    ours = ours and alone and v.dim() > 2
     for (module, known), value in reversed(bends):
         assert known is not None, "a convolution is not elementwise"
         value = value.unsqueeze(1)
         if known.looks_at == "either" or v.shape[1 if v.dim() > 2 else 0] < 2:
-            v = known.pull(module, v, value)
+            v = known.pull(module, v, value, ours)
         else:  # a function is dearer than a product
-            v = v * known.pull(module, torch.ones_like(value), value)
+            slope = known.pull(module, torch.ones_like(value), value, alone)
+            v = v.mul_(slope) if ours else v * slope
+        ours = alone
     return v

@@ -5,7 +5,7 @@ A subclass may do anything, so it is not the type it was made from.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,12 @@ from torch import Tensor, nn
 from gradlib.private import grad_is_enabled
 
 aten = cast(Any, torch.ops.aten)
+
+Pull: TypeAlias = Callable[[Any, Tensor, Tensor, bool], Tensor]
+"""Of a module, v, its x or y, and whether v may be overwritten: v times the slope.
+
+Where v may not be, it broadcasts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Pointwise:
     Attributes:
         name: Of torch's function, and of a tensor's method, that does the same.
         forward: Of the module, or number, and x: what it returns.
-        pull: Of that, v and x or y: v times the slope. It broadcasts.
+        pull: Multiplies by the slope.
         looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
         overwrite: As `forward`, into x itself; ``None`` where x is looked at.
         options: The names of the module's options.
@@ -30,7 +36,7 @@ class Pointwise:
 
     name: str
     forward: Callable[[Any, Tensor], Tensor]
-    pull: Callable[[Any, Tensor, Tensor], Tensor]
+    pull: Pull
     looks_at: str
     overwrite: Callable[[Any, Tensor], Tensor] | None = None
     options: tuple[str, ...] = ()
@@ -40,18 +46,50 @@ OPTIONS = (int, float, str)
 """The types of options; a tensor may be one, and have a graph."""
 
 
-def _silu_pulled(v: Tensor, x: Tensor) -> Tensor:
+def by_kernel(
+    kernel: Any, others: Callable[[Any, Tensor], tuple[Any, ...]] | None = None
+) -> Pull:
+    """Return what multiplies by a slope in one of torch's kernels.
+
+    Args:
+        kernel: The kernel.
+        others: What it takes besides v, of the module and its x or y: that alone
+            where there is none.
+    """
+    fresh, into = kernel.default, kernel.grad_input
+
+    def pull(module: Any, v: Tensor, value: Tensor, ours: bool) -> Tensor:
+        rest = (value,) if others is None else others(module, value)
+        return into(v, *rest, grad_input=v) if ours else fresh(v, *rest)
+
+    return pull
+
+
+def by_slope(slope: Callable[[Any, Tensor], Tensor]) -> Pull:
+    """Return what multiplies by a slope, of the module and its x or y."""
+
+    def pull(module: Any, v: Tensor, value: Tensor, ours: bool) -> Tensor:
+        steep = slope(module, value)
+        return v.mul_(steep) if ours else v * steep
+
+    return pull
+
+
+_silu_at_once = by_kernel(aten.silu_backward)
+
+
+def _silu_pulled(module: Any, v: Tensor, x: Tensor, ours: bool) -> Tensor:
     if not grad_is_enabled():
-        return aten.silu_backward.default(v, x)
+        return _silu_at_once(module, v, x, ours)
     s = x.sigmoid()  # torch's own has no derivative
     return v * (s + x * s * (1 - s))
 
 
-def _mish_pulled(v: Tensor, x: Tensor) -> Tensor:
+def _mish_slope(x: Tensor) -> Tensor:
     if not grad_is_enabled():
-        return v * aten.mish_backward.default(torch.ones_like(x), x)
+        return aten.mish_backward.default(torch.ones_like(x), x)
     t = nn.functional.softplus(x).tanh()  # torch's own has no derivative
-    return v * (t + x * x.sigmoid() * (1 - t.square()))
+    return t + x * x.sigmoid() * (1 - t.square())
 
 
 def _softsign_slope(x: Tensor) -> Tensor:
@@ -66,37 +104,35 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.ReLU: Pointwise(
         "relu",
         lambda _, x: x.relu(),
-        lambda _, v, y: aten.threshold_backward.default(v, y, 0),
+        by_kernel(aten.threshold_backward, lambda _, y: (y, 0)),
         "either",
         lambda _, x: x.relu_(),
     ),
     nn.Tanh: Pointwise(
         "tanh",
         lambda _, x: x.tanh(),
-        lambda _, v, y: aten.tanh_backward.default(v, y),
+        by_kernel(aten.tanh_backward),
         "y",
         lambda _, x: x.tanh_(),
     ),
     nn.Sigmoid: Pointwise(
         "sigmoid",
         lambda _, x: x.sigmoid(),
-        lambda _, v, y: aten.sigmoid_backward.default(v, y),
+        by_kernel(aten.sigmoid_backward),
         "y",
         lambda _, x: x.sigmoid_(),
     ),
     nn.SiLU: Pointwise(
         "silu",
         lambda _, x: nn.functional.silu(x),
-        lambda _, v, x: _silu_pulled(v, x),
+        _silu_pulled,
         "x",
     ),
     nn.GELU: Pointwise(
         "gelu",
         lambda gelu, x: nn.functional.gelu(x, approximate=gelu.approximate),
-        # It cannot broadcast.
-        lambda gelu, v, x: (
-            v
-            * aten.gelu_backward.default(
+        by_slope(
+            lambda gelu, x: aten.gelu_backward.default(
                 torch.ones_like(x), x, approximate=gelu.approximate
             )
         ),
@@ -106,48 +142,49 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.ELU: Pointwise(
         "elu",
         lambda elu, x: nn.functional.elu(x, elu.alpha),
-        lambda elu, v, x: aten.elu_backward.default(v, elu.alpha, 1, 1, False, x),
+        by_kernel(aten.elu_backward, lambda elu, x: (elu.alpha, 1, 1, False, x)),
         "x",
         options=("alpha",),
     ),
     nn.SELU: Pointwise(
         "selu",
         lambda _, x: nn.functional.selu(x),
-        lambda _, v, x: aten.elu_backward.default(
-            v, SELU_ALPHA, SELU_SCALE, 1, False, x
+        by_kernel(
+            aten.elu_backward,
+            lambda _, x: (SELU_ALPHA, SELU_SCALE, 1, False, x),
         ),
         "x",
     ),
     nn.Mish: Pointwise(
         "mish",
         lambda _, x: nn.functional.mish(x),
-        lambda _, v, x: _mish_pulled(v, x),
+        by_slope(lambda _, x: _mish_slope(x)),
         "x",
     ),
     nn.Hardswish: Pointwise(
         "hardswish",
         lambda _, x: nn.functional.hardswish(x),
-        # It cannot broadcast.
-        lambda _, v, x: v * aten.hardswish_backward.default(torch.ones_like(x), x),
+        by_slope(lambda _, x: aten.hardswish_backward.default(torch.ones_like(x), x)),
         "x",
     ),
     nn.LogSigmoid: Pointwise(
         "logsigmoid",
         lambda _, x: nn.functional.logsigmoid(x),
-        lambda _, v, x: v * (-x).sigmoid(),
+        by_slope(lambda _, x: (-x).sigmoid()),
         "x",
     ),
     nn.Softsign: Pointwise(
         "softsign",
         lambda _, x: nn.functional.softsign(x),
-        lambda _, v, x: v * _softsign_slope(x),
+        by_slope(lambda _, x: _softsign_slope(x)),
         "x",
     ),
     nn.LeakyReLU: Pointwise(
         "leaky_relu",
         lambda leaky, x: nn.functional.leaky_relu(x, leaky.negative_slope),
-        lambda leaky, v, x: aten.leaky_relu_backward.default(
-            v, x, leaky.negative_slope, False
+        by_kernel(
+            aten.leaky_relu_backward,
+            lambda leaky, x: (x, leaky.negative_slope, False),
         ),
         "x",
         options=("negative_slope",),
@@ -155,8 +192,8 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.Softplus: Pointwise(
         "softplus",
         lambda plus, x: nn.functional.softplus(x, plus.beta, plus.threshold),
-        lambda plus, v, x: aten.softplus_backward.default(
-            v, x, plus.beta, plus.threshold
+        by_kernel(
+            aten.softplus_backward, lambda plus, x: (x, plus.beta, plus.threshold)
         ),
         "x",
         options=("beta", "threshold"),
@@ -164,8 +201,8 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.Hardtanh: Pointwise(
         "hardtanh",
         lambda hard, x: nn.functional.hardtanh(x, hard.min_val, hard.max_val),
-        lambda hard, v, x: aten.hardtanh_backward.default(
-            v, x, hard.min_val, hard.max_val
+        by_kernel(
+            aten.hardtanh_backward, lambda hard, x: (x, hard.min_val, hard.max_val)
         ),
         "x",
         options=("min_val", "max_val"),
@@ -197,17 +234,21 @@ class Layer(NamedTuple):
 
 
 OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (
-    Pointwise("sin", lambda _, x: x.sin(), lambda _, v, x: v * x.cos(), "x"),
-    Pointwise("cos", lambda _, x: x.cos(), lambda _, v, x: -v * x.sin(), "x"),
-    Pointwise("exp", lambda _, x: x.exp(), lambda _, v, y: v * y, "y"),
-    Pointwise("pow", lambda n, x: x**n, lambda n, v, x: v * (n * x ** (n - 1)), "x"),
+    Pointwise("sin", lambda _, x: x.sin(), by_slope(lambda _, x: x.cos()), "x"),
+    Pointwise("cos", lambda _, x: x.cos(), by_slope(lambda _, x: -x.sin()), "x"),
+    Pointwise("exp", lambda _, x: x.exp(), by_slope(lambda _, y: y), "y"),
+    Pointwise("pow", lambda n, x: x**n, by_slope(lambda n, x: n * x ** (n - 1)), "x"),
     Pointwise(
-        "mul", lambda c, x: x * c, lambda c, v, x: v * torch.full_like(x, c), "x"
+        "mul", lambda c, x: x * c, by_slope(lambda c, x: torch.full_like(x, c)), "x"
     ),
     Pointwise(
-        "div", lambda c, x: x / c, lambda c, v, x: v * torch.ones_like(x) / c, "x"
+        "div", lambda c, x: x / c, by_slope(lambda c, x: torch.ones_like(x) / c), "x"
     ),
-    Pointwise("add", lambda c, x: x + c, lambda _, v, x: v * torch.ones_like(x), "x"),
-    Pointwise("sub", lambda c, x: c - x, lambda _, v, x: -v * torch.ones_like(x), "x"),
+    Pointwise(
+        "add", lambda c, x: x + c, by_slope(lambda _, x: torch.ones_like(x)), "x"
+    ),
+    Pointwise(
+        "sub", lambda c, x: c - x, by_slope(lambda _, x: -torch.ones_like(x)), "x"
+    ),
 )
 """Operations that no module is there for: some take a number, n or c."""

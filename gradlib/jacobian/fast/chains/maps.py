@@ -75,13 +75,15 @@ def backward(seen: Seen, v: Tensor) -> Tensor:
     On the way channels come last, also in memory, as convolutions are faster so.
     """
     v = v.movedim(2, -1).contiguous()
+    ours = False  # it may still be a weight
     for it in reversed(seen):
         if isinstance(it, Bend):
-            v = pulled(v, [it])
+            v = pulled(v, [it], ours=ours)
         else:
             shape = v.shape
             v = _pulled(it, v.flatten(0, 1).movedim(-1, 1))
             v = v.movedim(1, -1).view(*shape[:2], *v.shape[2:], v.shape[1])
+        ours = True
     return v.movedim(-1, 2)
 
 

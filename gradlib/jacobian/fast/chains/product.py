@@ -74,10 +74,11 @@ def product(
     if first < 0 and last < 0:
         return _joined(factors, tree, into)
     if columns:
-        left = pulled(product(factors, inner, columns=True), factors.bends[last])
+        left = _pulled(product(factors, inner, columns=True), factors.bends[last])
         made = _multiplied(left, factors.matrices[last].mT, into)
     else:
-        left = pulled(product(factors, outer, columns=False), factors.bends[first + 1])
+        left = product(factors, outer, columns=False)
+        left = _pulled(left, factors.bends[first + 1])
         made = _multiplied(left, factors.matrices[first], into)
     return _ended(factors, first, last, made, columns)
 
@@ -96,9 +97,9 @@ def _ended(
     """Put in what comes before the first matrix of all, and after the last."""
     before, after = factors.bends[0], factors.bends[-1]
     if first == 0 and before:
-        made = pulled(made.mT, before).mT if columns else pulled(made, before)
+        made = _pulled(made.mT, before).mT if columns else _pulled(made, before)
     if last == len(factors.matrices) - 1 and after:
-        made = pulled(made, after) if columns else pulled(made.mT, after).mT
+        made = _pulled(made, after) if columns else _pulled(made.mT, after).mT
     return made
 
 
@@ -107,11 +108,16 @@ def _joined(factors: Factors, tree: Product, into: Tensor | None) -> Tensor:
     outer = product(factors, tree.outer, columns=False)
     bends = factors.bends[_first_of(tree.outer)]
     if inner.shape[-2] < outer.shape[-2]:
-        inner = pulled(inner, bends)
+        inner = _pulled(inner, bends)
     else:
-        outer = pulled(outer, bends)
+        outer = _pulled(outer, bends)
     left, right = (inner, outer.mT) if tree.columns else (outer, inner.mT)
     return torch.matmul(left, right, out=into)
+
+
+def _pulled(v: Tensor, bends: list[Bend]) -> Tensor:
+    """Return vectors times slopes; none but the weights, of all samples, are kept."""
+    return pulled(v, bends, ours=True)
 
 
 def _first_of(tree: Tree) -> int:

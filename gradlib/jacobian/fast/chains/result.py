@@ -12,8 +12,11 @@ from gradlib.jacobian.memory import room_on
 IN_CACHE = 2**20
 """How many entries are worked on at a time: what fits into a core's own cache."""
 
-MAPS_IN_CACHE = 2**22
-"""The same where there are convolutions: the more at once, the faster they are."""
+MAPS_IN_CACHE = 2**21
+"""The same where there are convolutions: the more at once, the faster they are.
+
+Up to where the C library hands memory back after each part: fresh pages are slow.
+"""
 
 FILLING = 2**28
 """The same on other devices, which want much at once: an H100 gains up to here."""

@@ -13,7 +13,7 @@ from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.evaluate import in_parts
-from gradlib.jacobian.fast.chains.layers import Layer, Pointwise
+from gradlib.jacobian.fast.chains.layers import Layer, Pointwise, by_slope
 from gradlib.jacobian.fast.chains.product import (
     Factors,
     is_by_columns,
@@ -50,7 +50,7 @@ SLOPES = {
 """Nodes of elementwise operations: called with ones, they give the slopes."""
 
 KNOWN_SLOPE = Layer(
-    None, Pointwise("mul", lambda _, x: x, lambda _, v, slope: v * slope, "either")
+    None, Pointwise("mul", lambda _, x: x, by_slope(lambda _, slope: slope), "either")
 )
 
 
