@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.passes import Place, chunks, one_hot, pull
+from gradlib.jacobian.passes import Place, chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import COLUMNS, Piece
 
 
@@ -37,10 +37,11 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
         columns = graph.columns(i)
         linear = Linearized(graph.roots, point)
         for start, length in chunks(columns, chunk):
-            u = one_hot(length, point, start, columns)
-            if not graph.shared[i]:
-                u = u[:, None].expand(-1, graph.batch, -1)
-            found = linear.push(u.reshape(length, *point.shape), create_graph)
+            if graph.shared[i]:
+                u = one_hot(length, point, start, columns).view(length, *point.shape)
+            else:
+                u = one_hot_for_all(length, point, start, point.shape)
+            found = linear.push(u, create_graph)
             for root, tangents in enumerate(found):
                 if tangents is not None:
                     rows = graph.rows(root)

@@ -1,5 +1,6 @@
 """Backward passes through a graph, several at once where torch can do that."""
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -37,7 +38,7 @@ def pull(
     """
     if len(vectors) == 1:
         found = _vjp(output, inputs, vectors[0], create_graph)
-        return [None if grad is None else grad[None] for grad in found]
+        return [None if grad is None else grad.unsqueeze(0) for grad in found]
     reached: list[bool] = []
 
     def one(v: Tensor) -> list[Tensor]:
@@ -72,6 +73,25 @@ def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
     made = like.new_zeros(count, length)
     made.diagonal(start).fill_(1)
     return made
+
+
+def one_hot_for_all(
+    count: int, like: Tensor, start: int, shape: Sequence[int]
+) -> Tensor:
+    """Return unit vectors ``start``, ``start + 1`` and so on, for every sample.
+
+    Args:
+        count: How many there are.
+        like: A tensor of the dtype and on the device they shall have.
+        start: Which entry of each sample's first vector is 1.
+        shape: ``(batch, ...)``.
+
+    Returns:
+        ``(count, batch, ...)``; the samples share their memory.
+    """
+    batch, *out = shape
+    made = one_hot(count, like, start, math.prod(out))
+    return made.view(count, 1, *out).expand(count, batch, *out)
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.passes import chunks, one_hot, pull
+from gradlib.jacobian.passes import chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import EVERY_ROW, ROWS, Piece
 
 GoBack: TypeAlias = Callable[[Tensor, Sequence[Tensor], Tensor], list[Tensor | None]]
@@ -59,8 +59,7 @@ def _rows_of_all(
     y, rows = graph.roots[root], graph.rows(root)
     inputs = [graph.points[i] for i in points]
     for start, length in chunks(rows, chunk):
-        v = one_hot(length, y, start, rows)[:, None].expand(-1, graph.batch, -1)
-        found = go_back(y, inputs, v.reshape(length, *y.shape))
+        found = go_back(y, inputs, one_hot_for_all(length, y, start, y.shape))
         for i, grads in zip(points, found, strict=True):
             if grads is not None:
                 grads = grads.reshape(length, graph.batch, graph.columns(i))

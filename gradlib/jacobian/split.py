@@ -13,7 +13,7 @@ from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.cut import Cut, narrowest
 from gradlib.jacobian.forward import Linearized
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.passes import chunks, one_hot, pull
+from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
 
 PRODUCT = 2**23
@@ -78,8 +78,7 @@ def _rows_before(
     """Return dH/dX of each X, ``(batch, h, in)``."""
     found: list[list[Tensor | None]] = []
     for start, length in chunks(cut.width, chunk):
-        v = one_hot(length, _like(cut), start, cut.width)
-        v = v[:, None].expand(-1, graph.batch, -1).reshape(length, *cut.shape)
+        v = one_hot_for_all(length, _like(cut), start, cut.shape)
         found.append(pull(cut.edge, graph.points, v, create_graph=create_graph))
     parts: list[Tensor | None] = []
     for i, grads in enumerate(zip(*found, strict=True)):
@@ -97,8 +96,7 @@ def _columns_after(graph: Graph, cut: Cut, chunk: int, create_graph: bool) -> Te
     linear = Linearized(graph.roots, cut.edge)
     found: list[Tensor] = []
     for start, length in chunks(cut.width, chunk):
-        u = one_hot(length, _like(cut), start, cut.width)
-        u = u[:, None].expand(-1, graph.batch, -1).reshape(length, *cut.shape)
+        u = one_hot_for_all(length, _like(cut), start, cut.shape)
         (tangents,) = linear.push(u, create_graph)
         if tangents is None:
             raise NoSuchWayError(

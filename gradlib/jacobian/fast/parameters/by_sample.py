@@ -20,7 +20,7 @@ from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
 from gradlib.jacobian.form import form_at
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
-from gradlib.jacobian.passes import chunks, one_hot, pull
+from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import Block, empty
 from gradlib.jacobian.plan import BATCHED, Plan, at_once
 
@@ -201,8 +201,8 @@ def _passes(
     for root, y in enumerate(graph.roots):
         rows = graph.rows(root)
         for start, length in chunks(rows, chunk):
-            v = one_hot(length, y, start, rows)[:, None].expand(-1, graph.batch, -1)
-            found = pull(y, _edges(nodes_), v.reshape(length, *y.shape))
+            v = one_hot_for_all(length, y, start, y.shape)
+            found = pull(y, _edges(nodes_), v)
             ours = slice(start, start + length)
             yield root, ours, dict(zip(nodes_, found, strict=True))
 
