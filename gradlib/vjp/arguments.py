@@ -57,12 +57,13 @@ class Arguments:
 
     Attributes:
         outputs: Tensors and gradient edges.
-        inputs: Tensors and gradient edges; no values for a ``backward`` into leaves.
+        inputs: Tensors and gradient edges.
         grad_outputs: Tensors and ``None``, one for each output on a good call.
         options: The keyword arguments that differ from their defaults.
         function: Whose call it is: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
             ``"torch.autograd.backward"``, or ``"backward"`` for the method.
         site: Where the call is, if that is known.
+        into_leaves: Whether this is a ``backward`` that was given no inputs.
     """
 
     outputs: Argument
@@ -71,6 +72,7 @@ class Arguments:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     function: str = "gradlib.grad"
     site: Site | None = None
+    into_leaves: bool = False
 
     @property
     def accumulates(self) -> bool:

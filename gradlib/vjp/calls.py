@@ -104,7 +104,8 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
     outputs = read_argument("tensors", "y", _alone(given["tensors"]))
     vectors = read_grad_outputs("grad_tensors", given["grad_tensors"], outputs)
     inputs = Argument("inputs", "x", (), several=True)
-    if given.get("inputs") is not None:
+    into_leaves = given.get("inputs") is None
+    if not into_leaves:
         inputs = read_argument(
             "inputs", "x", given.get("inputs_tuple", given["inputs"])
         )
@@ -113,7 +114,9 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
         vectors = replace(vectors, name="gradient", alone="gradient")
     options = {name: it for name in _OPTIONS[:2] if (it := given.get(name))}
     function = "backward" if is_method else "torch.autograd.backward"
-    return Arguments(outputs, inputs, vectors, options, function)
+    return Arguments(
+        outputs, inputs, vectors, options, function, into_leaves=into_leaves
+    )
 
 
 def _alone(given: Any) -> Any:

@@ -98,7 +98,7 @@ def call(
         k: it for k, it in (arguments.options | changed).items() if it is not None
     }
     passed = [vectors] * bool(vectors) + [f"{k}={it!r}" for k, it in options.items()]
-    if arguments.accumulates and arguments.inputs.values:
+    if arguments.accumulates and not arguments.into_leaves:
         passed.append(f"inputs={inputs}")
     if arguments.function == "backward":
         return f"{outputs}.backward({', '.join(passed)})"

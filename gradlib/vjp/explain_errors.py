@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import frames_of, innermost_call
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
@@ -82,10 +83,13 @@ def _explanation(error: Exception) -> Diagnosis | None:
     if arguments is not None and code not in _ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.
         found = diagnose(arguments, frames=frames)
-        if found is not None and (found.code == code or _is_refused(found)):
+        if found is not None and _is_refused(found, code, arguments):
             return found
     return explain_raised(error, arguments, frames=frames) if code else None
 
 
-def _is_refused(found: Diagnosis) -> bool:
-    return CASES[found.code].torch_refuses
+def _is_refused(found: Diagnosis, code: str | None, arguments: Arguments) -> bool:
+    """Tell whether torch refuses what was found, in the words of that case or not."""
+    if found.code == "GL103":  # too few; what is too much it drops
+        return len(arguments.grad_outputs.values) < len(arguments.outputs.values)
+    return found.code == code or CASES[found.code].torch_refuses

@@ -30,8 +30,8 @@ def check_empty(arguments: Arguments) -> Diagnosis | None:
     outputs, inputs = arguments.outputs, arguments.inputs
     if inputs.values and (outputs.values or arguments.allow_unused):
         return None
-    if arguments.accumulates:
-        return None  # into whatever leaves there are
+    if arguments.into_leaves:
+        return None
     empty = outputs if inputs.values else inputs
     line = "y = [f(x)]" if empty is outputs else "x = list(f.parameters())"
     return diagnosis(

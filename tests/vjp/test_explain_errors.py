@@ -85,6 +85,31 @@ def test_the_note_is_what_grad_says() -> None:
     )
 
 
+def test_too_few_vectors_are_that_and_not_of_another_shape() -> None:
+    x = vector()
+    losses = [(x * i).sum() for i in (1, 2)]
+    for v in (torch.ones(2), [torch.ones(2)], [torch.ones(())]):
+        note = note_of(lambda v=v: torch.autograd.grad(losses, x, v))
+        assert note.startswith("\n[GL103] ")
+        assert "torch.autograd.grad(losses, x, v)" in note
+    too_many = [torch.ones(2), torch.ones(())]  # of which torch takes the first
+    note = note_of(lambda: torch.autograd.grad(losses[0], x, too_many))
+    assert note.startswith("\n[GL102] ")
+
+
+def test_no_inputs_at_all() -> None:
+    loss = vector().sum()
+    calls: list[Callable[[], object]] = [
+        lambda: loss.backward(inputs=[]),
+        lambda: torch.autograd.backward(loss, inputs=[]),
+    ]
+    for fail in calls:
+        note = note_of(fail)
+        assert note.startswith("\n[GL114] inputs is empty.\n")
+        assert "\n    x = list(f.parameters())\n" in note
+        assert re.search(r"\n    .*backward\(.*inputs=x\)\n", note)
+
+
 def test_type_message_and_traceback_stay() -> None:
     x = vector()
 
