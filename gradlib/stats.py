@@ -95,8 +95,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         inf, though every entry is finite.
 
     Raises:
-        RecordingArgumentError: It is no tensor, has no values yet, or is of a dtype
-            that torch cannot compute with.
+        RecordingArgumentError: It is no tensor, has no values yet, or is of a dtype or
+            a class that torch cannot compute with.
 
     Example:
         ```python
@@ -116,24 +116,32 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
             "torch.Tensor: torch.as_tensor makes one of numbers."
         )
     values = _values(tensor)
+    shape = values.shape if tensor.is_nested else tensor.shape
+    try:
+        return TensorStats(shape, tensor.dtype, _numbers(values))
+    except TypeError as error:  # of a class that takes over what torch does
+        raise RecordingArgumentError(
+            f"tensor is a {type(tensor).__name__}, for which torch has no norm, mean "
+            "or count: pass a plain tensor of its values."
+        ) from error
+
+
+def _numbers(values: Tensor) -> dict[str, Tensor]:
     count = values.numel()
     nonfinite = count_nonfinite(values)
     if count == 0:
         nan = torch.full((), math.nan, device=values.device)
         empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
-        numbers = {**empty, "norm": torch.zeros_like(nan), "nonfinite": nonfinite}
-    else:
-        mean = values.mean()
-        numbers = {
-            "norm": _sum_of_squares_root(values),
-            "mean": mean,
-            "std": _sum_of_squares_root(values - mean) / math.sqrt(count),
-            "largest": values.abs().max(),
-            "zeros": (count - torch.count_nonzero(values)) / count,
-            "nonfinite": nonfinite,
-        }
-    shape = values.shape if tensor.is_nested else tensor.shape
-    return TensorStats(shape, tensor.dtype, numbers)
+        return {**empty, "norm": torch.zeros_like(nan), "nonfinite": nonfinite}
+    mean = values.mean()
+    return {
+        "norm": _sum_of_squares_root(values),
+        "mean": mean,
+        "std": _sum_of_squares_root(values - mean) / math.sqrt(count),
+        "largest": values.abs().max(),
+        "zeros": (count - torch.count_nonzero(values)) / count,
+        "nonfinite": nonfinite,
+    }
 
 
 def _values(tensor: Tensor) -> Tensor:

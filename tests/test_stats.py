@@ -59,6 +59,15 @@ def test_a_dtype_that_torch_does_not_compute_with() -> None:
         tensor_stats(packed)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own: masked tensors are a prototype
+def test_a_class_that_torch_does_not_compute_with() -> None:
+    masked = torch.masked.masked_tensor(
+        torch.ones(3), torch.tensor([True, False, True])
+    )
+    with pytest.raises(RecordingArgumentError, match="tensor is a MaskedTensor, for"):
+        tensor_stats(masked)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_without_parts() -> None:
     stats = tensor_stats(torch.nested.nested_tensor([]))
