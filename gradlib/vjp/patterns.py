@@ -18,6 +18,7 @@ class Pattern(Enum):
     PER_SAMPLE = "block diagonal"
     FULL = ""
     HIDDEN = "with nan or inf"
+    DOUBTFUL = "in doubt"
 
     @property
     def sums_one_entry(self) -> bool:
@@ -29,6 +30,8 @@ def patterns_of(product: Product) -> list[list[Pattern]]:
     """Look at each block of J, by output and by input."""
     if isinstance(product.jacobian, str):
         return [[Pattern.UNKNOWN] * len(product.results) for _ in product.v]
+    if not product.jacobian.agrees:
+        return [[Pattern.DOUBTFUL] * len(product.results) for _ in product.v]
     return [
         [_pattern_of(block, v.ndim) for block in row]
         for v, row in zip(product.v, product.jacobian.blocks, strict=True)

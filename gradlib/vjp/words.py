@@ -19,8 +19,13 @@ def headline(product: Product) -> str:
         zero = "" if any(map(_nonzero, product.results)) else "Zero: "
         return f"{zero}v gives every row of J the weight 0."
     terms = list(map(_term, product.outputs, product.vectors, weights))
+    total = _listed([it for it in terms if it], " + ")
+    if isinstance(product.jacobian, Jacobian) and not product.jacobian.agrees:
+        return (
+            f"What autograd returns as the gradient of {total}. The rows of J, each "
+            "times its weight in v, do not add up to it."
+        )
     if len(terms) > 1:
-        total = _listed([it for it in terms if it], " + ")
         return (
             f"The gradient of L = {total}. Each input gets the sum over all outputs: "
             "no output is paired with an input."
