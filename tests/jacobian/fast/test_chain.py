@@ -279,8 +279,8 @@ def cnn(**changed: Any) -> nn.Sequential:
 def test_convolutions(
     changed: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.maps.FEW", few)
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.maps.MANY", 1)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.FEW", few)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.MANY", 1)
     model = cnn(**changed).double()
     x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
     whole = require_same(model, x)
@@ -390,7 +390,7 @@ CHANGED: dict[str, Callable[[], Any]] = {
         lambda m: m[2].register_parameter("bias", nn.Parameter(torch.zeros(2)))
     ),
     "dropout in training": _with(lambda m: m.append(nn.Dropout(0.5))),
-    "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double().eval())),
+    "batch norm": _with(lambda m: m.append(nn.BatchNorm1d(2).double())),
     "another module": _with(lambda m: m.append(nn.Softmin(1))),
     "compiled": _with(lambda m: m.compile(backend="eager")),
     "scripted": lambda: torch.jit.script(plain_net()),

@@ -1,8 +1,6 @@
 """Chains of layers whose Jacobians are known, where nobody looks on."""
 
-import math
-from collections.abc import Callable, Sequence
-from types import NoneType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,45 +9,29 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.layers import (
-    OPTIONS,
     POINTWISE,
     SOFTMAXES,
     SQUEEZED,
+    Joined,
     Layer,
 )
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
+from gradlib.jacobian.fast.chains.mapped import (
+    NO_MAPS,
+    Linear,
+    Maps,
+    elementwise,
+    maps_of,
+    parameters_of,
+)
 from gradlib.jacobian.fast.chains.own import is_own_function
-from gradlib.jacobian.fast.chains.shapes import size_after
-from gradlib.private import nobody_looks_on, own_parameters
+from gradlib.jacobian.fast.chains.place import is_in_place, is_view
+from gradlib.jacobian.fast.chains.rebound import UnknownError
+from gradlib.jacobian.plan import FORWARD, SPLIT
+from gradlib.private import nobody_looks_on
 
 DTYPES = (torch.float32, torch.float64)
 """Others are rounded so much that another order would give another answer."""
-
-
-class Linear(NamedTuple):
-    """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
-class Maps(NamedTuple):
-    """Convolutions and what is elementwise, up to where they are flattened.
-
-    Attributes:
-        layers: In the order of the forward pass.
-        outs: How many entries come out of them, of each sample.
-        entries: How many go into all of them together.
-        multiply_adds: What all convolutions take.
-    """
-
-    layers: list[Layer]
-    outs: int
-    entries: int
-    multiply_adds: int
-
-
-NO_MAPS = Maps([], 0, 0, 0)
 
 
 class Chain(NamedTuple):
@@ -118,22 +100,32 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
         return None
     try:
         layers = layers_of(fn, x)
-        return None if _overwrites(layers) else _assembled(x, layers)
+        _saves_output(layers, saved=False)
+        return _assembled(x, layers)
     except ERRORS:
         return None
 
 
-def _overwrites(layers: list[Any]) -> bool:
-    """Tell whether a layer overwrites what one before it may have saved."""
-    saved = False  # as linear layers and convolutions save no output of theirs
+def _saves_output(layers: list[Any], *, saved: bool) -> bool:
+    """Tell whether the last of some layers may have saved what it returns.
+
+    Args:
+        layers: In the order of the forward pass.
+        saved: Whether that is so of what the first is given.
+
+    Raises:
+        UnknownError: One overwrites what has been saved, and torch will refuse that.
+    """
     for layer in layers:
-        if type(layer) in POINTWISE:
-            if saved and layer.__dict__.get("inplace"):
-                return True
-            saved = True
-        elif type(layer) is not nn.Flatten:
-            saved = type(layer) is Layer
-    return False
+        overwrites = is_in_place(layer)
+        if type(layer) is Joined:
+            one, _ = (_saves_output(way, saved=saved) for way in layer.ways)
+            saved, overwrites = one, layer.inplace
+        if saved and overwrites:
+            raise UnknownError("what it overwrites is needed")
+        if not is_view(layer):
+            saved = type(layer) in POINTWISE or type(layer) is Layer
+    return saved
 
 
 def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
@@ -149,19 +141,19 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         softmax = last
     if squeezed or softmax is not None:
         layers = layers[:-1]
-    if len(size) > 1:
-        flat = next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
-        maps = _maps(x, size, layers[:flat])
-        if maps is None:
+    like = x.dtype, x.device
+    number = _mapped(layers, len(size))
+    if number or len(size) > 1:
+        known = maps_of(layers[:number], tuple(size), like)
+        if known is None:
             return None
-        size, layers = [maps.outs], layers[flat + 1 :]
+        maps, size, layers = known, [known.outs], layers[number:]
     linears: list[Linear] = []
     bends: list[list[Layer]] = [[]]
     widths, kept = size, 0
-    like = x.dtype, x.device
     for layer in layers:
         if type(layer) is nn.Linear:
-            linear = _parameters(layer, *like)
+            linear = parameters_of(layer, like)
             if linear is None:
                 return None
             outs, ins = linear.weight.shape
@@ -170,13 +162,19 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             widths.append(outs)
             linears.append(linear)
             bends.append([])
-        elif bend := _elementwise(layer):
+        elif bend := elementwise(layer):
             if not bends[-1]:
                 kept += widths[-1]
             bends[-1].append(bend)
         elif not _flattens(layer):
             return None
+    if not linears and len(maps.size) == 1:  # the rows are those of the maps
+        eye = torch.eye(maps.outs, dtype=x.dtype, device=x.device)
+        linears, bends = [Linear(eye, None)], [*bends, []]
+        widths.append(maps.outs)
     if not linears or len(linears) > orders.MOST or (squeezed and widths[-1] != 1):
+        return None
+    if number and _is_narrower(widths, maps, x[0].numel()):
         return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), samples)
     if softmax is not None and widths[-2] < widths[0]:  # the last matrix of each sample
@@ -185,64 +183,25 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept)
 
 
-def _elementwise(layer: Any) -> Layer | None:
-    """Return a layer with what is known of it, if it is elementwise."""
-    if type(layer) is Layer:
-        pointwise = layer.pointwise
-        return layer if pointwise and is_own_function(pointwise.name) else None
-    known = POINTWISE.get(type(layer))  # pyright: ignore (of any type)
-    if known is None or not is_own_function(known.name):
-        return None
-    for option in known.options:
-        if type(getattr(layer, option)) not in OPTIONS:
-            return None
-    return None if _is_refused(layer) else Layer(layer, known)
+def _is_narrower(widths: list[int], maps: Maps, ins: int) -> bool:
+    """Tell whether fewer vectors go forward, or from the middle, than back."""
+    middle = min(maps.narrowest, *widths)
+    return min(FORWARD * ins, SPLIT * middle) < widths[-1]
 
 
-def _is_refused(layer: Any) -> bool:
-    """Tell whether torch goes back through no such layer: it has lost the sign."""
-    if not layer.__dict__.get("inplace"):
-        return False
-    return min(getattr(layer, it, 0) for it in ("negative_slope", "alpha")) < 0
+def _mapped(layers: list[Any], axes: int) -> int:
+    """Return how many layers come before the matrices.
 
-
-def _maps(x: Tensor, size: Sequence[int], layers: list[Any]) -> Maps | None:
-    """Return layers up to where they are flattened, if they are known."""
-    found: list[Layer] = []
-    entries = multiply_adds = 0
-    for layer in layers:
-        entries += math.prod(size)
-        if type(layer) is nn.Conv2d:
-            after = size_after(layer, size)
-            if after is None or _parameters(layer, x.dtype, x.device) is None:
-                return None
-            multiply_adds += math.prod(after) * layer.weight[0].numel()
-            size = after
-            found.append(Layer(layer, None))
-        elif bend := _elementwise(layer):
-            found.append(bend)
-        else:
-            return None
-    return Maps(found, math.prod(size), entries, multiply_adds)
+    Args:
+        layers: All of them.
+        axes: How many axes a sample has.
+    """
+    if axes > 1:  # up to where it is flattened
+        return next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
+    known = nn.Linear, nn.Flatten, Layer, *POINTWISE
+    others = [i for i, it in enumerate(layers, 1) if type(it) not in known]
+    return max(others, default=0)
 
 
 def _flattens(layer: Any) -> bool:
     return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
-
-
-def _parameters(
-    layer: nn.Module, dtype: torch.dtype, device: torch.device
-) -> Linear | None:
-    """Return a layer's parameters, if they are ordinary and go with its input."""
-    own = own_parameters(layer)
-    weight, bias = own.get("weight"), own.get("bias")
-    if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
-        return None
-    if weight.dtype is not dtype or weight.layout is not strided:
-        return None
-    # One that does not go with the weight makes torch raise where it is added.
-    if bias is not None and (
-        bias.dtype is not dtype or bias.shape != (weight.shape[0],)
-    ):
-        return None
-    return Linear(weight, bias) if weight.device == device else None

@@ -157,13 +157,16 @@ OPERATORS: dict[str, Made] = {
 }
 """What makes the layer of each operator, with a number on its other side."""
 
+ADDING = ("__add__", "__iadd__", "__sub__")
+"""Operators whose other side may be a tensor too."""
+
 SEEN = (
     *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
     *CASTS,
 )
 """What else of a tensor is known."""
 
-_WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *SEEN)}
+_WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *ADDING, *SEEN)}
 
 
 def is_own(name: str) -> bool:

@@ -3,7 +3,7 @@
 A subclass may do anything, so it is not the type it was made from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -231,6 +231,28 @@ class Layer(NamedTuple):
 
     module: Any
     pointwise: Pointwise | None
+
+
+class Joined(NamedTuple):
+    """Two ways from one tensor, added up: a residual block.
+
+    Attributes:
+        ways: The layers of each; none of them is the tensor itself.
+        inplace: Whether the sum overwrites what the first way gives.
+    """
+
+    ways: tuple[list[Any], list[Any]]
+    inplace: bool
+
+
+def every(layers: Iterable[Any]) -> Iterator[Any]:
+    """Return all layers of a line, those on two ways included."""
+    for layer in layers:
+        if type(layer) is Joined:
+            for way in layer.ways:
+                yield from every(way)
+        else:
+            yield layer
 
 
 OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import IDLE
+from gradlib.jacobian.fast.chains.layers import IDLE, every
 from gradlib.jacobian.fast.chains.own import KNOWN, is_own_layer
+from gradlib.jacobian.fast.chains.place import Place, start
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.chains.stand_ins import (
     VIEWED,
-    Place,
     StandIn,
     attribute,
     called,
@@ -41,7 +41,7 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
         found = _of_module(fn, x.shape, x.dtype)
     else:
         found = _in_code(fn, x.shape, x.dtype)
-    if VIEWED in found and not _can_be_viewed(found, x):
+    if VIEWED in every(found) and not _can_be_viewed(found, x):
         raise UnknownError("torch refuses this view")
     return found
 
@@ -89,12 +89,11 @@ def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
     if type(fn) not in (FunctionType, MethodType) or _is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
-    start = Place([], 0, shape, dtype, _of_module)
-    end = real_of(called(fn, (StandIn(start),), {}))
+    x = StandIn(start(shape, dtype, _of_module))
+    end = real_of(called(fn, (x,), {}))
     if not isinstance(end, Place):
         raise UnknownError("it returns something else")
-    end.require_last()
-    return end.line
+    return end.line()
 
 
 def _is_debugged() -> bool:
@@ -105,7 +104,7 @@ def _is_debugged() -> bool:
 
 def _can_be_viewed(layers: list[Any], x: Tensor) -> bool:
     """Tell whether torch views tensors as flat here: it does so in one layout only."""
-    weights = [it.weight for it in layers if isinstance(it, nn.Conv2d)]
+    weights = [it.weight for it in every(layers) if isinstance(it, nn.Conv2d)]
     # Not is_contiguous(): with one channel that says nothing.
     return all(
         it.stride() == torch.empty(it.shape, device="meta").stride()

@@ -1,156 +1,195 @@
-"""Convolutions of a chain, and what is elementwise between them: in reverse only."""
+"""Layers of a chain that are gone back through, vector by vector."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
-from gradlib.jacobian.fast.chains.layers import Layer
+from gradlib.jacobian.fast.chains.convolutions import convolved
+from gradlib.jacobian.fast.chains.layers import Joined
+from gradlib.jacobian.fast.chains.norms import normed, scaled
 from gradlib.private import grad_is_enabled
 
-FEW = 4
-"""Up to how many input channels the library of convolutions is slow to go back."""
 
-MANY = 2**12
-"""From how many places of its output on, of all vectors, another way is faster then.
+class Step(Protocol):
+    """What is needed to go back through a layer."""
 
-Each tap of the kernel takes some time of its own there. With 3 x 3 and 5 x 5 taps and
-16 channels, on a core of an AMD EPYC with torch 2.13, they were even at that many.
-"""
+    def part(self, start: int, stop: int) -> "Step":
+        """Return what is needed for some samples."""
+        ...
 
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back.
 
-class Convolved(NamedTuple):
-    """A convolution at its place in a chain.
+        Args:
+            v: Vectors, ``(batch, count, ..., channels)``.
+            ours: Whether they may be overwritten.
 
-    Attributes:
-        module: The convolution.
-        shape: Of what it was given, without the batch axis.
-    """
-
-    module: nn.Conv2d
-    shape: torch.Size
+        Returns:
+            What comes of them, and whether that may be.
+        """
+        ...
 
 
-Seen = list[Bend | Convolved]
+Seen = list[Step]
 """Of each layer in turn what is needed to go back."""
 
 
-def forward(layers: Sequence[Layer], x: Tensor) -> tuple[Seen, Tensor]:
+class Bent(NamedTuple):
+    """What is elementwise.
+
+    Attributes:
+        bend: The layer, and its value: ``(batch, ..., channels)``.
+    """
+
+    bend: Bend
+
+    def part(self, start: int, stop: int) -> "Bent":
+        """Return it for some samples."""
+        return Bent(self.bend._replace(value=self.bend.value[start:stop]))
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        return pulled(v, [self.bend], ours=ours), True
+
+
+class Multiplied(NamedTuple):
+    """A linear layer.
+
+    Attributes:
+        weight: Its matrix, ``(outs, ins)``.
+    """
+
+    weight: Tensor
+
+    def part(self, start: int, stop: int) -> "Multiplied":
+        """Return it for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        del ours
+        return v @ self.weight, True
+
+
+class Averaged(NamedTuple):
+    """A mean over all places.
+
+    Attributes:
+        size: How many there are along each axis.
+    """
+
+    size: torch.Size
+
+    def part(self, start: int, stop: int) -> "Averaged":
+        """Return it for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back. What comes of it are views of one memory."""
+        del ours
+        v = v / self.size.numel()
+        return v.expand(*v.shape[:2], *self.size, v.shape[-1]), False
+
+
+class Forked(NamedTuple):
+    """Two ways from one tensor, added up.
+
+    Attributes:
+        one: What is needed to go back through the first.
+        other: And through the second.
+    """
+
+    one: Seen
+    other: Seen
+
+    def part(self, start: int, stop: int) -> "Forked":
+        """Return it for some samples."""
+        return Forked(part(self.one, start, stop), part(self.other, start, stop))
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        one, is_new = _pulled(self.one, v, ours=False)
+        other, is_ours = _pulled(self.other, v, ours=ours and is_new)
+        if grad_is_enabled():
+            return one + other, True
+        if is_new:
+            return one.add_(other), True
+        return (other.add_(one) if is_ours and other is not one else one + other), True
+
+
+def forward(layers: Sequence[Any], x: Tensor) -> tuple[Seen, Tensor]:
     """Return what is needed to go back through the layers, and their output.
 
     Args:
         layers: In the order of the forward pass.
-        x: ``(batch, channels, height, width)``.
+        x: ``(batch, *in)``.
     """
-    seen: Seen = []
     if layers and x.dim() == 4 and x.device.type == "cpu":
         x = x.contiguous(memory_format=torch.channels_last)
-    ours = False
-    for layer in layers:
-        if layer.pointwise is None:
-            seen.append(Convolved(layer.module, x.shape[1:]))
-            x, ours = _convolved(layer.module, x), True
-        else:
-            (bend,), x = bent([layer], x, ours=ours, last=False)
-            value = bend.value.movedim(1, -1).contiguous()
-            seen.append(bend._replace(value=value))
-            ours = False
-    return seen, x
+    return _forward(layers, x)
 
 
 def part(seen: Seen, start: int, stop: int) -> Seen:
     """Return what was seen of some samples."""
-    return [
-        it._replace(value=it.value[start:stop]) if isinstance(it, Bend) else it
-        for it in seen
-    ]
+    return [it.part(start, stop) for it in seen]
 
 
 def backward(seen: Seen, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)`` through all layers.
 
-    On the way channels come last, also in memory, as convolutions are faster so.
+    On the way channels come last, also in memory.
     """
     v = v.movedim(2, -1).contiguous()
-    ours = False  # it may still be a weight
-    for it in reversed(seen):
-        if isinstance(it, Bend):
-            v = pulled(v, [it], ours=ours)
-        else:
-            shape = v.shape
-            v = _pulled(it, v.flatten(0, 1).movedim(-1, 1))
-            v = v.movedim(1, -1).view(*shape[:2], *v.shape[2:], v.shape[1])
-        ours = True
+    v, _ = _pulled(seen, v, ours=False)  # it may still be a weight
     return v.movedim(-1, 2)
 
 
-def _convolved(module: nn.Conv2d, x: Tensor) -> Tensor:
-    return F.conv2d(
-        x,
-        module.weight,
-        module.bias,
-        module.stride,
-        module.padding,
-        module.dilation,
-        module.groups,
-    )
+def _forward(layers: Sequence[Any], x: Tensor) -> tuple[Seen, Tensor]:
+    seen: Seen = []
+    ours = False
+    for layer in layers:
+        if type(layer) is Joined:
+            (one, y), (other, z) = (_forward(way, x) for way in layer.ways)
+            seen.append(Forked(one, other))
+            x, ours = y + z, True
+        elif layer.pointwise is None:
+            step, x = _FORWARD[type(layer.module)](layer.module, x)
+            seen.append(step)
+            ours = True
+        else:
+            (bend,), x = bent([layer], x, ours=ours, last=False)
+            value = bend.value.movedim(1, -1).contiguous()
+            seen.append(Bent(bend._replace(value=value)))
+            ours = False
+    return seen, x
 
 
-def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
-    module, shape = convolved
-    slow = module.in_channels <= FEW and module.groups == 1
-    slow = slow and v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
-    if slow and not grad_is_enabled():
-        return _pulled_by_shifts(convolved, v)
-    # What a stride has left over at the far edges.
-    left = [
-        (size + 2 * padding - dilation * (kernel - 1) - 1) % stride
-        for size, padding, dilation, kernel, stride in zip(
-            shape[1:],
-            _pair(module.padding),
-            module.dilation,
-            module.kernel_size,
-            module.stride,
-            strict=True,
-        )
-    ]
-    return F.conv_transpose2d(
-        v,
-        module.weight,
-        None,
-        module.stride,
-        _pair(module.padding),
-        left,
-        module.groups,
-        module.dilation,
-    )
+def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
+    for it in reversed(seen):
+        v, ours = it.pull(v, ours)
+    return v, ours
 
 
-def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:
-    """Multiply by all weights at once, and add up what each tap of the kernel gives."""
-    module, (channels, height, width) = convolved
-    count, _, rows, columns = v.shape
-    weight = module.weight.flatten(1)  # (outs, channels * taps)
-    flat = v.movedim(1, -1).reshape(-1, v.shape[1])
-    taps = (weight.t() @ flat.t()).view(channels, -1, count, rows, columns)
-    (up, left), (down, right) = _pair(module.padding), module.stride
-    made = v.new_zeros(count, channels, height + 2 * up, width + 2 * left)
-    across = module.kernel_size[1]
-    for number in range(taps.shape[1]):
-        top = number // across * module.dilation[0]
-        first = number % across * module.dilation[1]
-        made[
-            :,
-            :,
-            top : top + down * (rows - 1) + 1 : down,
-            first : first + right * (columns - 1) + 1 : right,
-        ] += taps[:, number].transpose(0, 1)
-    return made[:, :, up : up + height, left : left + width]
+def _multiplied(module: nn.Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
+    return Multiplied(module.weight), F.linear(x, module.weight, module.bias)
 
 
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
-    assert not isinstance(padding, str), "a chain has numbers only"
-    return padding[0], padding[1]
+def _averaged(_: nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:
+    return Averaged(x.shape[2:]), x.mean((2, 3), keepdim=True)
+
+
+_FORWARD: dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]] = {
+    nn.Conv2d: convolved,
+    nn.Linear: _multiplied,
+    nn.GroupNorm: normed,
+    nn.LayerNorm: normed,
+    nn.BatchNorm1d: scaled,
+    nn.BatchNorm2d: scaled,
+    nn.AdaptiveAvgPool2d: _averaged,
+}

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.layers import every
 from gradlib.jacobian.memory import room_on
 
 IN_CACHE = 2**20
 """How many entries are worked on at a time: what fits into a core's own cache."""
 
-MAPS_IN_CACHE = 2**21
-"""The same where there are convolutions: the more at once, the faster they are.
+MAPS_IN_CACHE = 5 * 2**17
+"""The same of the largest tensor on the way back through maps.
 
-Up to where the C library hands memory back after each part: fresh pages are slow.
+The more at once, the faster convolutions are, up to where the C library hands memory
+back after each part: fresh pages are slow.
 """
 
 FILLING = 2**28
@@ -32,7 +34,7 @@ def samples_at_once(chain: Chain) -> int:
         return samples
     most = in_caches(chain.x)
     if chain.maps.layers and chain.x.device.type == "cpu":
-        most = MAPS_IN_CACHE
+        most, entries = MAPS_IN_CACHE, chain.outs * chain.maps.widest
     parts = math.ceil(samples / max(1, most // entries))
     return math.ceil(samples / parts)  # alike: a smaller last one would be slower
 
@@ -89,8 +91,10 @@ def _is_good(out: Any, chain: Chain) -> bool:
     if out.layout != torch.strided:
         return False
     used = [x, *(it for linear in chain.linears for it in linear if it is not None)]
-    convolutions = [it.module for it in chain.maps.layers if it.pointwise is None]
-    used += [it for module in convolutions for it in module.parameters()]
+    modules = [it.module for it in every(chain.maps.layers) if it.pointwise is None]
+    used += [
+        it for module in modules for it in (*module.parameters(), *module.buffers())
+    ]
     memory = out.untyped_storage().data_ptr()
     return out.is_contiguous() and all(
         it.untyped_storage().data_ptr() != memory for it in used

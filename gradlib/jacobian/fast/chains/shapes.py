@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined
 from gradlib.private import own_parameters
 
 Shape = tuple[int, ...]
@@ -36,6 +36,15 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             shape = (*shape[:1], *size)
         elif kind is nn.Flatten:
             shape = (*shape[:1], math.prod(shape[1:]))
+        elif kind is nn.AdaptiveAvgPool2d:
+            if len(shape) != 4 or layer.output_size not in (1, (1, 1)):
+                return None
+            shape = *shape[:2], 1, 1
+        elif kind is Joined:
+            one, other = (shape_after(way, shape) for way in layer.ways)
+            if one is None or one != other:
+                return None
+            shape = one
         elif layer is SQUEEZED:
             shape = shape[:-1]
     return shape

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.functions import (
+    ADDING,
     CASTS,
     CONSTANTS,
     FUNCTIONS,
@@ -27,8 +28,9 @@ from gradlib.jacobian.fast.chains.functions import (
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.place import Place, joined
 from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
-from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Shape
 from gradlib.private import is_looked_into_plainly, own_children
 
 VIEWED = nn.Flatten()
@@ -36,39 +38,6 @@ VIEWED = nn.Flatten()
 
 MANY = 256
 """How many parts a tuple may have, that code has from outside."""
-
-
-class Place(NamedTuple):
-    """A tensor on the way of x: what it has become, after some layers.
-
-    Attributes:
-        line: The layers that x has gone through so far.
-        number: How many of them come before this place.
-        shape: Of the tensor.
-        dtype: Of all tensors on the way.
-        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
-            through.
-    """
-
-    line: list[Any]
-    number: int
-    shape: Shape
-    dtype: torch.dtype
-    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]]
-
-    def after(self, layers: Sequence[Any]) -> "StandIn":
-        """Return what stands for the tensor after some layers more."""
-        self.require_last()
-        shape = None if None in layers else shape_after(layers, self.shape)
-        if shape is None:
-            raise UnknownError("it is random, or for other numbers or shapes")
-        self.line.extend(it for it in layers if type(it) is not nn.Identity)
-        return StandIn(self._replace(number=len(self.line), shape=shape))
-
-    def require_last(self) -> None:
-        """Raise unless the line ends here: two ways from one tensor are no line."""
-        if self.number != len(self.line):
-            raise UnknownError("it goes on from a tensor twice")
 
 
 class Method(NamedTuple):
@@ -113,22 +82,33 @@ class StandIn:
 
     __setattr__ = __delattr__ = __eq__ = __bool__ = _refuse
     __format__ = __repr__ = __str__ = _refuse
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = _refuse
+    __isub__ = __imul__ = __itruediv__ = __ipow__ = _refuse
     __hash__ = None  # pyright: ignore[reportAssignmentType] (it may equal others)
 
 
-def _operator(name: str, make: Made) -> Callable[..., StandIn]:
-    def operate(x: StandIn, *number: Any) -> StandIn:
+def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
+    def operate(x: StandIn, *others: Any) -> StandIn:
         real = real_of(x)
         if not _is_tensor(real, name):
             raise UnknownError(name)
-        return real.after([layer(make, *number)])
+        if name in ADDING and type(others[0]) is StandIn:
+            other = _place(*others)
+            if name == "__sub__":
+                other = other.after([layer(OPERATORS["__neg__"])])
+            return StandIn(joined(real, other, inplace=name == "__iadd__"))
+        if make is None:
+            raise UnknownError(name)
+        return _after(real, layer(make, *others))
 
     return operate
 
 
-for _name, _make in OPERATORS.items():
-    setattr(StandIn, _name, _operator(_name, _make))
+def _after(place: Place, *layers: Any) -> StandIn:
+    return StandIn(place.after(layers))
+
+
+for _name in (*OPERATORS, *ADDING):
+    setattr(StandIn, _name, _operator(_name, OPERATORS.get(_name)))
 
 # Past the methods above.
 real_of: Callable[[StandIn], Any]
@@ -154,9 +134,9 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
-        return place.after(place.layers_of(real, place.shape, place.dtype))
+        return _after(place, *place.layers_of(real, place.shape, place.dtype))
     if is_of_torch(real):
-        return _place(args[0]).after([layer(FUNCTIONS[real], *args[1:], **kwargs)])
+        return _after(_place(args[0]), layer(FUNCTIONS[real], *args[1:], **kwargs))
     if type(real) is FunctionType:
         return rebound(real, _known, _getattr)(*args, **kwargs)
     if type(real) is MethodType and isinstance(real.__self__, nn.Module):
@@ -180,12 +160,12 @@ def _method(
 ) -> Any:
     """Return what stands for the result of a tensor's method."""
     if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
-        return place.after([SQUEEZED])  # a chain if that was its only axis of one entry
+        return _after(place, SQUEEZED)  # a chain if that was its only axis of one entry
     make: Made | None = METHODS.get(name)
     if make is not None:
-        return place.after([layer(make, *args, **kwargs)])
+        return _after(place, layer(make, *args, **kwargs))
     if CASTS.get(name) == place.dtype and not (args or kwargs):
-        return place.after([])
+        return _after(place)
     if name == "dim" and not (args or kwargs):
         return len(place.shape)
     if name == "size" and len(args) < 2 and not kwargs:
@@ -193,7 +173,7 @@ def _method(
         return size[args[0]] if args else size
     if name in ("view", "reshape") and not kwargs:
         flat = VIEWED if name == "view" else layer(nn.Flatten)
-        return place.after([flat] * _flattens(place.shape, args))
+        return _after(place, *[flat] * _flattens(place.shape, args))
     raise UnknownError(name)
 
 
@@ -288,7 +268,7 @@ def _item(real: Any, key: Any) -> Any:
     """Return what stands for a part."""
     kind = cast(type[Any], type(real))
     if _is_tensor(real, "__getitem__"):
-        return real.after([_taken(key)])
+        return _after(real, _taken(key))
     if kind is dict and type(key) in CONSTANTS:
         return _known(real[key])
     if kind is nn.ModuleDict:

@@ -1,0 +1,166 @@
+"""What comes before the matrices of a chain: layers that are gone back through."""
+
+import math
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn, strided
+from torch.nn import Parameter
+
+from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, Joined, Layer
+from gradlib.jacobian.fast.chains.own import is_own_function
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+from gradlib.private import own_buffers, own_parameters
+
+Like: TypeAlias = tuple[torch.dtype, torch.device]
+"""The dtype and device of all tensors of a chain."""
+
+
+class Linear(NamedTuple):
+    """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Maps(NamedTuple):
+    """Layers that are gone back through, vector by vector.
+
+    Attributes:
+        layers: In the order of the forward pass; a `Joined` has such layers too.
+        size: Of what comes out of them, of each sample.
+        entries: How many entries go into all of them together.
+        widest: How many go into the one with the most.
+        narrowest: How many there are where everything passes the fewest.
+        multiply_adds: What all convolutions and linear layers take.
+    """
+
+    layers: list[Any]
+    size: Shape
+    entries: int
+    widest: int
+    narrowest: int
+    multiply_adds: int
+
+    @property
+    def outs(self) -> int:
+        """How many entries come out of them, of each sample."""
+        return math.prod(self.size)
+
+
+NO_MAPS = Maps([], (), 0, 0, 0, 0)
+
+
+def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
+    """Return what is known of layers, if all of them are known.
+
+    Args:
+        layers: In the order of the forward pass.
+        size: Of what goes into the first, of each sample.
+        like: Of that too.
+    """
+    found: list[Any] = []
+    entries = multiply_adds = 0
+    widest = narrowest = math.prod(size)
+    for layer in layers:
+        entries += math.prod(size)
+        kind = cast(type[Any], type(layer))
+        after = shape_after([layer], (0, *size))
+        if after is None:
+            return None
+        if kind is nn.Flatten and after[1:] == size:
+            continue
+        if kind is Joined:
+            ways = [maps_of(way, size, like) for way in layer.ways]
+            if None in ways:
+                return None
+            one, other = (it for it in ways if it is not None)
+            found.append(layer._replace(ways=(one.layers, other.layers)))
+            entries += one.entries + other.entries
+            widest = max(widest, one.widest, other.widest)
+            multiply_adds += one.multiply_adds + other.multiply_adds
+        elif kind in (nn.Conv2d, nn.Linear):
+            parameters = parameters_of(layer, like)
+            if parameters is None or (kind is nn.Linear and len(size) != 1):
+                return None
+            outs = parameters.weight.shape[0]
+            multiply_adds += math.prod(after[1:]) * parameters.weight.numel() // outs
+            found.append(Layer(layer, None))
+        elif kind is nn.AdaptiveAvgPool2d or _is_known_norm(layer, size, like):
+            found.append(Layer(layer, None))
+        elif bend := elementwise(layer):
+            found.append(bend)
+        else:
+            return None
+        size = after[1:]
+        widest = max(widest, math.prod(size))
+        narrowest = min(narrowest, math.prod(size))
+    return Maps(found, size, entries, widest, narrowest, multiply_adds)
+
+
+def elementwise(layer: Any) -> Layer | None:
+    """Return a layer with what is known of it, if it is elementwise."""
+    if type(layer) is Layer:
+        pointwise = layer.pointwise
+        return layer if pointwise and is_own_function(pointwise.name) else None
+    known = POINTWISE.get(type(layer))  # pyright: ignore (of any type)
+    if known is None or not is_own_function(known.name):
+        return None
+    for option in known.options:
+        if type(getattr(layer, option)) not in OPTIONS:
+            return None
+    return None if _is_refused(layer) else Layer(layer, known)
+
+
+def parameters_of(layer: nn.Module, like: Like) -> Linear | None:
+    """Return a layer's parameters, if they are ordinary and go with its input."""
+    own = own_parameters(layer)
+    weight, bias = own.get("weight"), own.get("bias")
+    if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
+        return None
+    # A bias that does not go with the weight makes torch raise where it is added.
+    if bias is not None and not _is_plain(bias, (weight.shape[0],), like):
+        return None
+    return Linear(weight, bias) if _is_plain(weight, weight.shape, like) else None
+
+
+def _is_known_norm(layer: Any, size: Shape, like: Like) -> bool:
+    """Tell whether a layer is a norm that mixes the entries of a sample, at most."""
+    kind = cast(type[Any], type(layer))
+    channels = size[0]
+    stored: list[Any] = []
+    if kind is nn.GroupNorm:
+        of_group = math.prod(size) // layer.num_groups  # torch refuses a single one
+        fits = layer.num_channels == channels and of_group > 1
+    elif kind is nn.LayerNorm:
+        fits = layer.normalized_shape == tuple(size) == (channels,)
+    elif kind in (nn.BatchNorm1d, nn.BatchNorm2d):
+        # With statistics of its own it mixes no samples, and changes nothing.
+        fits = not layer.training and len(size) == (1 if kind is nn.BatchNorm1d else 3)
+        buffers = own_buffers(layer)
+        stored = [buffers.get("running_mean"), buffers.get("running_var")]
+    else:
+        return False
+    own = own_parameters(layer)
+    given = [it for it in (own.get("weight"), own.get("bias")) if it is not None]
+    are_plain = all(_is_plain(it, (channels,), like) for it in (*given, *stored))
+    return fits and type(layer.eps) is float and are_plain
+
+
+def _is_plain(tensor: Any, shape: Shape, like: Like) -> bool:
+    """Tell whether a parameter or buffer is an ordinary tensor of a shape."""
+    return (
+        type(tensor) in (Parameter, Tensor)
+        and tensor.shape == shape
+        and (tensor.dtype, tensor.device) == like
+        and tensor.layout is strided
+    )
+
+
+def _is_refused(layer: Any) -> bool:
+    """Tell whether torch goes back through no such layer: it has lost the sign."""
+    if not layer.__dict__.get("inplace"):
+        return False
+    return min(getattr(layer, it, 0) for it in ("negative_slope", "alpha")) < 0

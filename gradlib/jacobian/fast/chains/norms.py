@@ -1,0 +1,176 @@
+"""Norms of a chain, forward and back: a sample's own statistics, or those of a model.
+
+With y = n a + b, where n is x less its mean and divided by its deviation, a vector v
+comes back as v a, less its mean, less n times the mean of v a n; and all that divided
+by the deviation. Ba, Kiros, Hinton, "Layer Normalization", 2016; Wu, He, "Group
+Normalization", 2018.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.private import grad_is_enabled
+
+
+class Normed(NamedTuple):
+    """A norm by a sample's own mean and deviation, of groups of its channels.
+
+    Attributes:
+        n: What it was given, with mean 0 and deviation 1: ``(batch, 1, places,
+            channels)``.
+        steep: What its output grows by with it: ``(batch, 1, 1, channels)``.
+        groups: How many groups of channels there are.
+    """
+
+    n: Tensor
+    steep: Tensor
+    groups: int
+
+    def part(self, start: int, stop: int) -> "Normed":
+        """Return it for some samples."""
+        return Normed(self.n[start:stop], self.steep[start:stop], self.groups)
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        n, steep, groups = self
+        flat = v.reshape(*v.shape[:2], -1, v.shape[-1])
+        mean = _means(flat.sum(2, keepdim=True) * steep, groups, n.shape[2])
+        along = _means((flat * n).sum(2, keepdim=True) * steep, groups, n.shape[2])
+        if grad_is_enabled():
+            made = flat * steep - mean - n * along
+        else:
+            made = flat.mul_(steep) if ours else flat * steep
+            made.addcmul_(n, along, value=-1).sub_(mean)
+        return made.view(v.shape), True
+
+
+class Fused(NamedTuple):
+    """The same, as torch's kernels have it.
+
+    Attributes:
+        x: What it was given, ``(batch, channels, ...)``.
+        mean: Of each sample and group, ``(batch, groups)``.
+        rate: One divided by the deviation, ``(batch, groups)``.
+        weight: ``(channels,)``, or ``None``.
+    """
+
+    x: Tensor
+    mean: Tensor
+    rate: Tensor
+    weight: Tensor | None
+
+    def part(self, start: int, stop: int) -> "Fused":
+        """Return it for some samples."""
+        x, mean, rate, weight = self
+        return Fused(x[start:stop], mean[start:stop], rate[start:stop], weight)
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        if v.shape[1] > 1:  # the kernel would need a copy of x for each vector
+            return self._opened().pull(v, ours)
+        x, mean, rate, weight = self
+        kept = x, mean, rate, weight
+        sizes, wanted = _sizes(x, mean.shape[1]), [True, False, False]
+        made, _, _ = aten.native_group_norm_backward.default(
+            v[:, 0].movedim(-1, 1), *kept, *sizes, wanted
+        )
+        return made.movedim(1, -1).unsqueeze(1), True
+
+    def _opened(self) -> Normed:
+        x, mean, rate, weight = self
+        groups, each = mean.shape[1], x.shape[1] // mean.shape[1]
+        center, steep = (it.repeat_interleave(each, 1) for it in (mean, rate))
+        flat = x.movedim(1, -1).flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
+        n = ((flat - center.unsqueeze(1)).mul_(steep.unsqueeze(1))).unsqueeze(1)
+        steep = steep if weight is None else steep * weight
+        return Normed(n, steep.view(len(x), 1, 1, -1), groups)
+
+
+def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
+    """Return what is needed to go back through a group or layer norm, and its output.
+
+    Args:
+        module: The norm.
+        x: ``(batch, channels, ...)``.
+    """
+    groups = module.num_groups if type(module) is nn.GroupNorm else 1
+    weight, bias = module.weight, module.bias
+    if not grad_is_enabled():
+        sizes = _sizes(x, groups)
+        y, mean, rate = aten.native_group_norm.default(
+            x, weight, bias, *sizes, module.eps
+        )
+        return Fused(x, mean, rate, weight), y
+    # The kernel's own derivative has none that is right.
+    last = x.movedim(1, -1)
+    flat = last.reshape(x.shape[0], 1, -1, x.shape[1])
+    places = flat.shape[2]
+    n = flat - _means(flat.sum(2, keepdim=True), groups, places)
+    var = _means(n.square().sum(2, keepdim=True), groups, places)
+    steep = (var + module.eps).rsqrt()
+    n = n * steep
+    y = n
+    if weight is not None:
+        steep = steep * weight
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return Normed(n, steep, groups), y.view(last.shape).movedim(-1, 1)
+
+
+def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    """Return how many samples, channels, places and groups there are."""
+    return x.shape[0], x.shape[1], x[0, 0].numel(), groups
+
+
+def _means(sums: Tensor, groups: int, places: int) -> Tensor:
+    """Return the means of groups, ``(batch, count, 1, channels)``, of sums over places.
+
+    Args:
+        sums: ``(batch, count, 1, channels)``.
+        groups: How many groups of channels there are.
+        places: Over how many places they were summed.
+    """
+    each = sums.shape[-1] // groups
+    of_groups = sums.view(*sums.shape[:-1], groups, each)
+    means = of_groups.sum(-1, keepdim=True) / (each * places)
+    return means.expand_as(of_groups).reshape(sums.shape)
+
+
+class Scaled(NamedTuple):
+    """A norm by a model's mean and deviation: nothing but a factor.
+
+    Attributes:
+        steep: The factor of each channel, ``(channels,)``.
+    """
+
+    steep: Tensor
+
+    def part(self, start: int, stop: int) -> "Scaled":
+        """Return it for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        in_place = ours and not grad_is_enabled()
+        return (v.mul_(self.steep) if in_place else v * self.steep), True
+
+
+def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
+    """Return what is needed to go back through a batch norm, and its output.
+
+    Args:
+        module: The norm, in evaluation mode.
+        x: ``(batch, channels, ...)``.
+    """
+    steep = (module.running_var + module.eps).rsqrt()
+    if module.weight is not None:
+        steep = steep * module.weight
+    shift = -module.running_mean * steep
+    if module.bias is not None:
+        shift = shift + module.bias
+    y = x.movedim(1, -1) * steep + shift
+    return Scaled(steep), y.movedim(-1, 1)

@@ -1,0 +1,160 @@
+"""Tensors on the way of x through somebody's code, and the layers that lead to them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined
+from gradlib.jacobian.fast.chains.rebound import UnknownError
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+
+
+class Place(NamedTuple):
+    """A tensor on the way of x: what it has become, after some layers.
+
+    Attributes:
+        before: The place that the last of them leads from; ``None`` at x.
+        layer: The last of them.
+        gone: Which layers x has gone through so far, on all ways: a bit for each.
+        shape: Of the tensor.
+        dtype: Of all tensors on the way.
+        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
+            through.
+        made: How many layers there are so far, used or not: the one entry of it.
+        writes: How often the memory was written to: the one entry of it. Views share
+            it.
+        version: How often it was when this tensor was made.
+    """
+
+    before: "Place | None"
+    layer: Any
+    gone: int
+    shape: Shape
+    dtype: torch.dtype
+    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]]
+    made: list[int]
+    writes: list[int]
+    version: int
+
+    def after(self, layers: Sequence[Any]) -> "Place":
+        """Return the tensor after some layers more."""
+        self.require_current()
+        place = self
+        for layer in layers:
+            if type(layer) is not nn.Identity:
+                place = place._after(layer)
+        return place
+
+    def line(self) -> list[Any]:
+        """Return the layers that lead here, if nothing else has been done."""
+        self.require_current()
+        if self.gone.bit_count() != self.made[0]:  # it may have written to something
+            raise UnknownError("it does something whose result is not used")
+        return _layers(self, None)
+
+    def require_current(self) -> None:
+        """Raise where the tensor has been overwritten."""
+        if self.version != self.writes[0]:
+            raise UnknownError("it was overwritten")
+
+    def _after(self, layer: Any) -> "Place":
+        shape = None if layer is None else shape_after([layer], self.shape)
+        if shape is None:
+            raise UnknownError("it is random, or for other numbers or shapes")
+        gone = self.gone | 1 << self.made[0]
+        self.made[0] += 1
+        writes = self.writes
+        if is_in_place(layer):
+            writes[0] += 1
+        elif not is_view(layer):
+            writes = [0]
+        return self._replace(
+            before=self,
+            layer=layer,
+            gone=gone,
+            shape=shape,
+            writes=writes,
+            version=writes[0],
+        )
+
+
+def start(
+    shape: Shape,
+    dtype: torch.dtype,
+    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]],
+) -> Place:
+    """Return the place of x."""
+    return Place(None, None, 0, shape, dtype, layers_of, [0], [0], 0)
+
+
+def joined(one: Place, other: Place, *, inplace: bool = False) -> Place:
+    """Return the sum of two tensors that x has become on two ways.
+
+    Args:
+        one: The first.
+        other: The second.
+        inplace: Whether the sum overwrites the first.
+
+    Raises:
+        UnknownError: It is no sum of tensors of one shape, or something is overwritten
+            that both ways need.
+    """
+    one.require_current()
+    other.require_current()
+    ours = {id(it) for it in _back(one)}
+    root = next((it for it in _back(other) if id(it) in ours), None)
+    if root is None or one.shape != other.shape:
+        raise UnknownError("it adds up something else")
+    if one.gone & other.gone != root.gone:
+        raise UnknownError("it would go through some layers twice")
+    ways = _layers(one, root), _layers(other, root)
+    if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
+        raise UnknownError("it overwrites what it goes on from twice")
+    writes = one.writes if inplace else [0]
+    writes[0] += inplace
+    return one._replace(
+        before=root,
+        layer=Joined(ways, inplace),
+        gone=one.gone | other.gone,
+        writes=writes,
+        version=writes[0],
+    )
+
+
+def is_in_place(layer: Any) -> bool:
+    """Tell whether a layer overwrites what it is given."""
+    return isinstance(layer, nn.Module) and bool(vars(layer).get("inplace"))
+
+
+def is_view(layer: Any) -> bool:
+    """Tell whether a layer may return what it is given, or a view of it."""
+    return type(layer) is nn.Flatten or layer is SQUEEZED
+
+
+def _back(place: Place | None) -> Iterator[Place]:
+    """Go back from a place, to where x is."""
+    while place is not None:
+        yield place
+        place = place.before
+
+
+def _layers(end: Place, root: Place | None) -> list[Any]:
+    """Return the layers from one place to another; without one, from x."""
+    found: list[Any] = []
+    for place in _back(end):
+        if place is root or place.before is None:
+            break
+        found.append(place.layer)
+    return found[::-1]
+
+
+def _begins_in_place(way: list[Any]) -> bool:
+    first = next((it for it in way if not is_view(it)), None)
+    return is_in_place(first)
+
+
+def _is_own(way: list[Any]) -> bool:
+    """Tell whether what a way gives is no view of what it was given."""
+    return not all(map(is_view, way))

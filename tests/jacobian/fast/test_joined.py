@@ -1,0 +1,402 @@
+"""Residual blocks and norms in chains: ways that part at a tensor and are added up."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gradlib
+
+from .test_chain import chain, require_same
+from .test_line import double
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Around(nn.Module):
+    """A way through some layers, and one around them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+class Basic(nn.Module):
+    """The block of a ResNet, as torchvision's has it."""
+
+    def __init__(self, before: int, after: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.downsample = None
+        if stride != 1:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+def drawn(model: nn.Module) -> nn.Module:
+    """Give a net weights and statistics that nobody begins with."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_floating_point() and tensor.dim() == 1:
+                low = 0.5 if name.endswith("var") else -1
+                nn.init.uniform_(tensor, low, 2)
+    return model.double().eval()
+
+
+def classifier(*layers: nn.Module, channels: int = 4) -> nn.Module:
+    """Return a net for images of one channel, that ends as most do."""
+    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, *ending)
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual layers": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 8),
+            Around(nn.LayerNorm(8), nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 8)),
+            Around(nn.Linear(8, 8), nn.Tanh()),
+            nn.LayerNorm(8, elementwise_affine=False),
+            nn.Linear(8, 3),
+            nn.SiLU(),
+            nn.Linear(3, 2),
+        ),
+        (6,),
+    ),
+    "one entry": (
+        lambda: nn.Sequential(Around(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 1)),
+        (6,),
+    ),
+    "one entry behind a norm": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(2, 4), nn.Linear(4, 1)),
+        (6,),
+    ),
+    "the sum comes last": (lambda: Around(nn.Linear(6, 6), nn.Tanh()), (6,)),
+    "what is elementwise comes last": (
+        lambda: nn.Sequential(Around(nn.Linear(6, 6)), nn.Tanh(), nn.ELU()),
+        (6,),
+    ),
+    "a norm comes last": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4, bias=False)),
+        (6,),
+    ),
+    "a softmax comes last": (
+        lambda: nn.Sequential(Around(nn.Linear(6, 6), nn.Tanh()), nn.Softmax(1)),
+        (6,),
+    ),
+    "nested": (
+        lambda: nn.Sequential(
+            Around(nn.Linear(6, 6), Around(nn.Tanh(), nn.Linear(6, 6)), nn.ELU()),
+            nn.Linear(6, 3),
+        ),
+        (6,),
+    ),
+    "batch norm": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
+        ),
+        (6,),
+    ),
+    "batch norm without parameters": (
+        lambda: nn.Sequential(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3)),
+        (6,),
+    ),
+    "group norm": (
+        lambda: classifier(nn.GroupNorm(2, 4), nn.ReLU(), nn.GroupNorm(1, 4)),
+        (1, 8, 7),
+    ),
+    "group norm without parameters": (
+        lambda: classifier(nn.GroupNorm(4, 4, affine=False), nn.Sigmoid()),
+        (1, 8, 7),
+    ),
+    "ResNet": (
+        lambda: classifier(
+            nn.BatchNorm2d(4), nn.ReLU(True), Basic(4, 4), Basic(4, 6, 2), channels=6
+        ),
+        (1, 8, 7),
+    ),
+    "flattened without a mean": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3),
+            Around(nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2)),
+            nn.Flatten(),
+            nn.Linear(60, 4),
+        ),
+        (1, 8, 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", NETS)
+def test_nets_with_norms_and_ways_around(name: str, batch: int) -> None:
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(batch, *shape)
+    found = require_same(model, x)
+    out = torch.empty_like(found)
+    assert gradlib.per_sample_jacobian(model, x, out=out) is out
+    assert torch.equal(out, found)
+    for_memory = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.mT.mT
+    require_same(model, for_memory)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_some_samples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = "gradlib.jacobian.fast.chains.result"
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(5, *shape)
+    whole = require_same(model, x)
+    for limit in ("IN_CACHE", "MAPS_IN_CACHE"):
+        monkeypatch.setattr(f"{folder}.{limit}", 1)
+    torch.testing.assert_close(require_same(model, x), whole, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_flow_through_them(name: str) -> None:
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(2, *shape).requires_grad_()
+    weights = [it for it in model.parameters() if it.requires_grad]
+
+    def gradients(mode: Any) -> tuple[Any, ...]:
+        jacobian = gradlib.per_sample_jacobian(model, x, mode=mode, create_graph=True)
+        loss = jacobian.sin().sum()
+        return torch.autograd.grad(
+            loss, [x, *weights], allow_unused=True, materialize_grads=True
+        )
+
+    assert chain(model, x, create_graph=True) is not None
+    ours, theirs = gradients("auto"), gradients("loop")
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nothing_is_changed(name: str) -> None:
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(3, *shape)
+    before = {name: it.clone() for name, it in model.state_dict().items()}
+    given = x.clone()
+    gradlib.per_sample_jacobian(model, x)
+    assert torch.equal(x, given)
+    for key, it in model.state_dict().items():
+        assert torch.equal(it, before[key])
+
+
+class Parts(nn.Module):
+    """Layers for functions that use some of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.into = nn.ReLU(inplace=True)
+        self.wide = nn.Linear(4, 1)
+
+
+SUMS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
+    "a tensor and itself": lambda net, x: net.a(x + x),
+    "less what is given": lambda net, x: net.b(x - net.a(x).tanh()),
+    "two ways": lambda net, x: net.a(x) + net.b(x).tanh(),
+    "one layer twice": lambda net, x: net.a(x) + net.a(x).sigmoid(),
+    "a sum of three": lambda net, x: x + net.a(x) + net.b(x),
+    "a part of both ways": lambda net, x: (lambda h: h + net.b(h.tanh()))(net.a(x)),
+    "numbers too": lambda net, x: 0.5 * x + 2 * net.a(x) - 1,
+    "into the new one": lambda net, x: _added(net.a(x), x),
+    "into what is not saved": lambda net, x: _added(net.norm(net.a(x)), x).relu(),
+    "overwritten after it": lambda net, x: net.into(x + net.a(x)),
+    "overwritten on one way": lambda net, x: x + net.b(net.into(net.a(x))),
+    "what was flattened": lambda net, x: x + net.a(x.flatten(1)),
+}
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    one += other
+    return one
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str) -> None:
+    net, x = drawn(Parts()), double(3, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        return SUMS[name](net, x)  # type: ignore[arg-type] (it is one)
+
+    made: Any = _with_the_net(SUMS[name], net)
+    assert chain(made, x) is not None
+    found = gradlib.per_sample_jacobian(made, x)
+    torch.testing.assert_close(
+        found, gradlib.per_sample_jacobian(fn, x, mode="loop"), rtol=1e-12, atol=1e-12
+    )
+
+
+def _with_the_net(function: Any, net: nn.Module) -> Function:
+    return lambda x: function(net, x)
+
+
+NO_CHAINS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
+    "overwritten for both ways": lambda net, x: x + net.into(x),
+    "overwritten, and not used": lambda net, x: (net.into(net.b(x)), net.a(x))[1],
+    "overwritten, then used": lambda net, x: (
+        lambda h: (net.into(h), net.a(x) + h.flatten(1))[1]
+    )(net.b(x)),
+    "into what both go on from": lambda net, x: _added(x * 1, net.a(x)),
+    "into the other way": lambda net, x: (lambda h: _added(h, net.a(h)))(net.b(x)),
+    "a part of it twice": lambda net, x: (lambda h: x + h + net.b(h))(net.a(x)),
+    "of other shapes": lambda net, x: net.a(x) + net.wide(x),
+    "another tensor": lambda net, x: net.a(x) + net.b.bias,
+    "a product": lambda net, x: net.a(x) * net.b(x),
+}
+
+
+@pytest.mark.parametrize("name", NO_CHAINS)
+def test_what_is_no_chain(name: str) -> None:
+    net, x = drawn(Parts()), double(3, 4)
+    fn = _with_the_net(NO_CHAINS[name], net.requires_grad_(False))
+    if name != "into what both go on from":  # there x * 1 is a tensor of its own
+        assert chain(fn, x) is None
+    found = gradlib.per_sample_jacobian(fn, x)
+    reference = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "batch norm in training": (lambda: nn.BatchNorm1d(4).train(), (4,)),
+    "batch norm without statistics": (
+        lambda: nn.BatchNorm1d(4, track_running_stats=False),
+        (4,),
+    ),
+    "batch norm of rows": (lambda: nn.Sequential(nn.BatchNorm1d(4)), (4, 1)),
+    "instance norm": (lambda: nn.InstanceNorm2d(4), (4, 3, 3)),
+    "a layer norm of images": (lambda: nn.LayerNorm([4, 3, 3]), (4, 3, 3)),
+    "a mean of parts": (lambda: nn.AdaptiveAvgPool2d((1, 2)), (4, 3, 4)),
+    "a subclass": (lambda: type("Norm", (nn.LayerNorm,), {})(4), (4,)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_are_not_known(name: str) -> None:
+    make, shape = LAYERS[name]
+    training, layer = "training" in name, make().double()
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2).double())
+    x = double(3, *shape)
+    model(x)
+    model.train(training)
+    assert chain(model, x) is None
+    found = gradlib.per_sample_jacobian(model, x, check=False)
+    reference = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    net, x = drawn(Parts()), double(3, 4)
+    overwritten = _with_the_net(lambda net, x: _added(net.a(x).tanh(), x), net)
+    with pytest.raises(gradlib.NoSuchWayError, match="inplace"):
+        gradlib.per_sample_jacobian(overwritten, x, mode="loop")
+    assert chain(overwritten, x) is None
+    with pytest.raises(gradlib.NoSuchWayError, match="inplace"):
+        gradlib.per_sample_jacobian(overwritten, x)
+    single = nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(4, 4), nn.Linear(4, 2))
+    assert chain(single.double(), x[:1]) is None
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        gradlib.per_sample_jacobian(single, x[:1])
+    other = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(3)).double()
+    assert chain(other, x) is None
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        gradlib.per_sample_jacobian(other, x)
+
+
+def test_fewer_vectors_from_the_middle_are_taken() -> None:
+    narrow = drawn(nn.Sequential(nn.Linear(30, 2), nn.LayerNorm(2), nn.Linear(2, 30)))
+    assert chain(narrow, double(3, 30)) is None
+    wide = drawn(nn.Sequential(Around(nn.Linear(2, 2)), nn.Linear(2, 30)))
+    assert chain(wide, double(3, 2)) is None
+    images = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2), nn.Linear(2, 50)
+    )
+    assert chain(drawn(images), double(3, 1, 8, 8)) is None
+
+
+def test_statistics_share_no_memory_with_a_result() -> None:
+    model, x = drawn(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))), double(1, 4)
+    out = model.get_buffer("0.running_mean").view(1, 1, 4)
+    assert chain(model, x) is not None
+    assert chain(model, x, out=out) is None
+
+
+# Programs by chance, which torch may refuse.
+
+
+def program(chance: random.Random) -> Callable[[Parts, Tensor], Tensor]:
+    """Return a function that does a few things one after the other."""
+    steps = [
+        (chance.choice(_DONE), chance.random(), chance.random())
+        for _ in range(chance.randint(1, 6))
+    ]
+
+    def run(net: Parts, x: Tensor) -> Tensor:
+        tensors = [x]
+        for done, one, other in steps:
+            first = tensors[int(one * len(tensors))]
+            tensors.append(done(net, first, tensors[int(other * len(tensors))]))
+        return tensors[-1]
+
+    return run
+
+
+_DONE: list[Callable[[Parts, Tensor, Tensor], Tensor]] = [
+    lambda net, a, _: net.a(a),
+    lambda net, a, _: net.b(a),
+    lambda net, a, _: net.norm(a),
+    lambda net, a, _: net.into(a),
+    lambda _, a, __: a.tanh(),
+    lambda _, a, __: F.gelu(a),
+    lambda _, a, __: 2 * a,
+    lambda _, a, __: a.flatten(1),
+    lambda _, a, __: a.view(len(a), -1),
+    lambda _, a, b: a + b,
+    lambda _, a, b: b + a,
+    lambda _, a, b: a - b,
+    lambda _, a, b: _added(a, b),
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_by_chance(seed: int) -> None:
+    net, x = drawn(Parts()), double(2, 4)
+    for number in range(10):
+        fn = _with_the_net(program(random.Random(10 * seed + number)), net)
+        require_right(fn, x)
+
+
+def require_right(fn: Function, x: Tensor) -> bool:
+    """Hold a chain, if there is one, against a loop; and tell whether there is one."""
+    given = x.clone()
+    found = chain(fn, x)
+    assert torch.equal(x, given)
+    if found is None:
+        return False
+    ours = gradlib.per_sample_jacobian(fn, x)
+    reference = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-10)
+    return True
