@@ -54,6 +54,43 @@ class Basic(nn.Module):
         return self.relu(out)
 
 
+class Tutorial(nn.Module):
+    """A classifier of digits, as most have written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 3)
+        self.drop, self.fc = nn.Dropout(), nn.Linear(4 * 3 * 2, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.relu(self.drop(self.conv2(x)))
+        x = torch.flatten(x, 1)
+        return F.log_softmax(self.fc(x), dim=1)
+
+
+class Averaging(nn.Module):
+    """A net that takes its mean over all places by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).tanh()
+        return self.fc(h.mean((2, 3)))
+
+
+class Mean(nn.Module):
+    """A mean over all places, in code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(-1, -2), keepdim=True)
+
+
+ENDING = nn.Flatten(), nn.Linear(4, 3)
+
+
 def drawn(model: nn.Module) -> nn.Module:
     """Give a net weights and statistics that nobody begins with."""
     torch.manual_seed(1)
@@ -135,6 +172,24 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             nn.BatchNorm2d(4), nn.ReLU(True), Basic(4, 4), Basic(4, 6, 2), channels=6
         ),
         (1, 8, 7),
+    ),
+    "windows": (
+        lambda: classifier(nn.ReLU(), nn.MaxPool2d(2), nn.Tanh(), nn.MaxPool2d(2, 1)),
+        (1, 8, 9),
+    ),
+    "windows of another kind": (
+        lambda: nn.Sequential(
+            nn.MaxPool2d((3, 2), (2, 1), 1, (1, 2)), nn.Flatten(), nn.Linear(36, 2)
+        ),
+        (1, 8, 9),
+    ),
+    "as in the tutorials": (lambda: Tutorial(), (1, 12, 11)),
+    "a mean in code": (lambda: Averaging(), (1, 7, 6)),
+    "means that stay maps": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), Around(Mean(), nn.Conv2d(4, 4, 1)), *ENDING
+        ),
+        (1, 3, 3),
     ),
     "flattened without a mean": (
         lambda: nn.Sequential(
@@ -289,6 +344,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm of rows": (lambda: nn.Sequential(nn.BatchNorm1d(4)), (4, 1)),
     "instance norm": (lambda: nn.InstanceNorm2d(4), (4, 3, 3)),
     "a layer norm of images": (lambda: nn.LayerNorm([4, 3, 3]), (4, 3, 3)),
+    "windows rounded up": (lambda: nn.MaxPool2d(2, ceil_mode=True), (4, 3, 5)),
     "a mean of parts": (lambda: nn.AdaptiveAvgPool2d((1, 2)), (4, 3, 4)),
     "a subclass": (lambda: type("Norm", (nn.LayerNorm,), {})(4), (4,)),
 }

@@ -88,6 +88,19 @@ def _hardtanh(
     return nn.Hardtanh(min_val, max_val, inplace)
 
 
+def _max_pool(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> nn.Module:
+    return nn.MaxPool2d(
+        kernel_size, stride, padding, dilation, return_indices, ceil_mode
+    )
+
+
 _WITHOUT_OPTIONS: dict[str, Made] = {
     "relu": lambda: nn.ReLU(),
     "tanh": lambda: nn.Tanh(),
@@ -119,6 +132,8 @@ _WITH_OPTIONS: dict[str, Made] = {
     "hardswish": nn.Hardswish,
     "logsigmoid": nn.LogSigmoid,
     "softsign": nn.Softsign,
+    "max_pool2d": _max_pool,
+    "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
     "softmax": _softmax_of(nn.Softmax),
     "log_softmax": _softmax_of(nn.LogSoftmax),
 }
@@ -162,6 +177,7 @@ ADDING = ("__add__", "__iadd__", "__sub__")
 
 SEEN = (
     *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
+    "mean",
     *CASTS,
 )
 """What else of a tensor is known."""

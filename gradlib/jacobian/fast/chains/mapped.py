@@ -88,7 +88,9 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
             outs = parameters.weight.shape[0]
             multiply_adds += math.prod(after[1:]) * parameters.weight.numel() // outs
             found.append(Layer(layer, None))
-        elif kind is nn.AdaptiveAvgPool2d or _is_known_norm(layer, size, like):
+        elif kind in (nn.AdaptiveAvgPool2d, nn.MaxPool2d) or _is_known_norm(
+            layer, size, like
+        ):
             found.append(Layer(layer, None))
         elif bend := elementwise(layer):
             found.append(bend)

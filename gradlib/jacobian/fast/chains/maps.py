@@ -97,6 +97,31 @@ class Averaged(NamedTuple):
         return v.expand(*v.shape[:2], *self.size, v.shape[-1]), False
 
 
+class Picked(NamedTuple):
+    """The largest of each window.
+
+    Attributes:
+        places: Where they were found, ``(batch, 1, windows, channels)``.
+        size: How many places there are along each axis.
+    """
+
+    places: Tensor
+    size: torch.Size
+
+    def part(self, start: int, stop: int) -> "Picked":
+        """Return it for some samples."""
+        return Picked(self.places[start:stop], self.size)
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back. Windows may overlap."""
+        del ours
+        (batch, count), channels = v.shape[:2], v.shape[-1]
+        made = v.new_zeros(batch, count, self.size.numel(), channels)
+        flat = v.reshape(batch, count, -1, channels)
+        made = made.scatter_add(2, self.places.expand_as(flat), flat)
+        return made.view(batch, count, *self.size, channels), True
+
+
 class Forked(NamedTuple):
     """Two ways from one tensor, added up.
 
@@ -184,6 +209,19 @@ def _averaged(_: nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:
     return Averaged(x.shape[2:]), x.mean((2, 3), keepdim=True)
 
 
+def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
+    y, places = F.max_pool2d(
+        x,
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        return_indices=True,
+    )
+    places = places.movedim(1, -1).flatten(1, 2).unsqueeze(1)
+    return Picked(places, x.shape[2:]), y
+
+
 _FORWARD: dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]] = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
@@ -192,4 +230,5 @@ _FORWARD: dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]] = 
     nn.BatchNorm1d: scaled,
     nn.BatchNorm2d: scaled,
     nn.AdaptiveAvgPool2d: _averaged,
+    nn.MaxPool2d: _picked,
 }

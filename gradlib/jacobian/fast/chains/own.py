@@ -31,13 +31,14 @@ _FUNCTIONS = {
 _RUN: dict[type[nn.Module], Found] = {
     kind: _found("forward", kind)
     for kind in (
-        *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten, nn.AdaptiveAvgPool2d),
+        *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten),
+        *(nn.AdaptiveAvgPool2d, nn.MaxPool2d),
         *(nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d),
         *(*IDLE, *POINTWISE, *SOFTMAXES),
     )
 }
 
-_BATCH_NORM = _found("batch_norm", F)
+_BATCH_NORM = _found("batch_norm", F, torch)
 
 for _kind, _also in {
     nn.Sequential: _found("__iter__", nn.Sequential),
@@ -47,8 +48,9 @@ for _kind, _also in {
     nn.Dropout: _FUNCTIONS["dropout"],
     nn.AlphaDropout: _FUNCTIONS["alpha_dropout"],
     nn.AdaptiveAvgPool2d: _found("adaptive_avg_pool2d", F),
-    nn.GroupNorm: _found("group_norm", F),
-    nn.LayerNorm: _found("layer_norm", F),
+    nn.MaxPool2d: _found("max_pool2d", F, torch),
+    nn.GroupNorm: _found("group_norm", F, torch),
+    nn.LayerNorm: _found("layer_norm", F, torch),
     nn.BatchNorm1d: _found("_check_input_dim", nn.BatchNorm1d) + _BATCH_NORM,
     nn.BatchNorm2d: _found("_check_input_dim", nn.BatchNorm2d) + _BATCH_NORM,
 }.items():

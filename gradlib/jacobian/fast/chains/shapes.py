@@ -36,6 +36,11 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             shape = (*shape[:1], *size)
         elif kind is nn.Flatten:
             shape = (*shape[:1], math.prod(shape[1:]))
+        elif kind is nn.MaxPool2d:
+            size = pooled_size(layer, shape[1:])
+            if size is None:
+                return None
+            shape = (*shape[:1], *size)
         elif kind is nn.AdaptiveAvgPool2d:
             if len(shape) != 4 or layer.output_size not in (1, (1, 1)):
                 return None
@@ -57,10 +62,27 @@ def size_after(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:
     padding, kernel = layer.padding, layer.kernel_size
     if isinstance(padding, str) or layer.padding_mode != "zeros":
         return None
-    spatial = [
-        (size[1 + i] + 2 * padding[i] - layer.dilation[i] * (kernel[i] - 1) - 1)
-        // layer.stride[i]
-        + 1
-        for i in range(2)
-    ]
+    moves = zip(kernel, layer.stride, padding, layer.dilation, strict=True)
+    spatial = [_after(it, *move) for it, move in zip(size[1:], moves, strict=True)]
     return None if min(spatial) < 1 else (layer.out_channels, *spatial)
+
+
+def pooled_size(layer: nn.MaxPool2d, size: Sequence[int]) -> Shape | None:
+    """Return the size of what a pool makes of a sample, if it is known."""
+    if len(size) != 3 or layer.ceil_mode or layer.return_indices:
+        return None
+    kernel, stride, padding, dilation = (
+        it if isinstance(it, tuple) else (it, it)
+        for it in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    )
+    moves = [*zip(kernel, stride, padding, dilation, strict=True)]
+    spatial = [_after(it, *move) for it, move in zip(size[1:], moves, strict=True)]
+    # What torch refuses.
+    if min(spatial) < 1 or any(2 * move[2] > move[0] for move in moves):
+        return None
+    return (size[0], *spatial)
+
+
+def _after(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Return how many places a window stops at along an axis."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1

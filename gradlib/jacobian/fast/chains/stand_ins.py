@@ -171,10 +171,20 @@ def _method(
     if name == "size" and len(args) < 2 and not kwargs:
         size: Any = torch.Size(place.shape)
         return size[args[0]] if args else size
+    if name == "mean":
+        return _after(place, *_averages(place.shape, *args, **kwargs))
     if name in ("view", "reshape") and not kwargs:
         flat = VIEWED if name == "view" else layer(nn.Flatten)
         return _after(place, *[flat] * _flattens(place.shape, args))
     raise UnknownError(name)
+
+
+def _averages(shape: Shape, dim: Any, keepdim: bool = False) -> list[nn.Module]:
+    """Return the layers that a mean over all places is."""
+    axes = sorted(it % len(shape) for it in dim)
+    if len(shape) != 4 or axes != [2, 3]:
+        raise UnknownError("it is a mean over something else")
+    return [nn.AdaptiveAvgPool2d(1), *[nn.Flatten()] * (not keepdim)]
 
 
 def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
