@@ -1,11 +1,11 @@
 """The hooks of ours on modules, told from everybody else's."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from operator import methodcaller
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -18,6 +18,10 @@ class ModuleHook(partial[None]):
     def __reduce__(self) -> tuple[type["ModuleHook"], tuple[object]]:
         """Copy and pickle it as a hook that does nothing."""
         return ModuleHook, (_nothing,)
+
+    def stop(self) -> None:
+        """Do nothing from now on, wherever it stands, and hold nothing."""
+        cast(Any, self).__setstate__((_nothing, (), {}, None))
 
 
 def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
@@ -35,6 +39,25 @@ def hooks_of_others(module: nn.Module) -> dict[str, Any]:
         others = ((key, it) for key, it in items if key != id(it))
         kept[kind] = without_ours(OrderedDict(others))
     return kept
+
+
+def remove_stopped(modules: Collection[nn.Module]) -> None:
+    """Take away those of ours that do nothing any more.
+
+    Whoever puts another module in the place of one sets all its hooks on that one too.
+    """
+    if not any(hook_dicts(modules)):
+        return
+    for module in modules:
+        every: list[dict[int, Any]] = [getattr(module, kind) for kind in HOOKS]
+        stopped = {
+            key
+            for key, hook in chain.from_iterable(hooks.items() for hooks in every)
+            if isinstance(hook, ModuleHook) and hook.func is _nothing
+        }
+        for hooks in every:
+            for key in stopped & hooks.keys():
+                del hooks[key]
 
 
 def all_are_ours(modules: Iterable[nn.Module]) -> bool:

@@ -166,34 +166,36 @@ def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any
 
 def hook_module(
     module: nn.Module, before: Callable[..., None], after: Callable[..., None]
-) -> Callable[[], None]:
+) -> None:
     """Set a hook before all others of a module, and one after them.
 
     Both get keyword arguments, and the second runs also where the call raises: as
     ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a third of
-    their price. Copies and pickles of the module are made without them.
-
-    Returns:
-        What takes both away again.
+    their price. Copies and pickles of the module are made without them. One that still
+    stands there stays in its place.
     """
     own: dict[str, Any] = vars(module)
-    kinds = (before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)
-    for hook, names in kinds:
+    is_new = id(before) not in own["_forward_pre_hooks"]
+    for hook, names in ((before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)):
         for name in names:
             hooks = own[name]
             hooks[id(hook)] = hook  # torch's own keys are small numbers
             hooks.__reduce_ex__ = MethodType(_reduced_without_ours, hooks)
-    own["_forward_pre_hooks"].move_to_end(id(before), last=False)
+    if is_new:
+        own["_forward_pre_hooks"].move_to_end(id(before), last=False)
 
-    def remove() -> None:
-        for hook, names in kinds:
-            for name in names:
-                hooks = own[name]
-                hooks.pop(id(hook), None)
-                if not hooks or len(hooks) == len(_without_ours(hooks)):
-                    hooks.__dict__.clear()
 
-    return remove
+def unhook_module(
+    module: nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> None:
+    """Take away what `hook_module` has set."""
+    own: dict[str, Any] = vars(module)
+    for hook, names in ((before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)):
+        for name in names:
+            hooks = own[name]
+            hooks.pop(id(hook), None)
+            if not hooks or len(hooks) == len(_without_ours(hooks)):
+                hooks.__dict__.clear()
 
 
 def _reduced_without_ours(hooks: dict[int, Any], _protocol: object) -> tuple[Any, ...]:
@@ -339,6 +341,12 @@ own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
 own_parameters, own_buffers, own_children = map(
     attrgetter, (PARAMETERS, BUFFERS, CHILDREN)
 )
+
+
+# A module's hooks that run before its forward, and after it, by their numbers.
+forward_pre_hooks: Callable[[nn.Module], dict[int, Any]]
+forward_hooks: Callable[[nn.Module], dict[int, Any]]
+forward_pre_hooks, forward_hooks = map(attrgetter, FORWARD_HOOKS)
 
 
 def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:

@@ -1,7 +1,7 @@
 """Numbers that sum up tensors."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,8 +16,8 @@ linalg = cast(Any, torch.linalg)
 class TensorStats:
     """Eight facts about a tensor, computed on its device.
 
-    The numbers stay on the tensor's device until somebody reads one, so that
-    `tensor_stats` never waits for the device.
+    The numbers stay on a GPU until somebody reads one, so that `tensor_stats` never
+    waits for it.
 
     Attributes:
         shape: The tensor's shape.
@@ -27,9 +27,12 @@ class TensorStats:
     __slots__ = ("_numbers", "dtype", "shape")
 
     def __init__(
-        self, shape: torch.Size, dtype: torch.dtype, numbers: dict[str, Tensor]
+        self,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        numbers: Mapping[str, Tensor | float | complex],
     ) -> None:
-        """Take the numbers by name, each a tensor of no dimension."""
+        """Take the numbers by name, or tensors of no dimension that hold them."""
         self.shape = shape
         self.dtype = dtype
         self._numbers = numbers
@@ -75,7 +78,7 @@ class TensorStats:
 
     def _read(self, name: str) -> Any:
         number = self._numbers[name]
-        return math.nan if number.is_meta else number.item()
+        return number.item() if isinstance(number, Tensor) else number
 
 
 def tensor_stats(tensor: Tensor) -> TensorStats:
@@ -118,7 +121,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     values = _values(tensor)
     shape = values.shape if tensor.is_nested else tensor.shape
     try:
-        return TensorStats(shape, tensor.dtype, _numbers(values))
+        numbers = {name: _at_once(it) for name, it in _numbers(values).items()}
+        return TensorStats(shape, tensor.dtype, numbers)
     except TypeError as error:  # of a class that takes over what torch does
         raise RecordingArgumentError(
             f"tensor is a {type(tensor).__name__}, for which torch has no norm, mean "
@@ -142,6 +146,17 @@ def _numbers(values: Tensor) -> dict[str, Tensor]:
         "zeros": (count - torch.count_nonzero(values)) / count,
         "nonfinite": nonfinite,
     }
+
+
+def _at_once(number: Tensor) -> Tensor | float | complex:
+    """Read a number, unless that would wait for a device.
+
+    What is left of thousands of small tensors would keep the memory between them from
+    being used again.
+    """
+    if number.is_meta:
+        return math.nan
+    return number.item() if type(number) is Tensor and number.is_cpu else number
 
 
 def _values(tensor: Tensor) -> Tensor:

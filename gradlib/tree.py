@@ -2,8 +2,9 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from optree import PyTreeSpec
 from torch import Tensor, nn
 
 NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
+DEEPEST = 100  # where something is opened that cannot be opened as a whole
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class Tree:
 
     Opened to any depth: tuples, lists, dicts, named tuples, dataclasses, and classes
     made of dicts, as many models return them. ``None`` is a leaf: an absent argument
-    keeps its place.
+    keeps its place. So is an object that cannot be copied without its values, one that
+    lacks some of them, and one that holds itself.
     """
 
     leaves: list[Any]
@@ -73,14 +76,69 @@ def flatten(structure: object) -> tuple[list[Any], PyTreeSpec]:
     """Return what makes a `Tree` of `structure`."""
     if type(structure) in _ATOMS:
         return [structure], _BARE
+    try:
+        return _flattened(structure)
+    except Exception:  # of somebody's class, or of what holds itself
+        return _flattened(structure, _found_closed)
+
+
+def _flattened(
+    structure: object, find_closed: Callable[[object], Any] = lambda _: None
+) -> tuple[list[Any], PyTreeSpec]:
+    tried: set[type[Any]] = {Tensor}
     while True:
         leaves, spec = optree.tree_flatten(
-            cast(Any, structure), none_is_leaf=True, namespace=NAMESPACE
+            cast(Any, structure),
+            find_closed(structure),
+            none_is_leaf=True,
+            namespace=NAMESPACE,
         )
         # A class met for the first time is a leaf, once.
-        kinds: set[type[Any]] = set(map(type, leaves)) - {Tensor}
-        if not any(map(_made_open, kinds)):
+        kinds: set[type[Any]] = set(map(type, leaves)) - tried
+        if not sum(map(_made_open, kinds)):  # each of them, not up to the first
             return leaves, spec
+        tried |= kinds
+
+
+def _found_closed(structure: object) -> Callable[[object], bool]:
+    """Return what tells whether something in a structure stays closed.
+
+    That is what its class does not let us open, and what holds itself.
+    """
+    closed: set[int] = set()
+    _find_closed(structure, closed, {}, [])
+    return lambda thing: id(thing) in closed
+
+
+def _find_closed(
+    thing: object, closed: set[int], seen: dict[int, object], around: list[object]
+) -> None:
+    """Add the ids of what stays closed in a thing, which stands in those `around`."""
+    if id(thing) in seen:
+        places = [place for place, it in enumerate(around) if it is thing]
+        closed.update(id(it) for place in places for it in around[place:])
+        return
+    seen[id(thing)] = thing
+    try:
+        parts = _parts(thing) if len(around) < DEEPEST else None
+    except Exception:
+        parts = None
+    if parts is None:
+        closed.add(id(thing))
+        return
+    around.append(thing)
+    for part in parts:
+        _find_closed(part, closed, seen, around)
+    around.pop()
+
+
+def _parts(thing: Any) -> list[Any]:
+    """Return what stands in a thing itself; nothing for a leaf."""
+    are_inside = itertools.chain((False,), itertools.repeat(True))
+    parts, spec = optree.tree_flatten(
+        thing, lambda _: next(are_inside), none_is_leaf=True, namespace=NAMESPACE
+    )
+    return [] if spec.is_leaf() else parts
 
 
 def flatten_call(
@@ -153,22 +211,38 @@ def _flatten_dict(
 
 
 def _flatten_dataclass(source: Any) -> tuple[list[Any], Any, list[Any]]:
-    names = [_Attribute(field.name) for field in dataclasses.fields(source)]
+    names = [_Attribute(it.name) for it in dataclasses.fields(source)]
     values = [getattr(source, name) for name in names]
     return values, _emptied(source, names), names
 
 
-def _emptied(source: Any, names: Iterable[Any]) -> tuple[Any, list[Any]]:
-    """Return a copy of `source` that holds none of its values, and their names."""
-    names = list(names)
-    return _unflatten((source, names), [None] * len(names)), names
+@dataclass(slots=True)
+class _Form:
+    """What an object is besides its values. Two of one class agree in their names."""
+
+    template: Any = field(compare=False)  # as who wrote the class compares, or does not
+    names: list[Any]
 
 
-def _unflatten(form: tuple[Any, list[Any]], values: Iterable[Any]) -> Any:
-    template, names = form
-    made = copy.copy(template)
+def _emptied(source: Any, names: Iterable[Any]) -> _Form:
+    """Return the form of `source`, which holds none of its values.
+
+    Raises:
+        Exception: Nobody can make copies of it: whatever the class says of that.
+    """
+    form = _Form(source, list(names))
+    nothing = [None] * len(form.names)
+    form.template = _unflatten(form, nothing)
+    _unflatten(form, nothing)  # as `Tree.build` will
+    return form
+
+
+def _unflatten(form: _Form, values: Iterable[Any]) -> Any:
+    made = copy.copy(form.template)
+    if made is form.template:
+        raise TypeError("its copy is the object itself")
     is_dict = issubclass(type(made), dict)
-    for name, value in zip(names, values, strict=True):
+    for name, value in zip(form.names, values, strict=True):
         if is_dict:
             cast(Any, dict).__setitem__(made, name, value)
             # Some such classes give their keys as attributes too.

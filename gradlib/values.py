@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from gradlib.private import enable_grad, grad_is_enabled, lazy_clone
+from gradlib.private import data_address, enable_grad, grad_is_enabled, lazy_clone
 
 Keep: TypeAlias = Callable[[Tensor], Any]
 """A function that gives what to keep of a tensor."""
@@ -51,14 +51,53 @@ def clone(tensor: Tensor) -> Tensor:
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are of one shape, dtype and device and hold the same."""
-    if a.dtype != b.dtype or a.device != b.device:
+    """Tell whether two tensors are of one shape and kind and hold the same.
+
+    Args:
+        a: Any tensor: dense, sparse or nested.
+        b: Another one.
+
+    Returns:
+        ``False`` also where torch cannot tell, as for some dtypes. NaN equals NaN.
+    """
+    if _kind(a) != _kind(b):
         return False
     a, b = a.detach(), b.detach()
-    return torch.equal(a, b) or (
-        (a.is_floating_point() or a.is_complex())
-        and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    )
+    if a.is_nested:
+        parts, others = a.unbind(), b.unbind()
+        return len(parts) == len(others) and all(map(same_values, parts, others))
+    if a.shape != b.shape:  # torch.allclose would broadcast them
+        return False
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    try:
+        return torch.equal(a, b) or (
+            (a.is_floating_point() or a.is_complex())
+            and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        )
+    except NotImplementedError:
+        return False
+
+
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return which memory a tensor shows, and how: ``tensor.data = other`` changes it.
+
+    Of one that has no such place, as a sparse one, it is only what it is made of.
+    """
+    try:
+        return (
+            data_address(tensor),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+        )
+    except RuntimeError:
+        return tensor.dtype, tensor.layout
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.device, tensor.layout, tensor.is_nested
 
 
 class Copies:

@@ -74,6 +74,29 @@ def test_a_nested_tensor_without_parts() -> None:
     assert (stats.shape, stats.norm, stats.nonfinite) == ((0,), 0, 0)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([3.0, -4.0]),
+        nn.Parameter(torch.tensor([3.0, 4.0])),
+        torch.tensor([3, 4]),
+        torch.tensor([3j, 4]),
+        torch.tensor([[3.0, 0.0], [0.0, 4.0]]).to_sparse(),
+        torch.ones(0),
+        torch.ones(3, device="meta"),
+    ],
+    ids=["float", "weight", "int", "complex", "sparse", "empty", "meta"],
+)
+def test_on_a_cpu_no_tensor_is_kept(tensor: Tensor) -> None:
+    stats = tensor_stats(tensor)
+    tensor.detach().zero_()
+    assert {type(it) for it in stats._numbers.values()} <= {float, complex, int}
+    assert stats.numbers() == pytest.approx(dict(stats._numbers), nan_ok=True)
+    if not tensor.is_meta:
+        assert stats.norm == (5 if tensor.numel() else 0)
+
+
 def test_float8() -> None:
     values = torch.tensor([3.0, 4.0, float("nan")]).to(torch.float8_e4m3fn)
     assert tensor_stats(values[:2]).norm == 5

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -78,6 +78,152 @@ def test_a_dict_class_fills_its_attributes() -> None:
     tree = Tree.of(ModelOutput(loss=torch.ones(1)))
     filled = tree.filled({0: torch.zeros(1)})
     assert filled.loss.item() == filled["loss"].item() == 0
+
+
+@dataclass
+class Unfilled:
+    value: Any
+    later: Any = field(init=False)
+
+
+@dataclass
+class Uncopied:
+    value: Any
+
+    def __copy__(self) -> "Uncopied":
+        raise RuntimeError("not to be copied")
+
+
+@dataclass
+class Unpickled:
+    value: Any
+
+    def __getstate__(self) -> object:
+        raise RuntimeError("not to be pickled")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Its copy is the object itself, as who cannot be changed may do it."""
+
+    value: Any
+
+    def __copy__(self) -> "Shared":
+        return self
+
+
+class Unchanging(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("it cannot be changed")
+
+
+class OnlyTensors(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{key} must be a tensor")
+        super().__setitem__(key, value)
+
+
+@dataclass
+class Node:
+    value: Any
+    parent: Any = None
+
+
+def ring(value: Any) -> Node:
+    """Return one of two nodes that hold each other."""
+    node = Node(value)
+    node.parent = Node(value, node)
+    return node
+
+
+def round_list(value: Any) -> list[Any]:
+    """Return a list that holds itself."""
+    values = [value]
+    values.append(values)
+    return values
+
+
+CLOSED: list[Any] = [
+    *(Unfilled, Uncopied, Unpickled, Shared, ring, round_list),
+    *(lambda value: Unchanging(value=value), lambda value: OnlyTensors(value=value)),
+]
+
+
+class Returns(nn.Module):
+    """Returns what is made of its output; what it is given besides is not used."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.linear, self.make = nn.Linear(2, 2), make
+
+    def forward(self, x: Tensor, _: object = None) -> Any:
+        return self.make(self.linear(x))
+
+
+def test_several_classes_that_are_met_for_the_first_time() -> None:
+    kinds = [type(f"New{i}", (OrderedDict[str, Any],), {}) for i in range(20)]
+    x = torch.ones(2)
+    tree = Tree.of([kind(a=x, b=[x]) for kind in kinds])
+    assert len(tree.leaves) == 40
+    assert [type(it) for it in tree.build()] == kinds
+
+
+@pytest.mark.parametrize("make", CLOSED)
+def test_what_cannot_be_opened_is_a_leaf(make: Any) -> None:
+    closed, tensor = make(torch.ones(1)), torch.zeros(1)
+    for _ in range(2):
+        tree = Tree.of([tensor, {"b": closed, "a": [Output(tensor, [])]}])
+        assert tree.leaves[:3] == [tensor, tensor, "output"]
+        assert tree.leaves[3] is closed
+        assert tree.path(3) == "[1]['b']"
+        assert tree.build()[1]["b"] is closed
+        assert Tree.of(closed).is_leaf()
+
+
+@pytest.mark.parametrize("make", CLOSED)
+def test_a_model_that_handles_it_is_recorded(make: Any) -> None:
+    model = nn.Sequential(Returns(make))
+    with gradlib.record(model) as recording:
+        output = model[0](torch.ones(1, 2), make(torch.ones(1)))
+    assert isinstance(recording["0"].output, gradlib.NotSaved)
+    assert isinstance(recording["0"].args[1], gradlib.NotSaved)
+    assert recording["0"].output.text == type(output).__name__
+    assert isinstance(recording["0.linear"].output, Tensor)
+    with pytest.raises(gradlib.NotPerSampleError, match="Return tensors only"):
+        gradlib.per_sample_jacobian(model, torch.ones(1, 2))
+
+
+def test_its_values_stay_where_they_are() -> None:
+    value = torch.ones(1)
+    shared = Shared(value)
+    Tree.of(shared)
+    assert shared.value is value
+
+
+def test_what_stands_in_two_places_is_opened_in_both() -> None:
+    pair = [torch.ones(1), ()]
+    assert Tree.of([pair, Unfilled(1), pair]).paths() == ["[0][0]", "[1]", "[2][0]"]
+
+
+def test_a_chain_too_long_to_be_opened() -> None:
+    node = Node(torch.ones(1))
+    for _ in range(2000):
+        node = Node(torch.ones(1), node)
+    tree = Tree.of(node)
+    assert isinstance(tree.leaves[-1], Node)
+    assert torch.equal(tree.build().parent.parent.value, torch.ones(1))
+
+
+def test_structures_agree_whatever_their_class_says_of_equality() -> None:
+    @dataclass
+    class Unequal:
+        value: Any
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("not to be compared")
+
+    assert Tree.of(Unequal(1)).spec == Tree.of(Unequal(2)).spec
 
 
 @pytest.mark.parametrize("kind", [Output, ModelOutput])

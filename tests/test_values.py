@@ -1,5 +1,6 @@
 """A kept value stays what it was."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -65,6 +66,50 @@ def test_same_values() -> None:
     assert not same_values(x, torch.tensor([1.0, 2.0, torch.inf]))
     assert same_values(torch.tensor([True, False]), torch.tensor([True, False]))
     assert not same_values(torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(5),
+        torch.zeros(1, 1),
+        torch.zeros(0),
+        torch.zeros(1, dtype=torch.float64),
+        torch.zeros(1, device="meta"),
+        torch.zeros(1).to_sparse(),
+    ],
+    ids=["broadcasts", "dimensions", "empty", "dtype", "device", "layout"],
+)
+def test_tensors_of_another_kind_are_not_the_same(other: Tensor) -> None:
+    one = torch.zeros(1)
+    assert not same_values(one, other)
+    assert not same_values(other, one)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "made",
+    [
+        Tensor.to_sparse,
+        Tensor.to_sparse_csr,
+        lambda it: torch.nested.nested_tensor([*it]),
+        lambda it: torch.nested.nested_tensor([*it], layout=torch.jagged),
+    ],
+    ids=["sparse", "rows", "nested", "jagged"],
+)
+def test_the_same_values_of_tensors_that_are_not_dense(
+    made: Callable[[Tensor], Tensor],
+) -> None:
+    one = torch.eye(3)
+    assert same_values(made(one), made(one.clone()))
+    assert not same_values(made(one), made(2 * one))
+    assert not same_values(made(one), made(one[:2]))
+
+
+def test_who_cannot_be_compared_is_not_the_same() -> None:
+    packed = torch.zeros(4, dtype=torch.uint8).view(torch.bits8)
+    assert not same_values(packed, packed.clone())
 
 
 class OnGPU(Tensor):

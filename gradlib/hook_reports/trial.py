@@ -314,14 +314,15 @@ def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
     A function that refers to the module, and is kept in it, is not copied with it.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
-    before = [(name, it, Kept(it)) for name, it in named if not is_lazy(it)]
+    before = [(name, it, it.data, Kept(it)) for name, it in named if not is_lazy(it)]
     changed: list[str] = []
     try:
         yield changed
     finally:
-        for name, tensor, kept in before:
+        for name, tensor, data, kept in before:
             if kept.has_changed():
-                tensor.data.copy_(kept.value)
+                tensor.data = data  # it may show another's memory, or have another size
+                data.copy_(kept.value)
                 changed.append(name)
 
 

@@ -1,6 +1,7 @@
 """The one forward pass, and the graph it leaves: what every way starts from."""
 
 import math
+import reprlib  # somebody's repr may raise
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -247,7 +248,7 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
             continue
         if not isinstance(leaf, Tensor):
             raise NotPerSampleError(
-                f"{output_path(outputs, place)} is {leaf!r} of type "
+                f"{output_path(outputs, place)} is {reprlib.repr(leaf)} of type "
                 f"{type(leaf).__name__}, no tensor. Return tensors only: "
                 "lambda x: model(x).logits picks one."
             )

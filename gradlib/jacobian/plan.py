@@ -104,9 +104,6 @@ class Plan(Printable):
         shapes: The shape of each block of the Jacobian, ``(batch, *out, *in)``.
         work: For each way, how many multiply-adds it takes, if that was counted.
         check_bytes: What the check's calls take; 0 if there is nothing to check.
-        settled: Whether to look for no shorter way, as looking would take longer.
-        needs_graph: Whether torch is right only in a pass that has a graph itself.
-        convolution: Whether there are convolutions on the way.
     """
 
     mode: str
@@ -120,8 +117,11 @@ class Plan(Printable):
     shapes: tuple[tuple[int, ...], ...]
     work: dict[str, int]
     check_bytes: int = 0
+    # Whether to look for no shorter way, as looking would take longer.
     settled: bool = False
+    # Whether torch is right only in a pass that has a graph itself.
     needs_graph: bool = False
+    # Whether there are convolutions on the way.
     convolution: bool = False
 
     @property

@@ -5,11 +5,10 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import data_address
 from gradlib.recorder.graph import End
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
-from gradlib.values import Keep, same_values
+from gradlib.values import Keep, place_of, same_values
 
 
 class Value:
@@ -29,10 +28,7 @@ class Value:
         self.version = version
         self.node = node
         self.kept = kept
-        try:
-            self.address = data_address(tensor)
-        except (RuntimeError, NotImplementedError):  # a sparse tensor has no such place
-            self.address = None
+        self.place = place_of(tensor)
         self.end: End = id(tensor) if node is None else (node, tensor.output_nr)
         if tensor._base is not None:
             # If somebody overwrites it, its gradient goes to its base.
@@ -47,11 +43,7 @@ class Value:
         return (
             version == self.version != UNKNOWN
             and tensor.grad_fn is self.node
-            and (
-                self.address is None
-                or data_address(tensor) == self.address
-                or self._has_only_moved(tensor)
-            )
+            and (place_of(tensor) == self.place or self._has_only_moved(tensor))
         )
 
     def _has_only_moved(self, tensor: Tensor) -> bool:
@@ -67,7 +59,7 @@ class Value:
             return False
         if tensor.device.type == "cpu" and not same_values(tensor, kept):
             return False
-        self.address = data_address(tensor)
+        self.place = place_of(tensor)
         return True
 
     def overwritten(self) -> bool:

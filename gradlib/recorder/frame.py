@@ -32,6 +32,7 @@ class Frame:
     parameters: Parameters | None = None
     has_views = False  # among the inputs
     has_threads = False  # that compute a part of it
+    has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
     # autograd's sequence numbers: its first, and the first after it.
     since = until = sys.maxsize

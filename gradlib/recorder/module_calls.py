@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -24,6 +24,8 @@ from torch.nn.parameter import is_lazy
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
     backward_pass_id,
+    forward_hooks,
+    forward_pre_hooks,
     grad_is_enabled,
     graph_is_captured,
     is_last,
@@ -59,6 +61,8 @@ _never_compiled = partial(
     because="gradlib.record sees each module call, so it cannot record what is "
     "compiled with fullgraph=True",
 )
+
+_NOT_GIVEN: Final = object()
 
 
 class ModuleCalls:
@@ -111,9 +115,11 @@ class ModuleCalls:
         hooked: Hooked,
         module: nn.Module,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
+        if kwargs is None or hooked.before not in forward_pre_hooks(module):
+            return  # somebody has set it anew: the module has one of its own
         now, python = self._now, running_frame(1)
         stack = now.stack
         for frame in stack:
@@ -124,11 +130,12 @@ class ModuleCalls:
         has_new_hook = not is_last(module, hooked.after) and put_hooks_around(
             module, hooked.before, hooked.after
         )
-        if values_are_stand_ins():
-            self._begin(now, hooked, -1).no_pass_because = notes.STAND_INS
-            return
-        if not stack and graph_is_captured():
-            self._begin(now, hooked, -1).no_pass_because = notes.CAPTURED
+        if why := _has_no_values(stack):
+            call = self._begin(now, hooked, -1)
+            call.no_pass_because = why
+            frame = _frame_of(call, hooked, module, python, stack)
+            frame.has_no_values = why
+            stack.append(frame)
             return
         leaves, spec = flatten_call(args, kwargs)
         running = backward_pass_id()
@@ -144,14 +151,9 @@ class ModuleCalls:
             self._remember_state(call, hooked.module, outermost=not stack)
             if has_new_hook and self._block.history is not None:
                 self._block.history.meet_hooks(call.moment)
-            if hooked.is_left_out:
-                call.moment = -1  # the model itself, which only counts the forwards
         else:
             call.idle, call.no_pass_because = (), ""
-        frame = Frame(
-            call, hooked, python, stack[-1].graph if stack else ForwardGraph()
-        )
-        frame.module = module  # nn.DataParallel calls copies of it
+        frame = _frame_of(call, hooked, module, python, stack)
         if running != -1:
             frame.in_backward, frame.within = True, within
         is_enabled = grad_is_enabled()
@@ -425,12 +427,15 @@ class ModuleCalls:
     @_never_compiled
     def after(
         self,
+        hooked: Hooked,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        output: object,
+        output: object = _NOT_GIVEN,
     ) -> None:
         """Write down that a call returns, and hook what flows back to it."""
+        if output is _NOT_GIVEN or hooked.after not in forward_hooks(module):
+            return  # somebody has set it anew
         now = self._now
         stack = now.stack
         if stack and stack[-1].module is module:
@@ -443,7 +448,7 @@ class ModuleCalls:
         raised = sys.exception()
         if raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
-        else:
+        elif not frame.has_no_values:
             if frame.lazy:  # its parameters are there now
                 self._take_parameters_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
@@ -452,7 +457,7 @@ class ModuleCalls:
                 self._take_wakened(now, frame, args, kwargs)
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
-        if not stack:
+        if not (stack or frame.has_no_values):
             self._hook_graphs()
             self._settle_views(now)
             now.end_forward()
@@ -627,6 +632,31 @@ def _mark_returned(frame: Frame, leaf: Tensor) -> None:
     for name, (parameter, _, _) in cast(Parameters, frame.parameters).items():
         if parameter is leaf:
             frame.call.returned = [*frame.call.returned, name]
+
+
+def _frame_of(
+    call: CallTrace,
+    hooked: Hooked,
+    module: nn.Module,
+    python: FrameType | None,
+    stack: list[Frame],
+) -> Frame:
+    """Return the frame of a call that begins inside of those in `stack`."""
+    if hooked.is_left_out:
+        call.moment = -1  # the model itself, which only counts the forwards
+    graph = stack[-1].graph if stack else ForwardGraph()
+    frame = Frame(call, hooked, python, graph)
+    frame.module = module  # nn.DataParallel calls copies of it
+    return frame
+
+
+def _has_no_values(stack: list[Frame]) -> str:
+    """Tell why a call that begins works on nothing that has a value, or ``""``."""
+    if stack and stack[-1].has_no_values:
+        return stack[-1].has_no_values
+    if values_are_stand_ins():
+        return notes.STAND_INS
+    return notes.CAPTURED if not stack and graph_is_captured() else ""
 
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:

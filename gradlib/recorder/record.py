@@ -8,7 +8,7 @@ tensors and tuples of tensors.
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from gradlib.errors import (
     RecordingArgumentError,
     UnknownFieldError,
 )
-from gradlib.module_hook import ModuleHook
+from gradlib.module_hook import ModuleHook, remove_stopped
 from gradlib.private import (
     forget_compiled,
     hook_dicts,
@@ -29,6 +29,7 @@ from gradlib.private import (
     hook_numbers,
     own_parameters,
     put_hooks_around,
+    unhook_module,
     what_stands_in,
 )
 from gradlib.recorder.hooked import (
@@ -222,7 +223,7 @@ class _Recorder(AbstractContextManager[Recording]):
         self._model = model
         self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
         self._seen: object = None  # at the last look
-        self._unhook: dict[nn.Module, Callable[[], None]] = {}
+        self._hooks: dict[nn.Module, tuple[ModuleHook, ModuleHook]] = {}
         self._undo: list[Callable[[], None]] = []
         self._has_begun = False
         self.recording = Recording(self._block, self._names, self._calls.traces)
@@ -261,13 +262,16 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def _remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for undo in (*self._unhook.values(), *self._undo):
+        for module in [*self._hooks]:
+            self._detach(module)
+        for undo in self._undo:
             undo()
-        self._unhook.clear()
         self._undo.clear()
         self._calls.when_forward_begins = _nothing  # a circle would keep all
         self._passes.remove_hooks()
         self._block.copies.wait()
+        with suppress(RuntimeError):  # another thread changes the model
+            remove_stopped({*self._places, *cast(Any, self._model).modules()})
         forget_compiled()
 
     def _attach(self, name: str, place: str, module: nn.Module) -> None:
@@ -289,13 +293,22 @@ class _Recorder(AbstractContextManager[Recording]):
         self._hooked[module] = hooked
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
-        before, after = ModuleHook(calls.before, hooked), ModuleHook(calls.after)
+        before = ModuleHook(calls.before, hooked)
+        after = ModuleHook(calls.after, hooked)
         hooked.before, hooked.after = id(before), id(after)
-        self._unhook[module] = hook_module(module, before, after)
+        self._hooks[module] = before, after
+        hook_module(module, before, after)
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
             swapped = ModuleHook(calls.swapped, views)
             self._undo.append(module.register_forward_pre_hook(swapped).remove)
+
+    def _detach(self, module: nn.Module) -> None:
+        """Take the hooks of a module away again, and stop them wherever they stand."""
+        hooks = self._hooks.pop(module)
+        unhook_module(module, *hooks)
+        for hook in hooks:
+            hook.stop()
 
     def _is_chosen(self, name: str, place: str, module: nn.Module) -> bool:
         if self._chosen(place, module):
@@ -335,6 +348,7 @@ class _Recorder(AbstractContextManager[Recording]):
         self._name_all(standing, every)
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
+                hook_module(module, *self._hooks[module])  # who took them away?
                 put_hooks_around(module, hooked.before, hooked.after)
         if self._block.history is not None:
             self._block.history.has_changed = True
@@ -373,7 +387,7 @@ class _Recorder(AbstractContextManager[Recording]):
             elif not hooked.was_called:
                 hooked.rename(name, self._calls_of[name])
                 if not self._is_chosen(name, place, module) and place:
-                    self._unhook.pop(module)()
+                    self._detach(module)
                     del self._hooked[module]
         for place, module in every.items():
             hooked = self._hooked.get(module)

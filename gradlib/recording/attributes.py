@@ -12,7 +12,6 @@ import optree
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import (
     CONTAINERS,
     DEPTH,
@@ -75,7 +74,7 @@ class Copies:
     """Copies of what stands in attributes: of what stands in two places, one."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Begin with none; `change` gives a copy of a tensor as it shall be."""
+        """Begin with none; `change` gives what to copy instead of a tensor."""
         self._change = change
         # The original is held too: its id is its own only while it lives.
         self._made: dict[int, tuple[Any, Any]] = {}
@@ -105,8 +104,10 @@ class Copies:
             return copy.copy(cast(set[Any], value))
         if not isinstance(value, Tensor | Was):
             return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
-        kept = value.value if isinstance(value, Was) else Kept(value).value
-        made = self._change(kept)
+        kept = value.value if isinstance(value, Was) else value.detach()
+        # Memory shared lazily would not do: it may be the module's own, and to whoever
+        # gives such a tensor another size torch raises an error.
+        made = self._change(kept).clone()
         # No leaf: torch lets nobody write to one that requires grad.
         return clone(made.requires_grad_()) if value.requires_grad else made
 

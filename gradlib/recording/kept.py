@@ -2,19 +2,19 @@
 
 from torch import Tensor, nn
 
-from gradlib.private import data_address, is_copy_on_write
-from gradlib.values import keep, same_values
+from gradlib.private import is_copy_on_write
+from gradlib.values import keep, place_of, same_values
 
 
 class Kept:
     """A tensor as it was."""
 
     __slots__ = (
-        "_address",
-        "_is_copy",
+        "_place",
         "_shares_memory",
         "_tensor",
         "_version",
+        "is_copy",
         "requires_grad",
         "value",
     )
@@ -40,13 +40,11 @@ class Kept:
             or self.requires_grad != tensor.requires_grad
         ):
             return True
-        if self._is_copy:  # a look at another device's memory would wait for the device
+        if self.is_copy:  # a look at another device's memory would wait for the device
             return tensor.device.type != "cpu" or not same_values(tensor, self.value)
         if not self._shares_memory:
-            return (
-                tensor.dtype != self.value.dtype or address_of(tensor) != self._address
-            )
-        if is_copy_on_write(tensor):
+            return place_of(tensor) != self._place
+        if is_copy_on_write(tensor) and place_of(tensor) == self._place:
             return False
         if not same_values(tensor, self.value):
             return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
@@ -58,11 +56,11 @@ class Kept:
         # What is not learned may be given another size, which ends in an error inside
         # torch where memory is shared until somebody writes.
         learned = isinstance(tensor, nn.Parameter)
-        self._is_copy = not learned and tensor.numel() <= SMALL
-        self.value = tensor.detach().clone() if self._is_copy else keep(tensor)
+        self.is_copy = not learned and tensor.numel() <= SMALL
+        self.value = tensor.detach().clone() if self.is_copy else keep(tensor)
         # Until somebody writes to one of the two, behind torch's back too.
-        self._shares_memory = not self._is_copy and _shares_memory(tensor)
-        self._address = address_of(tensor)  # tensor.data = other changes no version
+        self._shares_memory = not self.is_copy and _shares_memory(tensor)
+        self._place = place_of(tensor)  # the version stays where that changes
 
 
 UNKNOWN = -1
@@ -78,11 +76,3 @@ def _shares_memory(tensor: Tensor) -> bool:
         return is_copy_on_write(tensor)
     except NotImplementedError:  # no memory of its own, as inside torch.func
         return False
-
-
-def address_of(tensor: Tensor) -> int | None:
-    """Return where a tensor's data begins; ``None`` for one that has no such place."""
-    try:
-        return data_address(tensor)
-    except (RuntimeError, NotImplementedError):
-        return None

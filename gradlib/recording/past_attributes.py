@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gradlib.opaque import FIXED
 from gradlib.private import is_of_torch
-from gradlib.recording.kept import UNKNOWN, address_of
-from gradlib.values import same_values
+from gradlib.recording.kept import UNKNOWN
+from gradlib.values import place_of, same_values
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """What every module has under these names is no attribute of its own."""
@@ -55,7 +55,7 @@ class Was:
     # this is always the same object.
     original: weakref.ref[Tensor]
     version: int
-    address: int | None
+    place: tuple[object, ...]
     requires_grad: bool
     value: Tensor
 
@@ -66,7 +66,7 @@ class Was:
         return cls(
             weakref.ref(tensor),
             UNKNOWN if tensor.is_inference() else tensor._version,
-            address_of(tensor),
+            place_of(tensor),
             tensor.requires_grad,
             value.clone() if tensor.numel() <= SMALL else value,
         )
@@ -80,7 +80,7 @@ class Was:
         # To look at another device's memory would wait for the device.
         if self.version == UNKNOWN or self.version != tensor._version:
             return False
-        return self.address == address_of(tensor)
+        return self.place == place_of(tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -238,8 +238,13 @@ class Recording(Printable):
             numerical: Whether to check each call's VJP against finite differences too.
                 This finds a backward that is wrong, even on purpose, as with a
                 ``detach()``; the row of `padding_idx` of an ``nn.Embedding``, which
-                gets none, is left out. It takes a few forwards in float64, along one
-                random direction, for each input and own parameter that requires grad.
+                gets none, is left out. It takes two forwards in float64 along each of a
+                few random directions, for each input and own parameter that requires
+                grad. Nothing found is no proof: in trials it found every gradient with
+                random errors of a hundredth of its norm, and of a thousandth nearly
+                every one in small modules and half of those with many entries. It looks
+                beside the recorded point too, and one point without an error is enough,
+                as at a kink. Gate on ``torch.autograd.gradcheck`` in float64.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together.
@@ -285,7 +290,7 @@ class Recording(Printable):
             print(recording.verify(numerical=True))
             #> Verification: 2 of 4 calls agree
             #> module  field          error  reason
-            #> 1       grad_input[0]  0.053  finite differences disagree
+            #> 1       grad_input[0]  0.5    finite differences disagree
             #> not checked: 1, with a disagreement inside
             ```
         """

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -31,6 +32,7 @@ from gradlib.private import (
 )
 from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
 from gradlib.recording.difference import shape_of
+from gradlib.recording.kept import Kept
 from gradlib.recording.notes import input_name, note
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.state import (
@@ -45,7 +47,7 @@ from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
-"""Gives the value that takes the place of a recorded one."""
+"""Gives the value that takes the place of a recorded one, which is copied then."""
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Replayed:
 def replay(
     trace: CallTrace,
     number: int,
-    change: Change = keep,
+    change: Change = lambda kept: kept,
     begin: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Compute a call again, and its VJP with what a pass gave its output.
@@ -71,7 +73,7 @@ def replay(
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        change: Gives a copy of a recorded tensor, or what to put in its place.
+        change: Gives what to put in the place of a recorded tensor.
         begin: Called before the module is. Hooks that it sets are gone afterwards.
 
     Raises:
@@ -239,7 +241,7 @@ class _Scene:
         for name, kept in self._history.parameters(module, moment).items():
             parameters[name] = kept and self._weight(kept.value, kept.requires_grad)
         for name, kept in self._history.buffers(module, moment).items():
-            buffers[name] = kept and self._change(kept.value)
+            buffers[name] = kept and self._buffer(kept)
         for name, made in (*parameters.items(), *buffers.items()):
             state.pop(name, None)  # what has taken its place since
             if made is not None and name not in lazy:
@@ -281,9 +283,15 @@ class _Scene:
     def _weight(self, value: Tensor, requires_grad: bool) -> nn.Parameter:
         known = self._weights.get(id(value))
         if known is None:
-            known = nn.Parameter(self._change(value), requires_grad=requires_grad)
+            made = keep(self._change(value))
+            known = nn.Parameter(made, requires_grad=requires_grad)
             self._weights[id(value)] = known
         return known
+
+    def _buffer(self, kept: Kept) -> Tensor:
+        made = self._change(kept.value)
+        # As it was kept: the call may give a small one another size.
+        return made.clone() if kept.is_copy else keep(made)
 
     def _arguments(self) -> Any:
         """Return copies: the module may overwrite them."""
@@ -300,7 +308,7 @@ class _Scene:
             elif id(kept) in made:
                 leaf, given = made[id(kept)]
             else:
-                leaf = given = self._change(kept).to(came_from(kept))
+                leaf = given = keep(self._change(kept)).to(came_from(kept))
                 if place not in idle:
                     leaf.requires_grad_()
                     given = clone(leaf)
@@ -362,6 +370,14 @@ def _known(trace: CallTrace) -> tuple[History, World]:
             "tensors may have carried tangents, which are not kept."
         )
     for module in history.inside(called, trace.moment):
+        kind = history.kind(module, trace.moment)
+        if kind is not type(module) and not issubclass(kind, LazyModuleMixin):
+            raise CannotReplayError(
+                f"{label(trace)} contains what was a {kind.__name__} then and is a "
+                f"{type(module).__name__} now, whose forward may be another. Replay "
+                "before you give a module another class, as "
+                "torch.nn.utils.parametrize does."
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise CannotReplayError(
                 f"{label(trace)} contains a ScriptModule, whose weights cannot be "

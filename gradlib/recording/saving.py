@@ -153,13 +153,7 @@ def _plain_stats(stats: TensorStats) -> list[Any]:
 
 def _restored_stats(saved: list[Any]) -> TensorStats:
     shape, dtype, numbers = saved
-    # In float64 and complex128 every number is what it was.
-    wide = {float: torch.float64, complex: torch.complex128, int: torch.int64}
-    tensors = {
-        name: torch.tensor(number, dtype=wide[type(number)])
-        for name, number in numbers.items()
-    }
-    return TensorStats(torch.Size(shape), dtype_named(dtype), tensors)
+    return TensorStats(torch.Size(shape), dtype_named(dtype), numbers)
 
 
 CLASSES: dict[str, Class] = {"stats": (TensorStats, _plain_stats, _restored_stats)}

@@ -52,6 +52,10 @@ Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
 """The class of a module, and its hooks, as its attributes."""
 
 
+Mode: TypeAlias = tuple[bool, type[nn.Module]]
+"""Whether a module is in training, and its class: some are given another one."""
+
+
 class History:
     """The weights, buffers, modes, children and hooks of a model at each moment.
 
@@ -67,7 +71,7 @@ class History:
         self._parameters: Values = {}
         self._buffers: Values = {}
         self._since: dict[nn.Module, int] = {}  # when each was seen first
-        self._modes: list[tuple[int, dict[nn.Module, bool]]] = []
+        self._modes: list[tuple[int, dict[nn.Module, Mode]]] = []
         self._children: list[tuple[int, dict[nn.Module, Children]]] = []
         self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
         self.is_set_back = False  # while a call is computed again
@@ -75,7 +79,7 @@ class History:
         self.has_changed = True
         # What that look saw: its moment, and the modes.
         self._looked = -1
-        self._seen: dict[nn.Module, bool] = {}
+        self._seen: dict[nn.Module, Mode] = {}
         self._world: World | None = None
         # After which moment a module may have changed its buffers.
         self._called: dict[nn.Module, int] = {}
@@ -88,9 +92,9 @@ class History:
 
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
-        modes: dict[nn.Module, bool] = {}
+        modes: dict[nn.Module, Mode] = {}
         for module in self._modules:
-            modes[module] = module.training
+            modes[module] = module.training, type(module)
             parameters, buffers = own_parameters(module), own_buffers(module)
             if parameters:
                 self._look_at(self._parameters, module, parameters, moment)
@@ -214,8 +218,16 @@ class History:
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
+        return self._mode(module, moment)[0]
+
+    def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
+        """Return the class that `module` had at a moment."""
+        return self._mode(module, moment)[1]
+
+    def _mode(self, module: nn.Module, moment: int) -> Mode:
         until = bisect_right(self._modes, moment, key=itemgetter(0))
-        return self._modes[until - 1][1].get(module, module.training)
+        now = module.training, type(module)
+        return self._modes[until - 1][1].get(module, now)
 
     def _look_at_parameters(self, moment: int) -> None:
         """Keep what a call has written to weights before it called what has them."""
@@ -226,7 +238,7 @@ class History:
         """Keep a module that a forward has made, as if it had stood there before."""
         self._since.setdefault(module, moment)
         self.meet(module, moment)
-        self._seen[module] = module.training
+        self._seen[module] = module.training, type(module)
         self._look_inside()
 
     def _look_inside(self) -> None:

@@ -1128,6 +1128,25 @@ def test_a_function_that_refers_to_the_module_itself() -> None:
     assert "norm.num_batches_tracked of the module itself" in str(report.notes)
 
 
+def test_a_function_that_gives_the_module_other_data() -> None:
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+    module: Any = Does(lambda self, x: self.does_it(x), a=a, b=b)
+    module.register_buffer("seen", torch.empty(0))
+    before = {name: it.clone() for name, it in module.state_dict().items()}
+
+    def does_it(x: Tensor) -> Tensor:
+        b.weight.data = a.weight.data
+        module.seen.resize_(3).zero_()
+        return b(x)
+
+    module.does_it = does_it
+    notes = report_of(module, given(4, 3)).notes
+    assert "b.weight, seen of the module itself" in str(notes)
+    assert_close(module.state_dict(), before, rtol=0, atol=0)
+    b.weight.data.zero_()
+    assert_close(a.weight, before["a.weight"], rtol=0, atol=0)
+
+
 def test_arguments_that_a_hook_puts_in_another_order() -> None:
     module = Of(lambda a, b: a * b)
     module.register_forward_pre_hook(lambda _module, args: args[::-1])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from torch.utils.checkpoint import (
 )
 
 import gradlib
+from gradlib.recording import notes
 
 
 class Net(nn.Module):
@@ -615,6 +616,93 @@ def test_hooks_that_somebody_clears_in_the_block() -> None:
         model._forward_hooks.clear()
         run(model, x)
     assert recording["", 0].grad_output is not None
+    assert recording["", 1].grad_output is not None
+
+
+def replaced_with_its_hooks(module: nn.Module, **options: Any) -> nn.Module:
+    """Return another in place of a module, with its hooks set anew."""
+    other = copy.deepcopy(module)
+    for hook in module._forward_pre_hooks.values():
+        other.register_forward_pre_hook(hook, **options)
+    for hook in module._forward_hooks.values():
+        other.register_forward_hook(hook, **options)
+    return other
+
+
+@pytest.mark.parametrize("with_kwargs", [False, True])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_module_replaced_by_one_with_its_hooks(
+    is_told: bool, with_kwargs: bool
+) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    with gradlib.record(model), gradlib.record(model) as recording:
+        run(model, x)
+        other = replaced_with_its_hooks(model[0], with_kwargs=with_kwargs)
+        if is_told:
+            model[0] = other
+        else:  # as torch.ao.quantization does it
+            model._modules["0"] = other
+        output = run(model, x)
+    assert [call.name for call in recording] == 2 * ["", "0", "1"]
+    assert_close(recording["0", 1].output, recording["0", 0].output)
+    assert_close(recording["", 1].output, output)
+    assert_close(recording["0", 1].param_grads["weight"], other.weight.grad)
+    assert not any(map(len, all_hooks_of(model)))
+    run(model, x)
+    assert len(recording) == 6
+
+
+def test_hooks_set_anew_on_a_module_elsewhere_do_nothing_after_the_block() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        others = [
+            replaced_with_its_hooks(model, with_kwargs=it) for it in (False, True)
+        ]
+    held = weakref.ref(recording)
+    for other in others:
+        run(other, x)
+    assert len(recording) == 1
+    del recording
+    gc.collect()
+    assert held() is None
+
+
+QUANTIZED: dict[str, Callable[[Any, nn.Module], object]] = {
+    "fused": lambda quantization, model: quantization.fuse_modules(
+        model.eval(), [["0", "1", "2"]], inplace=True
+    ),
+    "prepared": lambda quantization, model: quantization.prepare_qat(
+        model, inplace=True
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("way", QUANTIZED)
+def test_a_model_quantized_in_place_in_the_block(way: str) -> None:
+    quantization = pytest.importorskip("torch.ao.quantization")
+    layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU()
+    model, x = nn.Sequential(*layers), torch.randn(1, 1, 5, 5)
+    model.qconfig = cast(Any, quantization.get_default_qat_qconfig("fbgemm"))
+    with gradlib.record(model) as recording:
+        model(x)
+        QUANTIZED[way](quantization, model)
+        output = model(x)
+    assert_close(recording["", 1].output, output)
+    assert recording["0", 1].module_type == type(model[0]).__name__
+    assert "broken off" not in str([call.note for call in recording])
+    count = len(recording)
+    assert_close(model(x), output)
+    assert len(recording) == count
+    for hook in all_module_hooks(model):
+        assert "gradlib" not in type(hook).__module__
+
+
+def all_module_hooks(model: nn.Module) -> list[Any]:
+    modules = [*model.modules()]
+    before = [it for module in modules for it in module._forward_pre_hooks.values()]
+    return before + [it for module in modules for it in module._forward_hooks.values()]
 
 
 def test_a_chosen_module_stands_where_one_was_left_out() -> None:
@@ -1410,6 +1498,66 @@ def test_what_was_kept_of_a_function_transform_can_be_read(name: str) -> None:
     for call in recording:
         assert "torch.func" in str(call)
         assert call.output is None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
+@pytest.mark.parametrize("way", ["vmap", "trace", "captured"])
+@pytest.mark.parametrize("chosen", [None, ["0", "0.*"]])
+def test_a_forward_whose_tensors_have_no_values_is_one(
+    way: str, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4)), nn.Tanh())
+    x = torch.randn(5, 3)
+    with gradlib.record(model, modules=chosen) as recording:
+        if way == "vmap":
+            torch.vmap(model)(x)
+        elif way == "trace":
+            torch.jit.trace(model, x, check_trace=False)
+        else:
+            with monkeypatch.context() as patch:
+                module = "gradlib.recorder.module_calls.graph_is_captured"
+                patch.setattr(module, lambda: True)
+                model(x)
+        first = len(recording.forwards)
+        run(model, x)
+    assert way == "trace" or first == 1  # which calls the model more than once
+    names = ["0", "0.0"] if chosen else ["", "0", "0.0", "1"]
+    for calls in recording.forwards:
+        assert [call.name for call in calls] == names
+    assert recording["0.0", 0].note in {notes.STAND_INS, notes.CAPTURED}
+    assert recording["0.0", 0].output is None
+    assert recording["0.0", first].passes[0].param_grads["weight"] is not None
+    assert recording.verify().agreed == len(names)
+
+
+def test_a_vmap_that_raises_is_over() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
+    x = torch.randn(5, 3)
+    with gradlib.record(model) as recording:
+        with pytest.raises(RuntimeError):
+            torch.vmap(model)(x)
+        model[0](x)
+    assert "forward raised RuntimeError" in recording["", 0].note
+    assert [call.forward for call in recording] == [0, 0, 0, 1]
+
+
+def test_a_vmap_inside_a_call_belongs_to_it() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Net(), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.vmap(self.first)(x))
+
+    model = Inside()
+    with gradlib.record(model) as recording:
+        run(model, torch.randn(5, 3))
+    (calls,) = recording.forwards
+    assert [call.name for call in calls] == [
+        *("", "first", "first.first", "first.second", "second")
+    ]
+    assert_close(recording["second"].param_grads["weight"], model.second.weight.grad)
 
 
 def test_a_vmap_over_a_recorded_model_warns_of_nothing() -> None:
@@ -2295,6 +2443,31 @@ def test_a_hidden_tensor_changed_behind_the_back_of_torch(way: str) -> None:
     assert_close(recording["first"].output, before)
     assert_close(recording["second"].args, (2 * before,))
     assert_is_vjp(recording["second"], model.second)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda it: it[:2], Tensor.t], ids=["a part", "transposed"]
+)
+def test_a_hidden_tensor_that_shows_its_memory_in_another_way(
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).detach()
+            self.second(h)
+            h.data = change(h.data)
+            return self.second(h)
+
+    model = Model()
+    model.first = nn.Linear(3, 3)
+    model.second = nn.Linear(3, 2)
+    x = torch.randn(3, 3)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    before = model.first(x).detach()
+    assert_close(recording["second", 0].args, (before,))
+    assert_close(recording["second", 1].args, (change(before),))
+    assert_is_vjp(recording["second", 1], model.second)
 
 
 def test_a_tensor_detached_in_place() -> None:

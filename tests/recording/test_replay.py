@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -734,6 +734,23 @@ def test_a_lazy_module() -> None:
                 for parameter in model.parameters():
                     parameter.mul_(2)
     assert_replays(recording, model)
+
+
+def test_a_class_that_changes_after_the_call() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.Tanh())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.randn(2, 3)).sum().backward()
+            if parametrize.is_parametrized(model[0]):
+                parametrize.remove_parametrizations(model[0], "weight")
+    assert recording["0", 1].replay().param_grads["weight"] is not None
+    assert recording["1", 0].replay().grad_output is not None
+    for name in ("", "0"):
+        with pytest.raises(
+            gradlib.CannotReplayError,
+            match="was a ParametrizedLinear then and is a Linear now",
+        ):
+            recording[name, 0].replay()
 
 
 def test_several_passes() -> None:

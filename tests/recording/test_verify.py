@@ -84,13 +84,40 @@ def test_a_wrong_backward_is_named(backward: Callable[..., None]) -> None:
     (wrong,) = found.disagreements
     assert (wrong.name, wrong.index, wrong.direction) == ("1.doubled", 0, "backward")
     assert wrong.field == "grad_input[0]"
-    assert 0.01 < wrong.error < 10
+    assert wrong.error == pytest.approx(0.5, rel=1e-4)
     lines = str(found).splitlines()
     assert lines[0] == "Verification: 4 of 7 calls agree"
     assert lines[-1] == "not checked: 2, with a disagreement inside"
     assert lines[2].startswith("1.doubled  grad_input[0]")
     assert "finite differences disagree" in lines[2]
     assert "1.doubled" in found._repr_html_()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("factor", "error"), [(1.0, 1 / 2), (4.0, 1 / 2), (-2.0, 2.0), (1.998, 1e-3)]
+)
+def test_the_error_is_a_part_of_the_gradient(
+    backward: Callable[..., None], factor: float, error: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    backward(lambda: factor)
+    recording = recorded(model(), torch.randn(5, 3))
+    (wrong,) = recording.verify(numerical=True).disagreements
+    assert wrong.error == pytest.approx(error, rel=1e-2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_wrong_entry_of_a_gradient_is_found(
+    backward: Callable[..., None], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    factor = torch.full((5, 4), 2.0)
+    factor[1, 2] = 2.2
+    backward(lambda: factor)
+    recording = recorded(Block(), torch.randn(5, 4))
+    (wrong,) = recording.verify(numerical=True).disagreements
+    assert wrong.field == "grad_input[0]"
 
 
 def test_a_backward_that_does_not_repeat_is_named(
