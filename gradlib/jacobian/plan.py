@@ -395,13 +395,21 @@ def _counts(
     halves: int | str = "no tensor inside that all pass"
     cut: Cut | None = None
     fewest = min(rows, FORWARD * columns)
-    if settled or (mode != "split" and fewest <= SPLIT):
+    if settled or (mode != "split" and fewest <= SPLIT * _least_width(graph, fewest)):
         halves = "would not be cheaper"  # so nobody needs to look for one
     elif (cut := split.find(graph)) is not None:
         halves = cut.width
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
     return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
+
+
+def _least_width(graph: Graph, enough: int) -> float:
+    """Return how many entries any tensor has, at the least, for each sample."""
+    if enough <= SPLIT:
+        return 1  # there is no need to look
+    sizes = (form.bytes // form.dtype.itemsize for form in graph.forms.values())
+    return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
 
 
 def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:

@@ -184,14 +184,20 @@ def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     assert plan_on("meta", "reverse").chunk > plan_on("cpu", "reverse").chunk == 1
 
 
+def graph_of(*layers: nn.Module) -> Graph:
+    """Return the graph of a net with 512 inputs, whose tensors have no values."""
+    x = torch.zeros(8, 512, device="meta", requires_grad=True)
+    net = nn.Sequential(*layers).to("meta")
+    return Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
+
+
 @pytest.mark.parametrize("rows", [64, 65])
 def test_on_other_devices_than_the_cpu_few_rows_go_in_one_pass(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split, "find", lambda _graph: pytest.fail("it looked"))
-    net = nn.Sequential(nn.Linear(512, rows), nn.Softmin(1)).to("meta")
-    x = torch.zeros(8, 512, device="meta", requires_grad=True)
-    graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
+    narrow = (nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, rows))
+    graph = graph_of(*narrow, nn.Softmin(1))
     if rows > 64:
         with pytest.raises(pytest.fail.Exception, match="it looked"):
             make(graph, "auto", "auto", 2**32)
@@ -199,6 +205,16 @@ def test_on_other_devices_than_the_cpu_few_rows_go_in_one_pass(
     plan = make(graph, "auto", "auto", 2**32)
     assert (plan.mode, plan.passes, plan.settled) == ("reverse", 1, True)
     assert plan.why == "a GPU takes 64 rows in one pass"
+
+
+def test_nobody_looks_for_a_middle_where_no_tensor_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split, "find", lambda _graph: pytest.fail("it looked"))
+    wide = graph_of(nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 128), nn.Softmin(1))
+    assert make(wide, "auto", "auto", 2**32).mode == "reverse"
+    with pytest.raises(pytest.fail.Exception, match="it looked"):
+        make(wide, "split", "auto", 2**32)  # who asks for it is answered
 
 
 class States(nn.Module):

@@ -54,6 +54,8 @@ def convolved(module: nn.Conv2d, x: Tensor) -> tuple[Convolved, Tensor]:
         module.dilation,
         module.groups,
     )
+    if y.device.type == "cpu":  # with one channel x is in both formats
+        y = y.contiguous(memory_format=torch.channels_last)
     return Convolved(module, x.shape[1:]), y
 
 
