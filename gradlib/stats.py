@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import RecordingArgumentError
@@ -94,8 +95,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         Its statistics. Where the dtype is narrower than float32 they are computed in
         float32, integers in float64. A tensor without entries has NaN for its mean,
         std, largest magnitude and share of zeros. A nested tensor counts as one row of
-        all its entries. Near the largest numbers of its dtype a mean or std may be
-        inf, though every entry is finite.
+        all its entries; entries that are masked out count as zeros. Near the largest
+        numbers of its dtype a mean or std may be inf, though every entry is finite.
 
     Raises:
         RecordingArgumentError: It is no tensor, has no values yet, or is of a dtype or
@@ -208,10 +209,15 @@ def count_nonfinite(values: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a dense tensor of at least float32, in one row where it was nested."""
+    """Return a dense tensor of at least float32, in one row where it was nested.
+
+    Entries that are masked out are zeros, as their gradients are.
+    """
     if tensor.is_nested:
         parts = [part.flatten() for part in tensor.unbind()]
         values = torch.cat(parts) if parts else torch.empty(0, device=tensor.device)
+    elif isinstance(tensor, MaskedTensor):
+        values: Tensor = cast(Any, tensor).to_tensor(0)
     else:
         values = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if values.is_quantized:

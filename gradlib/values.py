@@ -45,7 +45,7 @@ def clone(tensor: Tensor) -> Tensor:
         return tensor.clone()
     try:
         return lazy_clone(tensor)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, TypeError):
         # Memory torch does not own (NumPy's, shared memory), and other layouts.
         return tensor.clone()
 

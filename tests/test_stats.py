@@ -59,13 +59,31 @@ def test_a_dtype_that_torch_does_not_compute_with() -> None:
         tensor_stats(packed)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own: masked tensors are a prototype
+class Closed(torch.Tensor):
+    """A tensor whose entries nobody counts."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.count_nonzero:
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def test_a_class_that_torch_does_not_compute_with() -> None:
-    masked = torch.masked.masked_tensor(
-        torch.ones(3), torch.tensor([True, False, True])
-    )
-    with pytest.raises(RecordingArgumentError, match="tensor is a MaskedTensor, for"):
-        tensor_stats(masked)
+    closed = torch.ones(3).as_subclass(Closed)
+    with pytest.raises(RecordingArgumentError, match="tensor is a Closed, for which"):
+        tensor_stats(closed)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: masked tensors are a prototype
+def test_entries_that_are_masked_out_are_zeros() -> None:
+    mask = torch.tensor([True, False, True])
+    stats = tensor_stats(torch.masked.masked_tensor(torch.full((3,), 2.0), mask))
+    assert stats.norm == pytest.approx(8**0.5)
+    assert stats.mean == pytest.approx(4 / 3)
+    assert stats.zeros == pytest.approx(1 / 3)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

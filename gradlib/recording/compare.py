@@ -53,12 +53,15 @@ class Comparison(Printable):
         unmatched: The calls that only one of them has.
         skipped: What could not be compared, in words.
         compared: How many calls both have.
+        rtol: How far their values may be apart, as a part of the value; of a narrow
+            dtype more than of float32. See `Recording.compare`.
     """
 
     first: Difference | None
     unmatched: tuple[Unmatched, ...]
     skipped: tuple[str, ...]
     compared: int
+    rtol: float
 
     @property
     def ok(self) -> bool:
@@ -66,7 +69,7 @@ class Comparison(Printable):
         return self.first is None and not self.unmatched
 
     def _table(self) -> Table:
-        count = f"Comparison of {self.compared} calls"
+        count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
         footer = [
             f"only in {'this' if it.only_in == 'this' else 'the other'}: "
             f"{numbered(it.name, it.index)}"
@@ -77,7 +80,7 @@ class Comparison(Printable):
         footer += [f"not compared: {reason}" for reason in self.skipped]
         first = self.first
         if first is None:
-            return Table(f"{count}: they agree", (), [], tuple(footer))
+            return Table(f"{count}: {self._agreement()}", (), [], tuple(footer))
         row = (
             numbered(first.name, first.index),
             first.direction,
@@ -86,6 +89,12 @@ class Comparison(Printable):
             first.reason,
         )
         return Table(f"{count}: they part first at", COLUMNS, [row], tuple(footer))
+
+    def _agreement(self) -> str:
+        if not self.compared:
+            return "the two have none in common"
+        others = ", but not all are in both" if self.unmatched else ""
+        return f"they agree, rtol {self.rtol:.2g}{others}"
 
 
 COLUMNS = ("module", "direction", "field", "error", "reason")
@@ -113,6 +122,7 @@ def compare(
         tuple(unmatched),
         both.skipped,
         len(pairs),
+        tolerance.least if tolerance.rtol is None else float(tolerance.rtol),
     )
 
 

@@ -313,6 +313,26 @@ def test_keyword_tensors_and_nested_outputs() -> None:
     assert call.note == "backward pass 0 gave output['both'][1][0] no gradient"
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own: masked tensors are a prototype
+def test_masked_tensors() -> None:
+    class Exp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+    model = nn.Sequential(Exp(), Exp())
+    mask = torch.tensor([True, False, True])
+    x = torch.masked.masked_tensor(torch.randn(3), mask, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    share: Any = recording["0"].grad_input[0]
+    total: Any = x.grad
+    assert_close(share.to_tensor(0), total.to_tensor(0))
+    assert share.get_mask().equal(mask)
+    assert recording.first_nonfinite() is None
+    assert recording.compare(recording).ok
+    assert str(recording).count("[3]") == 3
+
+
 def test_share_and_total_of_a_keyword_tensor() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

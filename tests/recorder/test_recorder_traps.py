@@ -3160,3 +3160,19 @@ def test_what_a_checkpoint_computes_again_is_no_new_call(keep: Any) -> None:
         model(x).sum().backward()
     assert [call.name for call in recording] == ["", "a", "b"]
     assert len(recording.forwards) == 1
+
+
+def test_a_fused_way_that_torch_takes_without_hooks() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, padding = torch.randn(4, 5, 16), torch.arange(5).expand(4, 5) > 3
+    with torch.no_grad():
+        fused = layer(x, src_key_padding_mask=padding)
+        with gradlib.record(layer):
+            recorded = layer(x, src_key_padding_mask=padding)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            plain = layer(x, src_key_padding_mask=padding)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert torch.equal(recorded, plain)
+    assert_close(recorded[~padding], fused[~padding])

@@ -1,6 +1,7 @@
 """`compare` names the call in which two runs part."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,32 @@ def test_two_runs_of_one_model(net: Any, x: Tensor) -> None:
     assert found.ok
     assert found.first is None
     assert found.unmatched == found.skipped == ()
-    assert str(found) == "Comparison of 12 calls: they agree"
+    assert str(found) == "Comparison of 12 calls: they agree, rtol 1.1e-05"
+
+
+def test_it_says_which_error_is_allowed(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    first, coarse = recorded(model, x), recorded(model.bfloat16(), x.bfloat16())
+    assert str(first.compare(first, rtol=0.25)).endswith("they agree, rtol 0.25")
+    assert str(first.compare(coarse)).endswith("they agree, rtol 0.016")
+
+
+def test_calls_that_are_in_one_recording_only(x: Tensor) -> None:
+    x.requires_grad_()
+    some, more = nn.Sequential(nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Identity())
+    found = recorded(some, x).compare(recorded(more, x))
+    assert not found.ok
+    lines = str(found).splitlines()
+    assert lines[0].startswith("Comparison of 2 calls: they agree, rtol")
+    assert lines[0].endswith(", but not all are in both")
+    assert lines[1] == "only in the other: 1"
+    one, other = (nn.Sequential(OrderedDict({it: nn.Tanh()})) for it in "ab")
+    found = recorded(one, x, modules="a").compare(recorded(other, x, modules="b"))
+    assert str(found).splitlines() == [
+        "Comparison of 0 calls: the two have none in common",
+        "only in this: a",
+        "only in the other: b",
+    ]
 
 
 @pytest.mark.parametrize("name", ["first", "blocks.1.fc", "blocks.2.norm", "head"])
