@@ -97,6 +97,9 @@ class Of(nn.Module):
 
 
 # A sample is (5, 4), and also with as many tokens as there are samples.
+# The mean and the variance of four channels.
+STATISTICS = torch.arange(8, dtype=torch.float64).add(1).view(2, 4)
+
 ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "linear": (lambda x, w, b: F.linear(x[:, 0], w, b), [(3, 4), (3,)]),
     "of tokens": (F.linear, [(3, 4), (3,)]),
@@ -136,6 +139,18 @@ ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
         [(4,), (4,)],
     ),
     "group norm": (lambda x, w, b: F.group_norm(x.mT, 2, w, b), [(4,), (4,)]),
+    "group norm of vectors": (
+        lambda x, w, b: F.group_norm(x[:, 0], 2, w, b),
+        [(4,), (4,)],
+    ),
+    "batch norm": (
+        lambda x, w, b: F.batch_norm(x.mT, *STATISTICS, w, b),
+        [(4,), (4,)],
+    ),
+    "batch norm of vectors": (
+        lambda x, w, b: F.batch_norm(x[:, 0], *STATISTICS, w, b, eps=0.5),
+        [(4,), (4,)],
+    ),
     "embedding": (
         lambda x, w: F.embedding((3 * x[..., 0]).long().abs() % 6, w, padding_idx=1),
         [(6, 3)],
@@ -257,8 +272,11 @@ def nets(draw: Any) -> tuple[nn.Module, Tensor]:
             more = 2 * draw(st.integers(1, 2))
             layers.append(nn.Conv2d(channels, more, 3, groups=groups, padding=1))
             channels = more
-            if draw(st.booleans()):
+            norm = draw(st.sampled_from(["", "group", "batch"]))
+            if norm == "group":
                 layers.append(nn.GroupNorm(2, channels))
+            elif norm == "batch":
+                layers.append(nn.BatchNorm2d(channels).eval())
             layers.append(draw(acts)())
         layers += [nn.Flatten(), nn.Linear(channels * size**2, 3)]
         x = torch.randn(batch, 2, size, size)
@@ -420,6 +438,13 @@ def test_what_is_not_used_has_zeros(taken: list[int]) -> None:
 
 def test_samples_that_influence_each_other_are_seen(taken: list[int]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)).double()
+    require_same(model, double(BATCH, 3))
+    assert not taken
+
+
+def test_a_batch_norm_in_training_is_not_known(taken: list[int]) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
+    model[0].running_var.fill_(9)  # pyright: ignore (a module's attribute)
     require_same(model, double(BATCH, 3))
     assert not taken
 

@@ -124,10 +124,23 @@ def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:
     normal = (normal * rstd.view(shape)).view(x.shape)
 
     def write(grads: Tensor, into: Tensor) -> None:
-        g = grads if use.index == 2 else grads * normal
-        into.copy_(g.flatten(3).sum(3).transpose(0, 1))
+        _sum_places(grads if use.index == 2 else grads * normal, into)
 
     return write if use.saved("N") == samples.batch else None
+
+
+def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
+    if use.saved("training"):  # then it mixes the samples
+        return None
+    x, mean, variance = map(use.saved, ("input", "running_mean", "running_var"))
+    shape = -1, *(1,) * (x.dim() - 2)
+    rstd = (variance + use.saved("eps")).rsqrt()
+    normal = (x - mean.view(shape)) * rstd.view(shape)
+
+    def write(grads: Tensor, into: Tensor) -> None:
+        _sum_places(grads if use.index == 2 else grads * normal, into)
+
+    return write
 
 
 def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
@@ -168,7 +181,7 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
 
 def _filters_bias(_use: Use, _samples: Samples, _param: Tensor) -> Write | None:
     def write(grads: Tensor, into: Tensor) -> None:
-        into.copy_(grads.flatten(3).sum(3).transpose(0, 1))
+        _sum_places(grads, into)
 
     return write
 
@@ -194,6 +207,11 @@ def _spreads(use: Use, samples: Samples, param: Tensor) -> bool:
     return len(whole) == len(use.shape) and (
         whole[0] == 1 if samples.of_rows else whole[samples.axis] == 1
     )
+
+
+def _sum_places(grads: Tensor, into: Tensor) -> None:
+    """Sum over all places of a channel, ``(rows, batch, channels, *places)``."""
+    into.copy_(grads.unsqueeze(-1).flatten(3).sum(3).transpose(0, 1))
 
 
 def _sum(grads: Tensor, param: Tensor, samples: Samples, into: Tensor) -> None:
@@ -234,6 +252,7 @@ KNOWN: dict[str, dict[int, Rule]] = {
     "ExpandBackward0": {0: _added},
     "MmBackward0": {1: _matrix("self")},
     "MulBackward0": {0: _multiplied, 1: _multiplied},
+    "NativeBatchNormBackward0": {1: _batch_norm, 2: _batch_norm},
     "NativeGroupNormBackward0": {1: _group_norm, 2: _group_norm},
     "NativeLayerNormBackward0": {1: _layer_norm, 2: _layer_norm},
     "SubBackward0": {0: _added, 1: _added},
