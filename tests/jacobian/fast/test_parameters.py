@@ -98,7 +98,7 @@ class Of(nn.Module):
 
 # A sample is (5, 4), and also with as many tokens as there are samples.
 # The mean and the variance of four channels.
-STATISTICS = torch.arange(8, dtype=torch.float64).add(1).view(2, 4)
+MEAN, VARIANCE = torch.arange(8, dtype=torch.float64).add(1).view(2, 4)
 
 ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "linear": (lambda x, w, b: F.linear(x[:, 0], w, b), [(3, 4), (3,)]),
@@ -144,11 +144,11 @@ ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
         [(4,), (4,)],
     ),
     "batch norm": (
-        lambda x, w, b: F.batch_norm(x.mT, *STATISTICS, w, b),
+        lambda x, w, b: F.batch_norm(x.mT, MEAN, VARIANCE, w, b),
         [(4,), (4,)],
     ),
     "batch norm of vectors": (
-        lambda x, w, b: F.batch_norm(x[:, 0], *STATISTICS, w, b, eps=0.5),
+        lambda x, w, b: F.batch_norm(x[:, 0], MEAN, VARIANCE, w, b, eps=0.5),
         [(4,), (4,)],
     ),
     "embedding": (
