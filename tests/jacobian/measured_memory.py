@@ -26,6 +26,13 @@ def bottleneck() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(32, 512)
 
 
+def images() -> tuple[nn.Module, Tensor]:
+    """A convolution that goes back through all its taps at once."""
+    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    conv = nn.Conv2d(1, 16, 7, padding=3)
+    return nn.Sequential(conv, nn.ReLU(), *ending), torch.randn(16, 1, 128, 128)
+
+
 class Norm(nn.LayerNorm):
     """A subclass may do anything, so its Jacobian is not known."""
 
@@ -78,6 +85,23 @@ def measure_parameters(max_bytes: int) -> tuple[int, int]:
     result = gradlib.per_sample_jacobian(model, x, max_bytes=max_bytes, **asked)
     size = sum(it.numel() * it.element_size() for it in result.values())
     return resident() - before, size
+
+
+def measure_maps(max_bytes: int) -> int:
+    """By how many bytes it grows beyond a forward."""
+    _keep_no_pieces()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, x = images()
+    gradlib.per_sample_jacobian(model, x[:1, :, :48, :48])
+    with torch.no_grad():
+        passed = [x]
+        for layer in cast(nn.Sequential, model):
+            passed.append(layer(passed[-1]))
+    before = resident()
+    del passed[1:]
+    gradlib.per_sample_jacobian(model, x, max_bytes=max_bytes)
+    return resident() - before
 
 
 def _keep_no_pieces() -> None:

@@ -14,7 +14,13 @@ from gradlib import DetachedPathError, OutOfBytesError, Plan
 from gradlib.jacobian.plan import CONVOLVED, WHOLE
 from mkdocs_hooks import fresh
 
-from .measured_memory import measure, measure_parameters, measure_stacked
+from .measured_memory import (
+    images,
+    measure,
+    measure_maps,
+    measure_parameters,
+    measure_stacked,
+)
 
 MIB = 2**20
 
@@ -52,6 +58,14 @@ def test_a_jacobian_keeps_within_its_budget(net: str, budget: int, known: bool) 
     grown, result = measured(net, max_bytes=budget * MIB, known=known)
     assert result == 32 * MIB
     assert result / 2 <= grown <= budget * MIB + SLACK
+
+
+@linux
+def test_convolutions_keep_within_what_is_planned() -> None:
+    plan = gradlib.plan_jacobian(*images())
+    assert plan.mode == "chain"
+    grown = fresh.call(measure_maps, plan.bytes, folder=Path.cwd())
+    assert plan.bytes / 3 <= grown <= plan.bytes + SLACK
 
 
 @linux

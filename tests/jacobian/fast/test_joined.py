@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
+from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
 
 from .test_chain import chain, require_same
 from .test_line import double
@@ -167,6 +168,25 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: classifier(nn.GroupNorm(4, 4, affine=False), nn.Sigmoid()),
         (1, 8, 7),
     ),
+    "one entry behind norms of images": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.GroupNorm(2, 4),
+            Around(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(1, 4)),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 1),
+        ),
+        (1, 24, 25),
+    ),
+    "norms of rows": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 2)),
+        (4, 6),
+    ),
+    "a norm comes first": (
+        lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)),
+        (6,),
+    ),
     "ResNet": (
         lambda: classifier(
             nn.BatchNorm2d(4), nn.ReLU(True), Basic(4, 4), Basic(4, 6, 2), channels=6
@@ -212,8 +232,97 @@ def test_nets_with_norms_and_ways_around(name: str, batch: int) -> None:
     out = torch.empty_like(found)
     assert gradlib.per_sample_jacobian(model, x, out=out) is out
     assert torch.equal(out, found)
-    for_memory = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x.mT.mT
-    require_same(model, for_memory)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_memory_in_any_order(name: str) -> None:
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(6, *shape)
+    orders = [
+        x[::2],
+        x[:1].expand(3, *shape),
+        x.movedim(0, -1).contiguous().movedim(-1, 0),
+        torch.cat([x, x], -1)[..., shape[-1] // 2 : -(shape[-1] - shape[-1] // 2)],
+    ]
+    if x.dim() == 4:
+        orders.append(x.to(memory_format=torch.channels_last))
+    for given in orders:
+        assert given.shape[1:] == shape
+        require_same(model, given)
+
+
+BRIGHT = {"flat": (0, 255), "nearly flat": (2, 200), "far away": (1, 1e4)}
+
+
+@pytest.mark.parametrize("name", BRIGHT)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_norms_of_bright_images(name: str, rows: int) -> None:
+    torch.manual_seed(0)
+    ending = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, rows)
+    model = nn.Sequential(nn.GroupNorm(1, 3), nn.Conv2d(3, 8, 3), *ending)
+    spread, mean = BRIGHT[name]
+    x = torch.randn(2, 3, 16, 16) * spread + mean
+
+    def off(jacobian: Tensor) -> float:
+        return float((jacobian - truth).norm() / truth.norm())
+
+    assert chain(model, x) is not None
+    found, loop = (
+        gradlib.per_sample_jacobian(model, x, mode=mode, check=False).double()
+        for mode in ("auto", "loop")
+    )
+    precise = model.double(), x.double()
+    truth = gradlib.per_sample_jacobian(*precise, mode="loop", check=False)
+    assert off(found) <= max(1e-5, 2 * off(loop))
+
+
+def test_convolutions_whose_channels_are_not_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.WIDE", 1)
+    for name in ("ResNet", "group norm", "flattened without a mean"):
+        make, shape = NETS[name]
+        require_same(drawn(make()), double(3, *shape))
+
+
+def test_taps_are_multiplied_at_once_where_they_are_few() -> None:
+    def goes(ins: int, outs: int, taps: int) -> bool:
+        return goes_by_shifts(nn.Conv2d(ins, outs, taps))
+
+    assert goes(1, 16, 7)
+    assert goes(3, 16, 3)
+    assert not goes(3, 16, 7)  # as many as that take more memory, and time
+    assert not goes(4, 4, 3)
+    assert not goes(16, 64, 3)
+
+
+CUTTING = nn.Hardtanh(), nn.ReLU6(), nn.Hardswish(), nn.ReLU()
+
+
+@pytest.mark.parametrize("layer", CUTTING, ids=repr)
+def test_infinite_vectors_end_at_flat_places(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 3), nn.Linear(3, 3))
+    with torch.no_grad():
+        for number in (2, 3):  # each is finite in float32, their product is not
+            model.get_parameter(f"{number}.weight").mul_(1e20)
+    x = torch.randn(3, 4) * 9
+    assert chain(model, x) is not None
+    found, loop = (
+        gradlib.per_sample_jacobian(model, x, mode=mode, check=False)
+        for mode in ("auto", "loop")
+    )
+    assert not loop.isfinite().all()
+    assert torch.equal(found.isfinite(), loop.isfinite())
+
+
+def test_weights_of_another_size_than_their_convolution_says() -> None:
+    ending = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=2), *ending).double()
+    model[0].weight = nn.Parameter(double(4, 1, 5, 5))
+    x = double(2, 1, 90, 90)
+    assert chain(model, x) is None
+    assert gradlib.per_sample_jacobian(model, x).shape == (2, 3, *x.shape[1:])
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -333,6 +442,54 @@ def test_what_is_no_chain(name: str) -> None:
     found = gradlib.per_sample_jacobian(fn, x)
     reference = gradlib.per_sample_jacobian(fn, x, mode="loop")
     torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+POOL: Any = nn.AdaptiveAvgPool2d
+
+
+class InCode(nn.Module):
+    """Does to what a convolution gives what torch refuses."""
+
+    def __init__(self, function: Callable[[Any], Any], width: int) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(width, 3)
+        self.function = [function]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.function[0](self.conv(x)))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "flattened with its batch": (
+        lambda: nn.Sequential(nn.Flatten(0), nn.LayerNorm(4), nn.Linear(4, 2)),
+        (4,),
+    ),
+    "flattened from nowhere": (
+        lambda: nn.Sequential(nn.Flatten(3), nn.LayerNorm(4), nn.Linear(4, 2)),
+        (4,),
+    ),
+    "a size that is no integer": (
+        lambda: InCode(lambda h: h.view(len(h), h.shape[1] * h.shape[2] ** 2 / 1), 64),
+        (1, 6, 6),
+    ),
+    "means over axes that are not there": (
+        lambda: InCode(lambda h: h.mean((6, 7)), 4),
+        (1, 6, 6),
+    ),
+    "a size of windows that is no integer": (
+        lambda: nn.Sequential(POOL(1.0), nn.Flatten(), nn.Linear(1, 3)),
+        (1, 6, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_cannot_read_is_no_chain(name: str) -> None:
+    make, shape = REFUSED[name]
+    model, x = make().double(), double(3, *shape)
+    assert chain(model, x) is None
+    with pytest.raises((RuntimeError, IndexError, TypeError)):
+        gradlib.per_sample_jacobian(model, x)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -67,7 +67,7 @@ def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
     for (module, known), value in reversed(bends):
         assert known is not None, "a convolution is not elementwise"
         value = value.unsqueeze(1)
-        if known.looks_at == "either" or v.shape[1 if v.dim() > 2 else 0] < 2:
+        if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
             v = known.pull(module, v, value, ours)
         else:  # a function is dearer than a product
             slope = known.pull(module, torch.ones_like(value), value, alone)

@@ -27,6 +27,7 @@ from gradlib.jacobian.fast.chains.mapped import (
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.rebound import UnknownError
+from gradlib.jacobian.fast.chains.shapes import flattens
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private import nobody_looks_on
 
@@ -166,7 +167,7 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             if not bends[-1]:
                 kept += widths[-1]
             bends[-1].append(bend)
-        elif not _flattens(layer):
+        elif not flattens(layer):
             return None
     if not linears and len(maps.size) == 1:  # the rows are those of the maps
         eye = torch.eye(maps.outs, dtype=x.dtype, device=x.device)
@@ -197,11 +198,7 @@ def _mapped(layers: list[Any], axes: int) -> int:
         axes: How many axes a sample has.
     """
     if axes > 1:  # up to where it is flattened
-        return next((i for i, it in enumerate(layers) if _flattens(it)), len(layers))
+        return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
     known = nn.Linear, nn.Flatten, Layer, *POINTWISE
     others = [i for i, it in enumerate(layers, 1) if type(it) not in known]
     return max(others, default=0)
-
-
-def _flattens(layer: Any) -> bool:
-    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)

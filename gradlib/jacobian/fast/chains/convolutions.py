@@ -1,5 +1,6 @@
 """Convolutions of a chain, forward and back."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,20 @@ MANY = 2**12
 
 Each tap of the kernel takes some time of its own there. With 3 x 3 and 5 x 5 taps and
 16 channels, on a core of an AMD EPYC with torch 2.13, they were even at that many.
+"""
+
+TALL = 4
+"""How many taps there may be for each output channel then, of all input channels.
+
+That many times as much memory is taken as a vector has on the output's side.
+"""
+
+WIDE = 2**19
+"""From how many weights on the library is slow where channels are last.
+
+With 3 x 3 taps and 2 x 2 to 12 x 12 places, on a core of an Intel Xeon with torch 2.13,
+256 channels take up to 2.5 times as long, 512 up to 3.4; 128 are even. With a single
+tap it is faster so.
 """
 
 
@@ -36,7 +51,7 @@ class Convolved(NamedTuple):
         return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back. Channels are last in memory, as convolutions are faster so."""
+        """Go back. Channels are last in memory, as most convolutions are faster so."""
         del ours
         shape = v.shape
         v = _pulled(self, v.flatten(0, 1).movedim(-1, 1))
@@ -46,7 +61,7 @@ class Convolved(NamedTuple):
 def convolved(module: nn.Conv2d, x: Tensor) -> tuple[Convolved, Tensor]:
     """Return what is needed to go back through a convolution, and its output."""
     y = F.conv2d(
-        x,
+        x.contiguous() if _is_wide(module, x) else x,
         module.weight,
         module.bias,
         module.stride,
@@ -54,16 +69,32 @@ def convolved(module: nn.Conv2d, x: Tensor) -> tuple[Convolved, Tensor]:
         module.dilation,
         module.groups,
     )
-    if y.device.type == "cpu":  # with one channel x is in both formats
-        y = y.contiguous(memory_format=torch.channels_last)
-    return Convolved(module, x.shape[1:]), y
+    return Convolved(module, x.shape[1:]), _channels_last(y)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Return images with channels last in memory, where that is faster."""
+    on_cpu = x.device.type == "cpu"
+    return x.contiguous(memory_format=torch.channels_last) if on_cpu else x
+
+
+def goes_by_shifts(module: nn.Conv2d) -> bool:
+    """Tell whether all taps may be multiplied at once, and added up afterwards."""
+    outs, taps = module.out_channels, math.prod(module.kernel_size)
+    few = module.in_channels <= FEW and module.groups == 1
+    return few and module.in_channels * taps <= TALL * outs
+
+
+def _is_wide(module: nn.Conv2d, x: Tensor) -> bool:
+    """Tell whether channels should not be last in memory."""
+    is_large = module.weight.numel() >= WIDE and max(module.kernel_size) > 1
+    return is_large and x.device.type == "cpu"
 
 
 def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
     module, shape = convolved
-    slow = module.in_channels <= FEW and module.groups == 1
-    slow = slow and v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
-    if slow and not grad_is_enabled():
+    many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
+    if many and goes_by_shifts(module) and not grad_is_enabled():
         return _pulled_by_shifts(convolved, v)
     # What a stride has left over at the far edges.
     left = [
@@ -77,8 +108,8 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
             strict=True,
         )
     ]
-    return F.conv_transpose2d(
-        v,
+    made = F.conv_transpose2d(
+        v.contiguous() if _is_wide(module, v) else v,
         module.weight,
         None,
         module.stride,
@@ -87,6 +118,7 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
         module.groups,
         module.dilation,
     )
+    return _channels_last(made)
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:

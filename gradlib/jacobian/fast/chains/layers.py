@@ -32,6 +32,8 @@ class Pointwise:
         looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
         overwrite: As `forward`, into x itself; ``None`` where x is looked at.
         options: The names of the module's options.
+        cuts: Whether `pull` gives zero at flat places for infinite vectors too, as
+            torch does; a slope of zero would give NaN.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Pointwise:
     looks_at: str
     overwrite: Callable[[Any, Tensor], Tensor] | None = None
     options: tuple[str, ...] = ()
+    cuts: bool = False
 
 
 OPTIONS = (int, float, str)
@@ -107,6 +110,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
         by_kernel(aten.threshold_backward, lambda _, y: (y, 0)),
         "either",
         lambda _, x: x.relu_(),
+        cuts=True,
     ),
     nn.Tanh: Pointwise(
         "tanh",
@@ -164,8 +168,9 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     nn.Hardswish: Pointwise(
         "hardswish",
         lambda _, x: nn.functional.hardswish(x),
-        by_slope(lambda _, x: aten.hardswish_backward.default(torch.ones_like(x), x)),
+        lambda _, v, x, _ours: aten.hardswish_backward.default(v, x),
         "x",
+        cuts=True,
     ),
     nn.LogSigmoid: Pointwise(
         "logsigmoid",
@@ -206,6 +211,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
         ),
         "x",
         options=("min_val", "max_val"),
+        cuts=True,
     ),
 }
 

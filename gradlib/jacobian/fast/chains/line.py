@@ -76,12 +76,15 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
     if kind is not nn.Sequential:
         return [module]
     found: list[Any] = []
+    passed = 0  # up to which of them the shape is known
     children: Any = own_children(module).values()
     for child in children:
-        there = shape if type(child) in _WITHOUT_CODE else shape_after(found, shape)
-        if there is None:
-            raise UnknownError("its input has a shape that is not known")
-        found += _of_module(child, there, dtype)
+        if type(child) not in _WITHOUT_CODE:
+            there, passed = shape_after(found[passed:], shape), len(found)
+            if there is None:
+                raise UnknownError("its input has a shape that is not known")
+            shape = there
+        found += _of_module(child, shape, dtype)
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
+from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
 from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, Joined, Layer
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
@@ -65,41 +66,66 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     entries = multiply_adds = 0
     widest = narrowest = math.prod(size)
     for layer in layers:
-        entries += math.prod(size)
-        kind = cast(type[Any], type(layer))
-        after = shape_after([layer], (0, *size))
-        if after is None:
+        of_one = _of_joined if type(layer) is Joined else _of_layer
+        one = of_one(layer, size, like)
+        if one is None:
             return None
-        if kind is nn.Flatten and after[1:] == size:
-            continue
-        if kind is Joined:
-            ways = [maps_of(way, size, like) for way in layer.ways]
-            if None in ways:
-                return None
-            one, other = (it for it in ways if it is not None)
-            found.append(layer._replace(ways=(one.layers, other.layers)))
-            entries += one.entries + other.entries
-            widest = max(widest, one.widest, other.widest)
-            multiply_adds += one.multiply_adds + other.multiply_adds
-        elif kind in (nn.Conv2d, nn.Linear):
-            parameters = parameters_of(layer, like)
-            if parameters is None or (kind is nn.Linear and len(size) != 1):
-                return None
-            outs = parameters.weight.shape[0]
-            multiply_adds += math.prod(after[1:]) * parameters.weight.numel() // outs
-            found.append(Layer(layer, None))
-        elif kind in (nn.AdaptiveAvgPool2d, nn.MaxPool2d) or _is_known_norm(
-            layer, size, like
-        ):
-            found.append(Layer(layer, None))
-        elif bend := elementwise(layer):
-            found.append(bend)
-        else:
-            return None
-        size = after[1:]
-        widest = max(widest, math.prod(size))
-        narrowest = min(narrowest, math.prod(size))
+        found += one.layers
+        size = one.size
+        entries += one.entries
+        widest = max(widest, one.widest)
+        narrowest = min(narrowest, one.narrowest)
+        multiply_adds += one.multiply_adds
     return Maps(found, size, entries, widest, narrowest, multiply_adds)
+
+
+def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
+    one, other = (maps_of(way, size, like) for way in layer.ways)
+    if one is None or other is None:
+        return None
+    return Maps(
+        [layer._replace(ways=(one.layers, other.layers))],
+        one.size,
+        math.prod(size) + one.entries + other.entries,
+        max(one.widest, other.widest),
+        one.outs,
+        one.multiply_adds + other.multiply_adds,
+    )
+
+
+def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
+    kind = cast(type[Any], type(layer))
+    shape = shape_after([layer], (0, *size))
+    if shape is None:
+        return None
+    after, entries, multiply_adds = shape[1:], math.prod(size), 0
+    if kind in (nn.Conv2d, nn.Linear):
+        parameters = parameters_of(layer, like)
+        if parameters is None or (kind is nn.Linear and len(size) != 1):
+            return None
+        outs, *each = parameters.weight.shape
+        if kind is nn.Conv2d and not _is_as_said(layer, outs, each):
+            return None
+        multiply_adds = math.prod(after) * math.prod(each)
+        if kind is nn.Conv2d and goes_by_shifts(layer):
+            entries += multiply_adds // outs  # all taps, before they are added up
+        known = [Layer(layer, None)]
+    elif kind in (nn.AdaptiveAvgPool2d, nn.MaxPool2d) or _is_norm(layer, size, like):
+        known = [Layer(layer, None)]
+    elif bend := elementwise(layer):
+        known = [bend]
+    elif kind is nn.Flatten and after == size:
+        known = []
+    else:
+        return None
+    outs = math.prod(after)
+    return Maps(known, after, entries, outs, outs, multiply_adds)
+
+
+def _is_as_said(layer: nn.Conv2d, outs: int, each: list[int]) -> bool:
+    """Tell whether a convolution's weights are of the size that it says."""
+    of_group = layer.in_channels // layer.groups
+    return outs == layer.out_channels and each == [of_group, *layer.kernel_size]
 
 
 def elementwise(layer: Any) -> Layer | None:
@@ -128,7 +154,7 @@ def parameters_of(layer: nn.Module, like: Like) -> Linear | None:
     return Linear(weight, bias) if _is_plain(weight, weight.shape, like) else None
 
 
-def _is_known_norm(layer: Any, size: Shape, like: Like) -> bool:
+def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
     """Tell whether a layer is a norm that mixes the entries of a sample, at most."""
     kind = cast(type[Any], type(layer))
     channels = size[0]

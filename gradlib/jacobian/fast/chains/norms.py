@@ -47,10 +47,10 @@ class Normed(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The same, as torch's kernels have it.
+    """The same of vectors, as torch's kernels have it.
 
     Attributes:
-        x: What it was given, ``(batch, channels, ...)``.
+        x: What it was given, ``(batch, channels)``, contiguous.
         mean: Of each sample and group, ``(batch, groups)``.
         rate: One divided by the deviation, ``(batch, groups)``.
         weight: ``(channels,)``, or ``None``.
@@ -68,24 +68,19 @@ class Fused(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        if v.shape[1] > 1:  # the kernel would need a copy of x for each vector
-            return self._opened().pull(v, ours)
         x, mean, rate, weight = self
-        kept = x, mean, rate, weight
-        sizes, wanted = _sizes(x, mean.shape[1]), [True, False, False]
-        made, _, _ = aten.native_group_norm_backward.default(
-            v[:, 0].movedim(-1, 1), *kept, *sizes, wanted
-        )
-        return made.movedim(1, -1).unsqueeze(1), True
-
-    def _opened(self) -> Normed:
-        x, mean, rate, weight = self
-        groups, each = mean.shape[1], x.shape[1] // mean.shape[1]
+        groups = mean.shape[1]
+        if v.shape[1] == 1:  # for more the kernel would need a copy of x for each
+            v = v[:, 0].contiguous()  # the kernel takes for granted that it is
+            made, _, _ = aten.native_group_norm_backward.default(
+                v, *self, *x.shape, 1, groups, [True, False, False]
+            )
+            return made.unsqueeze(1), True
+        each = x.shape[1] // groups
         center, steep = (it.repeat_interleave(each, 1) for it in (mean, rate))
-        flat = x.movedim(1, -1).flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1)
-        n = ((flat - center.unsqueeze(1)).mul_(steep.unsqueeze(1))).unsqueeze(1)
+        n = ((x - center).mul_(steep)).view(len(x), 1, 1, -1)
         steep = steep if weight is None else steep * weight
-        return Normed(n, steep.view(len(x), 1, 1, -1), groups)
+        return Normed(n, steep.view(n.shape), groups).pull(v, ours)
 
 
 def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
@@ -97,13 +92,15 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
     """
     groups = module.num_groups if type(module) is nn.GroupNorm else 1
     weight, bias = module.weight, module.bias
-    if not grad_is_enabled():
-        sizes = _sizes(x, groups)
+    # The kernel's own derivative has none that is right. And where channels are last it
+    # subtracts the square of the mean from the mean of squares: of a bright image no
+    # digit of the deviation is left.
+    if x.dim() == 2 and not grad_is_enabled():
+        x = x.contiguous()
         y, mean, rate = aten.native_group_norm.default(
-            x, weight, bias, *sizes, module.eps
+            x, weight, bias, *x.shape, 1, groups, module.eps
         )
         return Fused(x, mean, rate, weight), y
-    # The kernel's own derivative has none that is right.
     last = x.movedim(1, -1)
     flat = last.reshape(x.shape[0], 1, -1, x.shape[1])
     places = flat.shape[2]
@@ -117,12 +114,9 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
         y = y * weight
     if bias is not None:
         y = y + bias
+    if y is n:
+        y = n.clone()  # what comes next may overwrite it
     return Normed(n, steep, groups), y.view(last.shape).movedim(-1, 1)
-
-
-def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
-    """Return how many samples, channels, places and groups there are."""
-    return x.shape[0], x.shape[1], x[0, 0].numel(), groups
 
 
 def _means(sums: Tensor, groups: int, places: int) -> Tensor:

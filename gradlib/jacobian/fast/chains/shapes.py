@@ -35,6 +35,8 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
                 return None
             shape = (*shape[:1], *size)
         elif kind is nn.Flatten:
+            if not flattens(layer):
+                return None
             shape = (*shape[:1], math.prod(shape[1:]))
         elif kind is nn.MaxPool2d:
             size = pooled_size(layer, shape[1:])
@@ -42,7 +44,7 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
                 return None
             shape = (*shape[:1], *size)
         elif kind is nn.AdaptiveAvgPool2d:
-            if len(shape) != 4 or layer.output_size not in (1, (1, 1)):
+            if len(shape) != 4 or repr(layer.output_size) not in ("1", "(1, 1)"):
                 return None
             shape = *shape[:2], 1, 1
         elif kind is Joined:
@@ -53,6 +55,14 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
         elif layer is SQUEEZED:
             shape = shape[:-1]
     return shape
+
+
+def flattens(layer: Any) -> bool:
+    """Tell whether a layer makes a row of each sample."""
+    if type(layer) is not nn.Flatten:
+        return False
+    axes = layer.start_dim, layer.end_dim
+    return all(type(it) is int for it in axes) and axes == (1, -1)
 
 
 def size_after(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:

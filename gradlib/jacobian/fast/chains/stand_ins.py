@@ -179,9 +179,11 @@ def _method(
     raise UnknownError(name)
 
 
-def _averages(shape: Shape, dim: Any, keepdim: bool = False) -> list[nn.Module]:
+def _averages(
+    shape: Shape, dim: Sequence[int], keepdim: bool = False
+) -> list[nn.Module]:
     """Return the layers that a mean over all places is."""
-    axes = sorted(it % len(shape) for it in dim)
+    axes = sorted(range(len(shape))[it] for it in dim)
     if len(shape) != 4 or axes != [2, 3]:
         raise UnknownError("it is a mean over something else")
     return [nn.AdaptiveAvgPool2d(1), *[nn.Flatten()] * (not keepdim)]
@@ -191,6 +193,8 @@ def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
     """Tell whether a new shape flattens all samples; if not, it is the old one."""
     is_one = len(args) == 1 and isinstance(args[0], tuple)
     after = cast(Shape, args[0] if is_one else args)
+    if not all(type(it) is int for it in after):
+        raise UnknownError("torch refuses it")
     known = -math.prod(after)
     if -1 in after and known > 0:
         rest = math.prod(before) // known
