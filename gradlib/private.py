@@ -39,6 +39,9 @@ running_frame: Callable[[int], FrameType] = sys._getframe
 # Copy-on-write: the clone shares the storage until somebody writes to either one.
 lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
 
+# A view that shows every entry with its sign changed.
+negative_view: Callable[[Tensor], Tensor] = torch._neg_view
+
 # Whether a tensor still shares its memory with a lazy clone: nobody has written to it.
 is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
 
@@ -453,6 +456,11 @@ _GLOBAL_HOOKS: list[dict[int, Any]] = [
 ]
 
 
+def any_global_hook() -> bool:
+    """Tell whether some hook holds for every module."""
+    return any(_GLOBAL_HOOKS)
+
+
 _forward_ad = cast(Any, forward_ad)
 
 
@@ -472,7 +480,7 @@ def nobody_looks_on() -> bool:
         or tensors_may_be_dual()
         or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
-        or any(_GLOBAL_HOOKS)
+        or any_global_hook()
         or cast(Any, nn.Module)._call_impl is not _CALL_IMPL
     )
 

@@ -11,19 +11,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradlib.private import negative_view
+
 
 @dataclass(frozen=True)
 class Region:
-    """The part of its base that a view shows."""
+    """The part of its base that a view shows.
+
+    Attributes:
+        base_size: The base's size.
+        base_stride: And strides.
+        size: The view's size.
+        stride: And strides.
+        offset: Where it begins in the base, in entries of its own.
+        dtype: Its dtype: the view of a complex base may be real, and the reverse.
+        conjugate: Whether it shows the conjugate.
+        negative: Whether it shows the negative, as the imaginary part of that.
+    """
 
     base_size: torch.Size
     base_stride: tuple[int, ...]
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
+    conjugate: bool
+    negative: bool
 
     def of(self, gradient: Tensor) -> Tensor:
         """Return the part of the base's gradient that belongs to the view."""
+        gradient = gradient.resolve_conj().resolve_neg()
         if gradient.stride() != self.base_stride:
             alike = torch.empty_strided(
                 self.base_size,
@@ -32,17 +49,31 @@ class Region:
                 device=gradient.device,
             )
             gradient = alike.copy_(gradient)
-        offset = gradient.storage_offset() + self.offset
-        return gradient.as_strided(self.size, self.stride, offset)
+        return self._seen(gradient)
 
     def alone(self, gradient: Tensor) -> Tensor:
         """Return the base's gradient with zeros around the part of the view."""
-        part = self.of(gradient)
         made = torch.empty_strided(
-            self.base_size, self.base_stride, dtype=part.dtype, device=part.device
+            self.base_size,
+            self.base_stride,
+            dtype=gradient.dtype,
+            device=gradient.device,
         ).zero_()
-        self.of(made).copy_(part)
+        self._seen(made).copy_(self.of(gradient))
         return made
+
+    def _seen(self, base: Tensor) -> Tensor:
+        """Return the view of a base whose memory is laid out as the base's was."""
+        offset = base.storage_offset()
+        if base.dtype == self.dtype:
+            seen = base.as_strided(self.size, self.stride, offset + self.offset)
+        else:
+            offset = offset * base.itemsize // self.dtype.itemsize
+            seen = torch.empty(0, dtype=self.dtype, device=base.device).set_(
+                base.untyped_storage(), offset + self.offset, self.size, self.stride
+            )
+        seen = seen.conj() if self.conjugate else seen
+        return negative_view(seen) if self.negative else seen
 
 
 def base_of(view: Tensor) -> tuple[Tensor, Region] | None:
@@ -50,8 +81,17 @@ def base_of(view: Tensor) -> tuple[Tensor, Region] | None:
     base = view._base
     if base is None or not base.requires_grad:
         return None
-    offset = int(view.storage_offset() - base.storage_offset())
-    shown = Region(base.size(), base.stride(), view.size(), view.stride(), offset)
+    begins = base.storage_offset() * base.itemsize // view.itemsize
+    shown = Region(
+        base.size(),
+        base.stride(),
+        view.size(),
+        view.stride(),
+        int(view.storage_offset() - begins),
+        view.dtype,
+        view.is_conj() != base.is_conj(),
+        view.is_neg() != base.is_neg(),
+    )
     return base, shown
 
 

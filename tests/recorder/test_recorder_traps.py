@@ -2336,6 +2336,42 @@ def test_an_output_that_is_a_view_and_overwritten() -> None:
     assert_close(recording["fc"].grad_input, (x.grad,))
 
 
+SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "real numbers": lambda z: torch.view_as_real(z)[:, 1:],
+    "complex numbers": lambda z: torch.view_as_complex(torch.view_as_real(z) * 1),
+    "the real part": lambda z: z.real[1:],
+    "the imaginary part": lambda z: z.imag,
+    "the conjugate": lambda z: z.conj().T,
+    "the imaginary part of that": lambda z: z.conj().imag[:, :1],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_complex_output_that_is_a_view_and_overwritten(name: str) -> None:
+    class Show(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return SHOWN[name](z * 1)
+
+    show, z = Show(), torch.randn(2, 3, dtype=torch.complex64, requires_grad=True)
+
+    def loss(y: Tensor) -> Tensor:
+        y = y * torch.arange(1, y.numel() + 1).view(y.shape)
+        return y.sum().real + 2 * y.abs().sum()
+
+    y = show(z)
+    y.retain_grad()
+    loss(y * (3 + 2 * (y.is_complex() and 1j))).backward()
+    expected, z.grad = z.grad, None
+    with gradlib.record(show) as recording:
+        overwritten = show(z)
+        overwritten.mul_(3 + 2 * (y.is_complex() and 1j))
+        loss(overwritten).backward()
+    assert y.grad is not None
+    assert_close(recording[""].grad_output, (y.grad,))
+    assert_close(recording[""].grad_input, (expected,))
+    assert recording.verify().ok
+
+
 class Left(nn.Module):
     """Returns a view of its input."""
 
