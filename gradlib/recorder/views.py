@@ -64,7 +64,7 @@ class Region:
 
     def _seen(self, base: Tensor) -> Tensor:
         """Return the view of a base whose memory is laid out as the base's was."""
-        offset = base.storage_offset()
+        offset = int(base.storage_offset())
         if base.dtype == self.dtype:
             seen = base.as_strided(self.size, self.stride, offset + self.offset)
         else:
@@ -81,13 +81,13 @@ def base_of(view: Tensor) -> tuple[Tensor, Region] | None:
     base = view._base
     if base is None or not base.requires_grad:
         return None
-    begins = base.storage_offset() * base.itemsize // view.itemsize
+    begins = int(base.storage_offset()) * base.itemsize // view.itemsize
     shown = Region(
         base.size(),
         base.stride(),
         view.size(),
         view.stride(),
-        int(view.storage_offset() - begins),
+        int(view.storage_offset()) - begins,
         view.dtype,
         view.is_conj() != base.is_conj(),
         view.is_neg() != base.is_neg(),

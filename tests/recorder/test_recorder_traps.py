@@ -2205,6 +2205,27 @@ def test_passes_that_nested_checkpoints_run_are_one() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
+def test_a_parameter_that_a_checkpoint_uses_itself(reentrant: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Any = checkpoint(lambda x: x * self.w, x, use_reentrant=reentrant)
+            return y + self.w
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model := Scaled()) as recording:
+        model(x).sum().backward()
+    call, outside = recording[""], torch.full((3,), 2.0)
+    assert_close(call.param_grads_total["w"], model.w.grad)
+    # The guide says what it gets wrong.
+    expected = outside if reentrant else model.w.grad
+    assert_close(call.param_grads["w"], expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_sequential(reentrant: bool) -> None:
     layers = nn.Sequential(*(Block() for _ in range(4)))
     model, plain = twins(layers)
