@@ -1,5 +1,6 @@
 """The Jacobian of every sample of a batch, and how it would be computed."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradlib.errors import JacobianArgumentError
+from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import state_kept
@@ -19,7 +20,7 @@ from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
-from gradlib.jacobian.memory import is_out_of_memory
+from gradlib.jacobian.memory import is_out_of_memory, room_on
 from gradlib.jacobian.out import (
     blocks_of,
     nested,
@@ -359,19 +360,26 @@ def plan_jacobian(
     del progress
     _require_values()
     arguments = read(fn, inputs, argnums, in_dims)
+    asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
+    chain = find_chain(fn, inputs, *asked)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
+        check = check and chain is None  # which has nothing to check
         way = mode, chunk_size, max_bytes, out, check, create_graph
-        plan = _plan(arguments, graph, *way)
+        try:
+            plan = _plan(arguments, graph, *way)
+        except OutOfBytesError:  # other ways may take more than a chain
+            if chain is None:
+                raise
+            way = mode, chunk_size, sys.maxsize, out, check, create_graph
+            room = room_on(chain.x.device) if max_bytes is None else max_bytes
+            plan = replace(_plan(arguments, graph, *way), max_bytes=room)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
             found = find_in_graph(graph, plan)
             plan = plan if found is None else found.planned(plan)
-    asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    chain = find_chain(fn, inputs, *asked)
-    # It has nothing to check.
-    return plan if chain is None else planned(replace(plan, check_bytes=0), chain)
+    return plan if chain is None else planned(plan, chain)
 
 
 def _require_values() -> None:

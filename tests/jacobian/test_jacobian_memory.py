@@ -68,6 +68,19 @@ def test_convolutions_keep_within_what_is_planned() -> None:
     assert plan.bytes / 3 <= grown <= plan.bytes + SLACK
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_chain_may_have_what_its_plan_says(check: bool) -> None:
+    ending = nn.Tanh(), nn.Flatten(), nn.Linear(128**2, 10)
+    model, x = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), *ending), images()[1]
+    x = x.repeat(4, 1, 1, 1)
+    needed = gradlib.plan_jacobian(model, x, check=check)
+    plan = gradlib.plan_jacobian(model, x, check=check, max_bytes=needed.bytes)
+    assert plan.mode == needed.mode == "chain"
+    assert plan.bytes == plan.max_bytes == needed.bytes
+    with pytest.raises(OutOfBytesError):  # as the other ways take more
+        gradlib.plan_jacobian(model, x, check=check, max_bytes=needed.bytes - 1)
+
+
 @linux
 @pytest.mark.parametrize("net", ["wide", "bottleneck"])
 def test_the_check_keeps_within_it_too(net: str) -> None:

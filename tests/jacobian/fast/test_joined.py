@@ -127,7 +127,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (6,),
     ),
     "one entry behind a norm": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(2, 4), nn.Linear(4, 1)),
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 1)),
         (6,),
     ),
     "the sum comes last": (lambda: Around(nn.Linear(6, 6), nn.Tanh()), (6,)),
@@ -251,6 +251,20 @@ def test_memory_in_any_order(name: str) -> None:
         require_same(model, given)
 
 
+FLAT = {"tiny": (1e-4, 10), "zero": (0, 100), "far away": (1, 1e4)}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 8)], ids=repr)
+def test_norms_of_flat_vectors(norm: nn.Module, name: str, rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(norm, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, rows)).float()
+    spread, mean = FLAT[name]
+    x = torch.randn(4, 8) * spread + mean
+    require_as_exact(model, x)
+
+
 BRIGHT = {"flat": (0, 255), "nearly flat": (2, 200), "far away": (1, 1e4)}
 
 
@@ -263,6 +277,12 @@ def test_norms_of_bright_images(name: str, rows: int) -> None:
     spread, mean = BRIGHT[name]
     x = torch.randn(2, 3, 16, 16) * spread + mean
 
+    require_as_exact(model, x)
+
+
+def require_as_exact(model: nn.Module, x: Tensor) -> None:
+    """Hold a chain in float32, and the loop, against the loop in float64."""
+
     def off(jacobian: Tensor) -> float:
         return float((jacobian - truth).norm() / truth.norm())
 
@@ -273,7 +293,7 @@ def test_norms_of_bright_images(name: str, rows: int) -> None:
     )
     precise = model.double(), x.double()
     truth = gradlib.per_sample_jacobian(*precise, mode="loop", check=False)
-    assert off(found) <= max(1e-5, 2 * off(loop))
+    assert off(found) <= max(1e-5, 3 * off(loop))
 
 
 def test_convolutions_whose_channels_are_not_last(
@@ -291,6 +311,8 @@ def test_taps_are_multiplied_at_once_where_they_are_few() -> None:
 
     assert goes(1, 16, 7)
     assert goes(3, 16, 3)
+    assert goes(3, 64, 7)
+    assert not goes(3, 16, 1)
     assert not goes(3, 16, 7)  # as many as that take more memory, and time
     assert not goes(4, 4, 3)
     assert not goes(16, 64, 3)

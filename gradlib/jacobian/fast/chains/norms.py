@@ -8,6 +8,7 @@ Normalization", 2018.
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.layers import aten
@@ -47,12 +48,12 @@ class Normed(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The same of vectors, as torch's kernels have it.
+    """A layer norm of vectors, as torch's kernels have it.
 
     Attributes:
         x: What it was given, ``(batch, channels)``, contiguous.
-        mean: Of each sample and group, ``(batch, groups)``.
-        rate: One divided by the deviation, ``(batch, groups)``.
+        mean: Of each sample, ``(batch, 1)``.
+        rate: One divided by the deviation, ``(batch, 1)``.
         weight: ``(channels,)``, or ``None``.
     """
 
@@ -69,18 +70,17 @@ class Fused(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         x, mean, rate, weight = self
-        groups = mean.shape[1]
         if v.shape[1] == 1:  # for more the kernel would need a copy of x for each
-            v = v[:, 0].contiguous()  # the kernel takes for granted that it is
-            made, _, _ = aten.native_group_norm_backward.default(
-                v, *self, *x.shape, 1, groups, [True, False, False]
+            made, _, _ = aten.native_layer_norm_backward.default(
+                v[:, 0], x, x.shape[1:], mean, rate, weight, None, [True, False, False]
             )
             return made.unsqueeze(1), True
-        each = x.shape[1] // groups
-        center, steep = (it.repeat_interleave(each, 1) for it in (mean, rate))
-        n = ((x - center).mul_(steep)).view(len(x), 1, 1, -1)
-        steep = steep if weight is None else steep * weight
-        return Normed(n, steep.view(n.shape), groups).pull(v, ours)
+        n = ((x - mean).mul_(rate)).unsqueeze(1)
+        steep = (rate if weight is None else rate * weight).unsqueeze(1)
+        made = v.mul_(steep) if ours else v * steep
+        mean = made.mean(-1, keepdim=True)
+        along = (made * n).mean(-1, keepdim=True)
+        return made.addcmul_(n, along, value=-1).sub_(mean), True
 
 
 def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
@@ -92,30 +92,31 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
     """
     groups = module.num_groups if type(module) is nn.GroupNorm else 1
     weight, bias = module.weight, module.bias
-    # The kernel's own derivative has none that is right. And where channels are last it
-    # subtracts the square of the mean from the mean of squares: of a bright image no
-    # digit of the deviation is left.
-    if x.dim() == 2 and not grad_is_enabled():
+    # The kernels' own derivatives have none that is right.
+    if type(module) is nn.LayerNorm and not grad_is_enabled():
         x = x.contiguous()
-        y, mean, rate = aten.native_group_norm.default(
-            x, weight, bias, *x.shape, 1, groups, module.eps
+        y, mean, rate = aten.native_layer_norm.default(
+            x, x.shape[1:], weight, bias, module.eps
         )
         return Fused(x, mean, rate, weight), y
+    # No kernel here: where channels are last that of images subtracts the square of the
+    # mean from the mean of squares, and of a bright one no digit is left.
     last = x.movedim(1, -1)
     flat = last.reshape(x.shape[0], 1, -1, x.shape[1])
     places = flat.shape[2]
     n = flat - _means(flat.sum(2, keepdim=True), groups, places)
-    var = _means(n.square().sum(2, keepdim=True), groups, places)
-    steep = (var + module.eps).rsqrt()
-    n = n * steep
-    y = n
-    if weight is not None:
-        steep = steep * weight
-        y = y * weight
-    if bias is not None:
-        y = y + bias
-    if y is n:
-        y = n.clone()  # what comes next may overwrite it
+    squares = n * n
+    var = _means(squares.sum(2, keepdim=True), groups, places)
+    rate = (var + module.eps).rsqrt()
+    steep = rate if weight is None else rate * weight
+    if grad_is_enabled():
+        n = n * rate
+        y = n if weight is None else n * weight
+        y = y if bias is None else y + bias
+    else:  # fresh memory is slow
+        n.mul_(rate)
+        y = squares.copy_(n) if weight is None else torch.mul(n, weight, out=squares)
+        y = y if bias is None else y.add_(bias)
     return Normed(n, steep, groups), y.view(last.shape).movedim(-1, 1)
 
 
@@ -166,5 +167,5 @@ def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
     shift = -module.running_mean * steep
     if module.bias is not None:
         shift = shift + module.bias
-    y = x.movedim(1, -1) * steep + shift
+    y = torch.addcmul(shift, x.movedim(1, -1), steep)
     return Scaled(steep), y.movedim(-1, 1)
