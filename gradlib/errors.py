@@ -77,7 +77,7 @@ class MissingPackageError(GradlibError, ImportError):
 
 
 class NotStorableError(GradlibError, TypeError):
-    """GL210: a recording holds a tensor that a file cannot hold."""
+    """GL210: a recording holds what a file cannot hold; the message says what to do."""
 
     code = "GL210"
 

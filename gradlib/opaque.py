@@ -23,14 +23,15 @@ def keep_opaque(value: object) -> Any:
         The value itself where nobody can change it, a copy of an array, or else
         `NotSaved`, with the name of the class.
     """
-    if _is_fixed(value):
+    if is_fixed(value):
         return value
     if type(value) is np.ndarray and not cast(Any, value).dtype.hasobject:
         return cast(Any, value).copy()
     return NotSaved(type(cast(object, value)).__name__)
 
 
-def _is_fixed(value: object) -> bool:
+def is_fixed(value: object) -> bool:
+    """Tell whether nobody can change a value, nor what it holds."""
     if isinstance(value, FIXED):
         return True
     return isinstance(value, FunctionType) and value.__closure__ is None

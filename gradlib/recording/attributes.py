@@ -5,10 +5,14 @@ holds: of it there is one.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from types import MemberDescriptorType
 from typing import Any, cast
 
 import optree
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -31,6 +35,35 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
         for name, value in vars(module).items()
         if name not in OF_TORCH and _is_copied(value)
     ]
+
+
+def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
+    """Return what a module keeps in the ``__slots__`` of its class, not in `vars`."""
+    found: dict[MemberDescriptorType, Any] = {}
+    for slot in _slots(type(module)):
+        with suppress(AttributeError):  # it is empty
+            found[slot] = slot.__get__(module, type(module))
+    return found
+
+
+def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) -> None:
+    """Put values into the slots of a module, and nothing into the others."""
+    for slot in _slots(type(module)):
+        if slot in values:
+            slot.__set__(module, values[slot])
+        else:
+            with suppress(AttributeError):  # it is empty
+                slot.__delete__(module)
+
+
+@cache
+def _slots(kind: type[nn.Module]) -> tuple[MemberDescriptorType, ...]:
+    return tuple(
+        slot
+        for each in kind.__mro__
+        for slot in vars(each).values()
+        if isinstance(slot, MemberDescriptorType)
+    )
 
 
 def tensors_with_graph(value: object) -> Iterator[Tensor]:
@@ -71,18 +104,41 @@ def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
 
 
 class Copies:
-    """Copies of what stands in attributes: of what stands in two places, one."""
+    """Copies of what stands in attributes: of what stands in two places, one.
+
+    Of a tensor that shows a part of what was copied before, the same part of the copy.
+    """
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         """Begin with none; `change` gives what to copy instead of a tensor."""
         self._change = change
         # The original is held too: its id is its own only while it lives.
         self._made: dict[int, tuple[Any, Any]] = {}
+        # The tensors among them by their memory, each with its copy.
+        self._in_memory: dict[torch.UntypedStorage, list[tuple[Tensor, Tensor]]] = {}
 
     def know(self, original: Tensor | None, made: Tensor) -> None:
         """Take what was made of a parameter or buffer: an attribute may hold it too."""
         if original is not None:
             self._made[id(original)] = original, made
+            memory = _memory(original)
+            if memory is not None:
+                self._in_memory.setdefault(memory, []).append((original, made))
+
+    def part_of(self, tensor: Tensor | None) -> Tensor | None:
+        """Return what a tensor shows of one that was copied, seen in the copy."""
+        memory = None if tensor is None else _memory(tensor)
+        if tensor is None or memory is None:
+            return None
+        for whole, made in self._in_memory.get(memory, ()):
+            if whole is tensor:
+                return made
+            if _covers(whole, tensor) and _lies_like(made, whole):
+                shift = tensor.storage_offset() - whole.storage_offset()
+                return made.detach().as_strided(
+                    tensor.size(), tensor.stride(), made.storage_offset() + shift
+                )
+        return None
 
     def of(self, value: Any) -> Any:
         """Return the copy of a tensor, of what it was, or of a container of these."""
@@ -104,6 +160,16 @@ class Copies:
             return copy.copy(cast(set[Any], value))
         if not isinstance(value, Tensor | Was):
             return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
+        original = _original(value)
+        if not isinstance(original, Tensor) or value.requires_grad:
+            return self._copy_of(value)
+        made = self.part_of(original)
+        if made is None:
+            made = self._copy_of(value)
+            self.know(original, made)
+        return made
+
+    def _copy_of(self, value: Tensor | Was) -> Tensor:
         kept = value.value if isinstance(value, Was) else value.detach()
         # Memory shared lazily would not do: it may be the module's own, and to whoever
         # gives such a tensor another size torch raises an error.
@@ -124,3 +190,34 @@ def _original(value: Any) -> Any:
         return value
     tensor = value.original()
     return value.original if tensor is None else tensor
+
+
+def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return the memory of a tensor, one object for all that share it."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return None
+    try:
+        return tensor.untyped_storage()
+    except RuntimeError:  # it has none
+        return None
+
+
+def _covers(whole: Tensor, part: Tensor) -> bool:
+    """Tell whether all that a tensor shows of a memory is in another one too."""
+    shift = part.storage_offset() - whole.storage_offset()
+    return (
+        whole.dtype == part.dtype
+        and not (part.is_conj() or part.is_neg())
+        and whole.numel() == _extent(whole)  # it has no gaps
+        and 0 <= shift <= _extent(whole) - _extent(part)
+    )
+
+
+def _lies_like(made: Tensor, whole: Tensor) -> bool:
+    return made.size() == whole.size() and made.stride() == whole.stride()
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return from its first to its last entry how many there are in memory."""
+    sizes = zip(tensor.size(), tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * step for size, step in sizes) if tensor.numel() else 0

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from gradlib.private import is_copy_on_write
+from gradlib.private import data_address, is_copy_on_write
 from gradlib.values import keep, place_of, same_values
 
 
@@ -27,8 +27,23 @@ class Kept:
         self._keep()
 
     def was_written_to(self) -> bool:
-        """Tell whether the tensor's version says so; `has_changed` sees more."""
-        return self._version not in (UNKNOWN, self._tensor._version)
+        """Tell whether the tensor's version or address says so, which is soon asked.
+
+        `has_changed` sees more, and whether it was only read.
+        """
+        tensor = self._tensor
+        if self._version == UNKNOWN:
+            return False
+        if self._version != tensor._version:
+            return True
+        try:
+            return data_address(tensor) != self._place[0]
+        except RuntimeError:  # it has no such place, as a sparse one
+            return False
+
+    def has_its_version(self) -> bool:
+        """Tell whether it was not written to, or in a way that torch does not count."""
+        return self._version == self._tensor._version
 
     def has_changed(self) -> bool:
         """Tell whether the tensor is not what was kept."""

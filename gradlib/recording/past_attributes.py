@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from torch import Tensor, nn
 
-from gradlib.opaque import FIXED
+from gradlib.opaque import FIXED, is_fixed
 from gradlib.private import is_of_torch
 from gradlib.recording.kept import UNKNOWN
 from gradlib.values import place_of, same_values
@@ -28,15 +28,12 @@ DEPTH, MANY = 3, 1000
 SMALL = 2**16
 """Up to how many entries a tensor is copied; of others the memory is shared."""
 
-SETTINGS = frozenset(
-    (
-        *("alpha", "beta", "delta", "dropout", "forward", "label_smoothing", "lambd"),
-        *("lower", "margin", "max_val", "min_val", "negative_slope", "p", "threshold"),
-        *("upper", "value"),
-        *("_keys", "_size"),  # of lists and dicts of parameters
-    )
-)
-"""What torch's own modules have that somebody may change from step to step."""
+NOT_COPIED = frozenset({"forward", "_reversed_padding_repeated_twice"})
+"""What stands under these names is held as it is.
+
+That is a forward that somebody has put in, and a list that convolutions make of their
+padding, to which nobody writes: a copy at each call would take longer than the rest.
+"""
 
 NOT_KEPT: Final = object()
 """Stands for what nobody can keep, such as objects that hold whatever they like."""
@@ -95,16 +92,27 @@ class Held:
 class Run:
     """From one moment to another a module had the same in its attributes.
 
+    Modules of torch have one and the same while it holds for all of them.
+
     Attributes:
-        first: The moment at which that was first seen.
-        last: The moment at which that was last seen.
-        found: The values by name: each tensor as a `Was`, what may hold some as `Held`,
+        first: Since when.
+        last: When it was last seen, where something in it can change in place.
+        names: Under which names.
+        values: What stood there: each tensor as a `Was`, what may hold some as `Held`,
             and `NOT_KEPT`.
+        size: How much the module had in its ``vars()``.
     """
 
     first: int
     last: int
-    found: dict[str, Any]
+    names: list[str]
+    values: list[Any]
+    size: int
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The values by name."""
+        return dict(zip(self.names, self.values, strict=True))
 
 
 class PastAttributes:
@@ -112,53 +120,73 @@ class PastAttributes:
 
     def __init__(self) -> None:
         """Begin with nothing known."""
-        self._runs: dict[nn.Module, list[Run]] = {}
-        self._called: set[nn.Module] = set()
+        self._now: dict[nn.Module, Run] = {}
+        self._runs: dict[nn.Module, list[Run]] = {}  # of those that changed
+        # Of one module of each class of torch, with the classes of the values.
+        self._likes: dict[type[nn.Module], tuple[Run, list[type[Any]]]] = {}
         self._tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
         self._containers: dict[int, tuple[object, dict[str, Any], str]] = {}
-        # What is found out of a module once is so for good.
-        self._watches = cache(_is_watched)
 
-    def look(self, modules: Iterable[nn.Module], moment: int) -> None:
-        """Keep what stands in several modules, as a forward begins or ends."""
-        for module in filter(self._watches, modules):
-            self._look_at(module, moment)
+    def look_at(self, module: nn.Module, moment: int, since: int) -> None:
+        """Keep what stands in a module.
 
-    def look_at_called(self, module: nn.Module, moment: int) -> None:
-        """Keep what a call meets that begins now."""
-        if self._watches(module):
-            self._called.add(module)
-            self._look_at(module, moment)
+        Args:
+            module: The module.
+            moment: The moment it is.
+            since: Since when it stands there, if it is not what was last seen.
+        """
+        state, run = vars(module), self._now.get(module)
+        if run is None:
+            self._now[module] = self._first(module, state, moment)
+            return
+        # What can change in place is never the very same: something stands for it.
+        if len(state) == run.size and all(
+            map(is_, map(state.get, run.names), run.values)
+        ):
+            return
+        new = self._run(state, moment, since)
+        if run.names == new.names and _all_same(run.values, new.values):
+            run.last = moment
+            return
+        self._runs.setdefault(module, [run]).append(new)
+        self._now[module] = new
 
     def at(self, module: nn.Module, moment: int) -> Run | None:
-        """Return what stood in a module at a moment; ``None`` where nobody looked.
+        """Return what stood in a module at a moment; ``None`` where nobody looked."""
+        runs = self._runs.get(module)
+        if runs is None:
+            return self._now.get(module)
+        return runs[bisect_right(runs, moment, lo=1, key=attrgetter("first")) - 1]
 
-        That is what its next call met, or the end of the forward, as mostly it is the
-        module itself that changes them. Of one that is never called it is what stood
-        there when the forward began.
+    def _first(self, module: nn.Module, state: dict[str, Any], moment: int) -> Run:
+        """Return what stands in a module that was not looked at before.
+
+        Modules of one class of torch are mostly made alike: nothing in a second one is
+        to be copied if nothing was in the first.
         """
-        runs = self._runs.get(module, [])
-        if module in self._called:
-            place = bisect_left(runs, moment, key=attrgetter("last"))
-        else:
-            place = bisect_right(runs, moment, key=attrgetter("first")) - 1
-        return runs[place] if 0 <= place < len(runs) else None
+        kind = type(module)
+        if kind in self._likes:
+            like, kinds = self._likes[kind]
+            values = [*map(state.get, like.names)]
+            if len(state) == like.size and [*map(type, values)] == kinds:
+                if all(map(is_, values, like.values)):
+                    return like
+                return Run(-1, moment, like.names, values, like.size)
+        run = self._run(state, moment, -1)
+        if is_of_torch(kind) and all(map(is_, map(state.get, run.names), run.values)):
+            self._likes[kind] = run, [*map(type, run.values)]
+        return run
 
-    def _look_at(self, module: nn.Module, moment: int) -> None:
-        state = vars(module)
+    def _run(self, state: dict[str, Any], moment: int, since: int) -> Run:
         found = {
             name: value
-            if _stays(type(cast(object, value)))
+            if _stays(type(cast(object, value))) or name in NOT_COPIED
             else self._stood(value, state, name)
             for name, value in state.copy().items()  # other threads may change it
             if name not in OF_TORCH
         }
-        runs = self._runs.setdefault(module, [])
-        if runs and _are_same(runs[-1].found, found):
-            runs[-1].last = moment
-        else:
-            runs.append(Run(moment, moment, found))
+        return Run(since, moment, [*found], [*found.values()], len(state))
 
     def _stood(self, value: Any, state: dict[str, Any], name: str) -> Any:
         kept = self._kept(value, DEPTH, [MANY])
@@ -181,7 +209,7 @@ class PastAttributes:
     def _kept(self, value: Any, depth: int, room: list[int]) -> Any:
         """Return what keeps a value; `room` tells how many things may still come."""
         kind = type(cast(object, value))
-        if _stays(kind):
+        if _stays(kind) or is_fixed(value):
             return value
         if kind is Tensor:
             return self._was(value)
@@ -210,14 +238,6 @@ class PastAttributes:
         except Exception:  # what torch.func leaves behind is no tensor any more
             return NOT_KEPT
         return known
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Tell whether somebody may change an attribute, the module itself or another.
-
-    In modules of torch this is a setting, or a forward that is put in.
-    """
-    return not (is_of_torch(type(module)) and SETTINGS.isdisjoint(vars(module)))
 
 
 @cache

@@ -227,24 +227,30 @@ class Recording(Printable):
         """Replay each call, and compare with what was recorded.
 
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
-        The output and this call's shares are compared. A call disagrees if it does not
-        repeat, if it computes its gradient in more ways than one, or if gradients
-        reached it other than through its output, such as through a tensor kept in an
-        attribute; the reason says which, where that is known. A backward pass that
-        began inside of a call, and gave its output no gradient, is not compared. Long
-        work shows its progress on a terminal.
+        The output and this call's shares are compared. A call disagrees if its forward
+        or its backward does not repeat, as a backward that draws random numbers, if it
+        computes its gradient in more ways than one, or if gradients reached it other
+        than through its output, such as through a tensor kept in an attribute; the
+        reason says which, where that is known. A backward pass that began inside of a
+        call, and gave its output no gradient, is not compared. Long work shows its
+        progress on a terminal.
 
         Args:
             numerical: Whether to check each call's VJP against finite differences too.
                 This finds a backward that is wrong, even on purpose, as with a
-                ``detach()``; the row of `padding_idx` of an ``nn.Embedding``, which
-                gets none, is left out. It takes two forwards in float64 along each of a
-                few random directions, for each input and own parameter that requires
-                grad. Nothing found is no proof: in trials it found every gradient with
-                random errors of a hundredth of its norm, and of a thousandth nearly
-                every one in small modules and half of those with many entries. It looks
-                beside the recorded point too, and one point without an error is enough,
-                as at a kink. Gate on ``torch.autograd.gradcheck`` in float64.
+                ``detach()``. It finds torch's own too: ``nn.CTCLoss``, whose backward
+                takes its input for normalised log-probabilities, and ``nn.Embedding``
+                with `scale_grad_by_freq`, or with a `max_norm` that it applies. Only
+                the row of `padding_idx`, which gets no gradient, is left out. What a
+                tensor hook on the output of a call does, as in an implicit layer, is in
+                ``grad_output`` and no part of the VJP, so such a layer is found. It
+                takes two forwards in float64 along each of a few random directions, for
+                each input and own parameter that requires grad. Nothing found is no
+                proof: in trials it found every gradient with random errors of a
+                hundredth of its norm, and of a thousandth nearly every one in small
+                modules and half of those with many entries. It looks beside the
+                recorded point too, and one point without an error is enough, as at a
+                kink. Gate on ``torch.autograd.gradcheck`` in float64.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together.

@@ -24,13 +24,20 @@ from gradlib.private import (
     BUFFERS,
     CHILDREN,
     PARAMETERS,
+    hook_tensor,
     is_of_torch,
     own_buffers,
     own_children,
     own_parameters,
     run_eagerly,
 )
-from gradlib.recording.attributes import Copies, attributes, tensors_with_graph
+from gradlib.recording.attributes import (
+    Copies,
+    attributes,
+    fill_slots,
+    in_slots,
+    tensors_with_graph,
+)
 from gradlib.recording.difference import shape_of
 from gradlib.recording.kept import Kept
 from gradlib.recording.notes import input_name, note
@@ -67,6 +74,7 @@ def replay(
     number: int,
     change: Change = lambda kept: kept,
     begin: Callable[[], None] = lambda: None,
+    turn: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Compute a call again, and its VJP with what a pass gave its output.
 
@@ -75,6 +83,7 @@ def replay(
         number: Our number of the backward pass.
         change: Gives what to put in the place of a recorded tensor.
         begin: Called before the module is. Hooks that it sets are gone afterwards.
+        turn: Called between the forward and the backward.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raised.
@@ -103,6 +112,7 @@ def replay(
             begin()
             output = scene.run(world)
             grads = trace.gradients("outputs", number)
+            turn()
             shares = scene.pull(output, grads) if _fit(grads, output) else None
             return Replayed(output.map(_detached), shares, scene.left_in(output))
 
@@ -163,12 +173,16 @@ class _Scene:
         # By id of the recorded value, which is the same for one tensor in two places.
         self._weights: dict[int, nn.Parameter] = {}
         self._leaves: dict[Key, Tensor] = {}
+        self._shares: dict[int, Tensor] = {}  # by id of the leaf
+        self._pre_hooks: Any = None  # the module's own for the backward
+        self._returned: object = None  # what the module returned last
         self._copies = Copies(change)  # of attributes
 
     @contextmanager
     def set(self) -> Generator[None]:
         """Give the module, and whatever it may call, the state they had."""
         before = {module: dict(vars(module)) for module in self._modules()}
+        filled = {module: in_slots(module) for module in before}
         self._history.is_set_back = True
         try:
             for module in before:
@@ -180,11 +194,16 @@ class _Scene:
             for module, state in before.items():
                 vars(module).clear()
                 vars(module).update(state)
+                fill_slots(module, filled[module])
             self._history.is_set_back = False
 
     def run(self, world: World) -> Tree:
         """Call the module."""
         args, kwargs = self._arguments()
+        # The last of its hooks, as the recorder's is: for backward hooks torch makes
+        # other tensors of the output.
+        self._module.register_forward_pre_hook(self._begins)
+        self._module.register_forward_hook(self._returns)
         with _surrounded_by(world), self._explained("Computing {} again"):
             # Not the class's own __call__: what that changes was recorded as changed.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
@@ -193,16 +212,21 @@ class _Scene:
         self, output: Tree, grads: Mapping[Key, Tensor | None]
     ) -> dict[Key, Tensor | None]:
         """Return the gradients of the inputs and own parameters."""
+        returned = Tree.of(self._returned).leaves
         # What is returned twice is one tensor, and has one gradient.
         roots = {
-            id(leaf): (leaf, grad.to(leaf.device, leaf.dtype))
+            id(returned[place]): (leaf, grad.to(leaf.device, leaf.dtype))
             for place, leaf in enumerate(output.leaves)
             if (grad := grads.get(place)) is not None
         }
+        # What was recorded for the output is what the hooks of the tensor made of it.
+        for leaf in returned:
+            if isinstance(leaf, Tensor):
+                _remove_hooks_of_others(leaf)
         # As torch has it: autocast is for the forward.
         with _autocast({}), self._explained("Computing the gradients of {} again"):
-            shares = _vjp(list(roots.values()), list(self._leaves.values()))
-        return dict(zip(self._leaves, shares, strict=True))
+            _go_back(list(roots.values()), list(self._leaves.values()))
+        return {key: self._shares.get(id(leaf)) for key, leaf in self._leaves.items()}
 
     def left_in(self, output: Tree) -> tuple[str, ...]:
         """Return the attributes in which the call left tensors it did not return."""
@@ -236,16 +260,17 @@ class _Scene:
         moment, state = self._trace.moment, vars(module)
         now: dict[str, Any] = {**own_parameters(module), **own_buffers(module)}
         lazy = {name: it for name, it in now.items() if it is not None and is_lazy(it)}
+        now = {name: it for name, it in now.items() if name not in lazy}
         parameters: dict[str, Any] = lazy.copy()
         buffers: dict[str, Any] = {}
         for name, kept in self._history.parameters(module, moment).items():
             parameters[name] = kept and self._weight(kept.value, kept.requires_grad)
+            if kept is not None:
+                self._copies.know(now.get(name), parameters[name])
         for name, kept in self._history.buffers(module, moment).items():
-            buffers[name] = kept and self._buffer(kept)
-        for name, made in (*parameters.items(), *buffers.items()):
+            buffers[name] = kept and self._buffer(kept, now.get(name))
+        for name in (*parameters, *buffers):
             state.pop(name, None)  # what has taken its place since
-            if made is not None and name not in lazy:
-                self._copies.know(now.get(name), made)
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         children = self._history.children(module, moment)
         for name in children.keys() - own_children(module).keys():
@@ -255,12 +280,37 @@ class _Scene:
         for kind, hooks in self._history.hooks(module, moment).items():
             state[kind] = copy(hooks)  # one may take itself away
         if module is self._module:
-            # What was recorded for the output is what these had made of it.
-            state[BACKWARD_PRE_HOOKS] = OrderedDict[int, Any]()
+            # What was recorded for the output is what these had made of it. With any
+            # set, torch makes other tensors of what it is given and returns.
+            self._pre_hooks = state[BACKWARD_PRE_HOOKS]
+            state[BACKWARD_PRE_HOOKS] = OrderedDict.fromkeys(self._pre_hooks, _nothing)
             for name in self._trace.parameters:
                 parameter = parameters.get(name)
                 if parameter is not None and parameter.requires_grad:
+                    if all(parameter is not it for it in self._leaves.values()):
+                        self._take_share(parameter, parameter)
                     self._leaves[name] = parameter
+
+    def _take_share(self, leaf: Tensor, given: Tensor) -> None:
+        """Take the gradient of what the module is given, before its hooks change it.
+
+        It comes in parts where a reentrant checkpoint runs a pass inside the pass.
+        """
+
+        def take(grad: Tensor | None) -> None:
+            if grad is not None:
+                known = self._shares.get(id(leaf))
+                self._shares[id(leaf)] = keep(grad) if known is None else known + grad
+
+        hook_tensor(given, take)
+
+    def _begins(self, *_: object) -> None:
+        # If the module calls itself, those calls have all of its hooks.
+        vars(self._module)[BACKWARD_PRE_HOOKS] = self._pre_hooks
+
+    def _returns(self, _module: nn.Module, _args: object, output: object) -> None:
+        # If the module calls itself, it is the outermost call that returns last.
+        self._returned = output
 
     def _set_attributes(self, modules: Iterable[nn.Module]) -> None:
         moment = self._trace.moment
@@ -279,6 +329,9 @@ class _Scene:
             with self._explained("Copying the attributes for {}"):
                 for name, value in attributes(module):
                     state[name] = self._copies.of(value)
+                filled = in_slots(module)
+                made = map(self._copies.of, filled.values())
+                fill_slots(module, dict(zip(filled, made, strict=True)))
 
     def _weight(self, value: Tensor, requires_grad: bool) -> nn.Parameter:
         known = self._weights.get(id(value))
@@ -288,10 +341,15 @@ class _Scene:
             self._weights[id(value)] = known
         return known
 
-    def _buffer(self, kept: Kept) -> Tensor:
+    def _buffer(self, kept: Kept, now: Tensor | None) -> Tensor:
+        part = self._copies.part_of(now)
+        if part is not None:
+            return part
         made = self._change(kept.value)
         # As it was kept: the call may give a small one another size.
-        return made.clone() if kept.is_copy else keep(made)
+        made = made.clone() if kept.is_copy else keep(made)
+        self._copies.know(now, made)
+        return made
 
     def _arguments(self) -> Any:
         """Return copies: the module may overwrite them."""
@@ -312,6 +370,7 @@ class _Scene:
                 if place not in idle:
                     leaf.requires_grad_()
                     given = clone(leaf)
+                    self._take_share(leaf, given)
                 made[id(kept)] = leaf, given
             filled.append(given)
             if place not in idle:
@@ -331,16 +390,26 @@ def _passed_parameters(trace: CallTrace) -> dict[int, str]:
     return found
 
 
-def _vjp(
-    roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]
-) -> list[Tensor | None]:
+def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
     if not roots or not leaves:
-        return [None] * len(leaves)
+        return
     outputs, grads = zip(*roots, strict=True)
     if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
         torch.autograd.backward(outputs, grads)
-        return [leaf.grad for leaf in leaves]
-    return list(torch.autograd.grad(outputs, leaves, grads, allow_unused=True))
+    else:
+        torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _remove_hooks_of_others(tensor: Tensor) -> None:
+    """Leave those of `hook_tensor` alone: each has itself as its key."""
+    hooks: dict[Any, Any] = cast(Any, tensor)._backward_hooks or {}
+    for key, hook in [*hooks.items()]:
+        if key is not hook:
+            del hooks[key]
 
 
 def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:

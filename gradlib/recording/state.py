@@ -16,7 +16,12 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private import (
+    BUFFERS,
+    CHILDREN,
+    FORWARD_HOOKS,
+    PARAMETERS,
     any_autocast,
+    any_global_hook,
     is_of_torch,
     own_buffers,
     own_children,
@@ -71,17 +76,20 @@ class History:
         self._parameters: Values = {}
         self._buffers: Values = {}
         self._since: dict[nn.Module, int] = {}  # when each was seen first
-        self._modes: list[tuple[int, dict[nn.Module, Mode]]] = []
+        # The modes of each module: as last seen, and since when, of those that changed.
+        self._mode: dict[nn.Module, Mode] = {}
+        self._modes: dict[nn.Module, list[tuple[int, Mode]]] = {}
         self._children: list[tuple[int, dict[nn.Module, Children]]] = []
         self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
         self.is_set_back = False  # while a call is computed again
         # Whether others stand in the modules than at the last look, or other hooks.
         self.has_changed = True
-        # What that look saw: its moment, and the modes.
+        # When that look was, and the modes it saw.
         self._looked = -1
         self._seen: dict[nn.Module, Mode] = {}
         self._world: World | None = None
-        # After which moment a module may have changed its buffers.
+        self._all_are_hooked = False  # by a hook that holds for every module
+        # The moment after the last call of each module that was called since.
         self._called: dict[nn.Module, int] = {}
         self._attributes = PastAttributes()
 
@@ -90,31 +98,42 @@ class History:
         """Every module of the model."""
         return tuple(self._modules)
 
+    @torch.no_grad()  # once, and not for each tensor
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
         modes: dict[nn.Module, Mode] = {}
         for module in self._modules:
             modes[module] = module.training, type(module)
+            self._attributes.look_at(module, moment, moment)
             parameters, buffers = own_parameters(module), own_buffers(module)
             if parameters:
                 self._look_at(self._parameters, module, parameters, moment)
             if buffers:
                 self._look_at(
-                    self._buffers, module, buffers, self._called.pop(module, moment)
+                    self._buffers, module, buffers, self._called.get(module, moment)
                 )
-        if not self._modes or modes != self._modes[-1][1]:
-            self._modes.append((moment, modes))
-        self._looked, self._seen = moment, self._modes[-1][1]
+        self._called.clear()
+        self._looked, self._all_are_hooked = moment, any_global_hook()
+        if modes != self._seen:
+            for module, mode in modes.items():
+                self._look_at_mode(module, mode, moment)
+            self._seen = modes
         if self.has_changed:
-            self._look_inside()
+            self._children.append((moment, self._standing()))
+            self._look_at_hooks(moment)
             for module in self._modules:
                 self._since.setdefault(module, moment)
             self.has_changed = False
-        self._attributes.look(self._modules, moment)
 
     def forward_ends(self, moment: int) -> None:
-        """Keep what a forward has left in the attributes."""
-        self._attributes.look(self._modules, moment)
+        """Keep what a forward has left in the attributes.
+
+        Modules of torch do not change their own.
+        """
+        for module in self._modules:
+            if not is_of_torch(type(module)):
+                since = self._called.get(module, moment)
+                self._attributes.look_at(module, moment, since)
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call meets for the first time, or has made, if it was lazy."""
@@ -123,8 +142,7 @@ class History:
 
     def meet_hooks(self, moment: int) -> None:
         """Keep the hooks anew: a forward has set one before a call that begins now."""
-        self._looked = moment
-        self._look_inside()
+        self._look_at_hooks(moment)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
@@ -133,20 +151,13 @@ class History:
                 self._kept.pop(id(parameter), None)
 
     def world(self, module: nn.Module, moment: int) -> World:
-        """Return what surrounds a call of `module` that begins now."""
-        if module not in self._seen:
-            self._meet_new(module, moment)
-        self._attributes.look_at_called(module, moment)
-        for parameter in own_parameters(module).values():
-            kept = self._kept.get(id(parameter))
-            if kept is not None and kept.was_written_to():
-                self._look_at_parameters(moment)
-                break
-        buffers = own_buffers(module)
-        if buffers:  # a call may change its own, as BatchNorm does
-            since = self._called.get(module, moment)
-            self._look_at(self._buffers, module, buffers, since)
-            self._called[module] = moment + 1
+        """Keep what a call of `module` meets that begins now.
+
+        Returns:
+            What surrounds it.
+        """
+        own = vars(module)
+        self._look_at_called(module, own, moment)
         known = self._world
         autocast = _autocast() if any_autocast() else _NO_AUTOCAST
         is_dual = tensors_may_be_dual()
@@ -154,7 +165,8 @@ class History:
             known is not None
             and known.autocast == autocast
             and known.is_dual is is_dual
-            and _draws_nothing(module)
+            and not self._all_are_hooked
+            and _draws_nothing(type(module), own)
         ):
             return known
         random = torch.get_rng_state()
@@ -218,37 +230,106 @@ class History:
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
-        return self._mode(module, moment)[0]
+        return self._mode_at(module, moment)[0]
 
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
-        return self._mode(module, moment)[1]
+        return self._mode_at(module, moment)[1]
 
-    def _mode(self, module: nn.Module, moment: int) -> Mode:
-        until = bisect_right(self._modes, moment, key=itemgetter(0))
-        now = module.training, type(module)
-        return self._modes[until - 1][1].get(module, now)
+    def _mode_at(self, module: nn.Module, moment: int) -> Mode:
+        if module not in self._modes:
+            return self._mode.get(module, (module.training, type(module)))
+        until = bisect_right(self._modes[module], moment, key=itemgetter(0))
+        return self._modes[module][until - 1][1]
 
-    def _look_at_parameters(self, moment: int) -> None:
-        """Keep what a call has written to weights before it called what has them."""
+    def _look_at_mode(self, module: nn.Module, mode: Mode, since: int) -> None:
+        before = self._mode.setdefault(module, mode)
+        if before != mode:
+            self._modes.setdefault(module, [(-1, before)]).append((since, mode))
+            self._mode[module] = mode
+
+    def _look_at_called(
+        self, module: nn.Module, own: dict[str, Any], moment: int
+    ) -> None:
+        """Keep what is not as it was when the forward began.
+
+        Of modes and attributes we take it that they are so since the module was last
+        seen: what contains it has mostly set them, or what calls that, or itself.
+        """
+        seen, called = self._seen.get(module), self._called.get(module, 0)
+        if seen is None:
+            self._meet_new(module, moment)
+        elif seen[0] != module.training:
+            self._look_at_modes()
+        children = own[CHILDREN]
+        if children and children != self._children[-1][1].get(module, children):
+            self._look_at_children(moment)
+        self._attributes.look_at(module, moment, called or self._looked + 1)
+        for parameter in own[PARAMETERS].values():
+            kept = self._kept.get(id(parameter))
+            if kept is not None and kept.was_written_to():
+                self._look_at_parameters(moment, by_data=kept.has_its_version())
+                break
+        buffers = own[BUFFERS]
+        if buffers:  # a call may change its own, as BatchNorm does
+            self._look_at(self._buffers, module, buffers, called or moment)
+        self._called[module] = moment + 1
+
+    def _look_at_modes(self) -> None:
+        """Keep the modes that a forward has set, each since it was last seen."""
+        for module, (training, kind) in self._seen.items():
+            if training != module.training:
+                self._seen[module] = mode = module.training, kind
+                since = self._called.get(module, self._looked + 1)
+                self._look_at_mode(module, mode, since)
+
+    def _look_at_parameters(self, moment: int, *, by_data: bool) -> None:
+        """Keep what a call has written to weights before it called what has them.
+
+        What is written to ``.data``, as to normalize them, mostly stays the same where
+        it is done again. So of that we take it too that it is so since last seen.
+        """
         for module in self._modules:  # one weight may stand in several
-            self._look_at(self._parameters, module, own_parameters(module), moment)
+            since = self._called.get(module, self._looked + 1) if by_data else moment
+            self._look_at(self._parameters, module, own_parameters(module), since)
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""
         self._since.setdefault(module, moment)
         self.meet(module, moment)
-        self._seen[module] = module.training, type(module)
-        self._look_inside()
+        self._seen[module] = mode = module.training, type(module)
+        self._look_at_mode(module, mode, moment)
+        self._look_at_children(moment)
+        self._look_at_hooks(max(self._looked, self._hooks[-1][0]))
 
-    def _look_inside(self) -> None:
-        """Keep what stands in the modules, and their hooks; nothing for none at all."""
-        children = {it: dict(own_children(it).items()) for it in self._modules}
-        self._children.append((self._looked, children))
+    def _look_at_children(self, moment: int) -> None:
+        """Keep what a forward has put in: as if always, where nothing stood before."""
+        now = self._standing()
+        when, before = self._children[-1]
+        if when < self._looked:
+            copied = {module: dict(stood) for module, stood in before.items()}
+            self._children.append((self._looked, copied))
+        for when, every in reversed(self._children):
+            if when < self._looked:
+                break
+            for module, children in now.items():
+                stood = every.setdefault(module, {})
+                for name, child in children.items():
+                    if stood.get(name) is None:
+                        stood[name] = child
+        if self._children[-1][1] != now:
+            self._children.append((moment, now))
+
+    def _look_at_hooks(self, moment: int) -> None:
+        """Keep the hooks of the modules; nothing for none at all."""
         hooks: dict[nn.Module, Hooks] = {}
         if not all_are_ours(self._modules):
             hooks = {it: (type(it), hooks_of_others(it)) for it in self._modules}
-        self._hooks.append((self._looked, hooks))
+        self._hooks.append((moment, hooks))
+
+    def _standing(self) -> dict[nn.Module, Children]:
+        """Return what stands in each of the modules."""
+        return {it: dict(own_children(it)) for it in self._modules}
 
     def _look_at(
         self,
@@ -277,7 +358,7 @@ class History:
             if not values:
                 values.append((first, kept))
             elif values[-1][1] is not kept:
-                values.append((moment, kept))
+                values.append((max(moment, values[-1][0]), kept))
         if len(own) < len(known):
             for key, values in known.items():
                 if values and key not in own and values[-1][1] is not GONE:
@@ -330,9 +411,23 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 _NO_AUTOCAST: dict[str, torch.dtype] = {}
 
 
-def _draws_nothing(module: nn.Module) -> bool:
-    """Tell whether a call of `module` is known to draw no random number."""
-    return not own_children(module) and _never_draws(type(module))
+def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:
+    """Tell whether a call of a module is known to draw no random number.
+
+    Its class may be known for that, but not a forward put in, or hooks of others: of
+    ours it has one before its forward, and one after it.
+
+    Args:
+        kind: Its class.
+        own: Its ``vars()``.
+    """
+    return (
+        not own[CHILDREN]
+        and "forward" not in own
+        and len(own[FORWARD_HOOKS[0]]) < 2
+        and len(own[FORWARD_HOOKS[1]]) < 2
+        and _never_draws(kind)
+    )
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from gradlib.errors import NotStorableError
 from gradlib.recording.state import History, World
 from gradlib.tree import Tree
 from gradlib.values import Copies
@@ -84,6 +85,20 @@ class Block:
     copies: Copies = field(default_factory=Copies)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        """Tell ``copy`` and ``pickle`` how to make it anew.
+
+        Raises:
+            NotStorableError: It has the history of a model that lives on here.
+        """
+        if self.history is not None:
+            raise NotStorableError(
+                "A recording that can be replayed belongs to its model, so it cannot "
+                "be pickled or copied. Write it with recording.save(path), and read it "
+                "with gradlib.load_recording(path)."
+            )
+        return object.__reduce_ex__(self, protocol)
 
     def torch_numbers(self, number: int) -> Sequence[int]:
         """Return torch's numbers of one of our passes: several if it ran others."""

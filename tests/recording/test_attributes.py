@@ -409,7 +409,7 @@ def test_an_attribute_that_comes_while_they_are_looked_at(
         module.rows.append(1)
 
     monkeypatch.setattr(past, "_was", meanwhile)
-    past.look_at_called(module, 0)
+    past.look_at(module, 0, 0)
     assert "new" not in run_at(past, module, 0).found
 
 
@@ -615,12 +615,12 @@ def test_a_list_is_known_only_where_it_stands() -> None:
     first: Any = Inside()
     second: Any = Inside()
     first.rows = second.rows = rows = [torch.ones(1)]
-    past.look_at_called(first, 0)
-    past.look_at_called(second, 1)
+    past.look_at(first, 0, 0)
+    past.look_at(second, 1, 1)
     assert original(past, first, 0, "rows") is original(past, second, 1, "rows")
     first.rows = []
-    past.look_at_called(first, 2)
-    past.look_at_called(second, 3)  # who says that its list was not made since?
+    past.look_at(first, 2, 2)
+    past.look_at(second, 3, 3)  # who says that its list was not made since?
     assert second.rows is rows
     assert original(past, first, 0, "rows") is not original(past, second, 3, "rows")
 
@@ -630,7 +630,7 @@ def test_tensors_that_take_each_others_place_in_memory() -> None:
     module: Any = Inside()
     for number in range(20):
         module.last = torch.tensor(number)
-        past.look_at_called(module, number)
+        past.look_at(module, number, number)
     for number in range(20):
         assert kept(past, module, number, "last").value == number
 
@@ -642,7 +642,7 @@ def test_tensors_that_change_without_a_new_version() -> None:
         module.count = torch.zeros(3)
     module.scale = torch.ones(3)
     for number in range(3):
-        past.look_at_called(module, number)
+        past.look_at(module, number, number)
         with torch.inference_mode():
             module.count += 1
         module.scale.requires_grad_(number == 0)
@@ -658,9 +658,9 @@ def test_large_tensors_that_are_put_elsewhere() -> None:
     module.rows = torch.zeros(70_000)
     with torch.inference_mode():
         module.fixed = torch.zeros(70_000)
-    past.look_at_called(module, 0)
+    past.look_at(module, 0, 0)
     module.rows.data = torch.ones(70_000)
-    past.look_at_called(module, 1)
+    past.look_at(module, 1, 1)
     values = [kept(past, module, number, "rows").value[0] for number in range(2)]
     assert values == [0, 1]
     assert kept(past, module, 1, "fixed").value is not module.fixed
@@ -671,11 +671,11 @@ def test_what_has_not_changed_is_kept_once() -> None:
     module: Any = Inside()
     module.rows = {"a": [torch.ones(1), {1, 2}], "b": (1, 2)}
     for number in range(3):
-        past.look_at_called(module, number)
+        past.look_at(module, number, number)
     assert past.at(module, 0) is past.at(module, 2)
     module.rows["a"][1].add(3)
     module.rows["a"][1].remove(1)
-    past.look_at_called(module, 3)
+    past.look_at(module, 3, 3)
     assert past.at(module, 0) is not past.at(module, 3)
 
 
@@ -687,12 +687,9 @@ def test_what_is_not_kept() -> None:
     module.deep = [[[[torch.ones(1)]]]]
     module.left = object()
     module.tensors = {torch.ones(1)}
-    past.look_at_called(module, 0)
+    past.look_at(module, 0, 0)
     for name in ("words", "rows", "deep", "left", "tensors"):
         assert kept(past, module, 0, name) is NOT_KEPT
-    for still in (nn.Linear(2, 2), nn.LayerNorm(2)):
-        past.look_at_called(still, 1)
-        assert past.at(still, 1) is None
 
 
 def run_at(past: PastAttributes, module: nn.Module, moment: int) -> Run:

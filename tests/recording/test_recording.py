@@ -1,5 +1,7 @@
 """Asking a recording: look-ups, texts and pictures."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -313,3 +315,27 @@ def _steps(model: nn.Module, count: int) -> gradlib.Recording:
         for _ in range(count):
             model(torch.randn(2, 3, requires_grad=True)).sum().backward()
     return recording
+
+
+def _pickled(it: Any) -> Any:
+    return pickle.loads(pickle.dumps(it))
+
+
+@pytest.mark.parametrize("again", [_pickled, copy.deepcopy])
+def test_a_recording_of_a_model_is_saved_and_not_pickled(
+    recording: gradlib.Recording, again: Callable[[Any], Any]
+) -> None:
+    call = recording["", 0]
+    for it in (recording, call, call.passes[0]):
+        with pytest.raises(gradlib.NotStorableError, match=r"recording\.save\(path\)"):
+            again(it)
+
+
+@pytest.mark.parametrize("again", [_pickled, copy.deepcopy])
+def test_a_recording_without_its_model_can_be_pickled(
+    tmp_path: Any, recording: gradlib.Recording, again: Callable[[Any], Any]
+) -> None:
+    recording.save(tmp_path / "a.safetensors")
+    loaded = gradlib.load_recording(tmp_path / "a.safetensors")
+    assert str(again(loaded)) == str(recording)
+    assert again(loaded).compare(recording).ok

@@ -1,9 +1,11 @@
 """`verify` names what does not repeat and what is wrong, and nothing else."""
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,6 +134,41 @@ def test_a_backward_that_does_not_repeat_is_named(
     assert wrong.error == pytest.approx(1 / 3)
     # Neither the block nor the model around it is listed, and neither agrees.
     assert found.agreed == 4
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda grad: torch.rand_like(grad),
+        lambda _grad: random.random(),
+        lambda _grad: float(numpy.random.rand()),
+    ],
+)
+def test_a_backward_that_draws_random_numbers_is_named_with_the_reason(
+    noise: Callable[[Tensor], Any],
+) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Any = self.linear(x)
+            y.register_hook(lambda grad: grad + noise(grad))
+            return y.tanh()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), Noisy())
+    recording = recorded(net, torch.randn(2, 3))
+    state, pythons = torch.get_rng_state(), random.getstate()
+    wrong = recording.verify().disagreements
+    assert {it.name for it in wrong} == {"1"}
+    assert {it.reason for it in wrong} == {
+        "its backward does not repeat: two passes with the same values differ, as "
+        "where it draws random numbers"
+    }
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == pythons
 
 
 def test_a_forward_that_does_not_repeat_is_named() -> None:
@@ -369,7 +406,10 @@ def test_what_a_call_reads_from_another_object_may_have_changed() -> None:
         net(torch.randn(4, 3, requires_grad=True)).sum().backward()
     output, grad = recording.verify().disagreements
     assert (output.field, grad.field) == ("output", "grad_input[0]")
-    assert "an object of another class, may have changed since" in output.reason
+    assert output.reason == (
+        "it may use what was not kept as it was then, such as an object of another "
+        "class, a hook or a setting"
+    )
     assert grad.reason == ""  # it is that of another output
 
 
