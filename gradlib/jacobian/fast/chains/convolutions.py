@@ -29,8 +29,8 @@ WIDE = 2**19
 """From how many weights on the library is slow where channels are last.
 
 With 3 x 3 taps and 2 x 2 to 12 x 12 places, on a core of an Intel Xeon with torch 2.13,
-256 channels take up to twice as long and more, 512 up to three times; 128 are even. With
-a single tap it is faster so.
+256 channels take up to twice as long and more, 512 up to three times; 128 are even.
+With a single tap it is faster so.
 """
 
 
