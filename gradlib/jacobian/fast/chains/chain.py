@@ -31,6 +31,9 @@ from gradlib.jacobian.fast.chains.shapes import flattens
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private import nobody_looks_on
 
+_AMONG_MATRICES = frozenset((nn.Linear, nn.Flatten, Layer, *POINTWISE))
+"""The types of what is known between matrices, and of these."""
+
 DTYPES = (torch.float32, torch.float64)
 """Others are rounded so much that another order would give another answer."""
 
@@ -101,7 +104,8 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
         return None
     try:
         layers = layers_of(fn, x)
-        _saves_output(layers, saved=False)
+        if Joined in map(type, layers) or any(map(is_in_place, layers)):
+            _saves_output(layers, saved=False)
         return _assembled(x, layers)
     except ERRORS:
         return None
@@ -199,6 +203,5 @@ def _mapped(layers: list[Any], axes: int) -> int:
     """
     if axes > 1:  # up to where it is flattened
         return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
-    known = nn.Linear, nn.Flatten, Layer, *POINTWISE
-    others = [i for i, it in enumerate(layers, 1) if type(it) not in known]
-    return max(others, default=0)
+    others = [i for i, it in enumerate(layers, 1) if type(it) not in _AMONG_MATRICES]
+    return others[-1] if others else 0

@@ -3,7 +3,7 @@
 A subclass may do anything, so it is not the type it was made from.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -251,14 +251,18 @@ class Joined(NamedTuple):
     inplace: bool
 
 
-def every(layers: Iterable[Any]) -> Iterator[Any]:
+def every(layers: Sequence[Any]) -> Sequence[Any]:
     """Return all layers of a line, those on two ways included."""
+    if Joined not in map(type, layers):
+        return layers
+    found: list[Any] = []
     for layer in layers:
         if type(layer) is Joined:
             for way in layer.ways:
-                yield from every(way)
+                found += every(way)
         else:
-            yield layer
+            found.append(layer)
+    return found
 
 
 OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (

@@ -71,8 +71,9 @@ class Fused(NamedTuple):
         """Go back."""
         x, mean, rate, weight = self
         if v.shape[1] == 1:  # for more the kernel would need a copy of x for each
+            v = v[:, 0].contiguous()  # the kernel takes for granted that it is
             made, _, _ = aten.native_layer_norm_backward.default(
-                v[:, 0], x, x.shape[1:], mean, rate, weight, None, [True, False, False]
+                v, x, x.shape[1:], mean, rate, weight, None, [True, False, False]
             )
             return made.unsqueeze(1), True
         n = ((x - mean).mul_(rate)).unsqueeze(1)
