@@ -69,10 +69,10 @@ def convolved(module: nn.Conv2d, x: Tensor) -> tuple[Convolved, Tensor]:
         module.dilation,
         module.groups,
     )
-    return Convolved(module, x.shape[1:]), _channels_last(y)
+    return Convolved(module, x.shape[1:]), channels_last(y)
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """Return images with channels last in memory, where that is faster."""
     on_cpu = x.device.type == "cpu"
     return x.contiguous(memory_format=torch.channels_last) if on_cpu else x
@@ -119,7 +119,7 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
         module.groups,
         module.dilation,
     )
-    return _channels_last(made)
+    return channels_last(made)
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:

@@ -118,8 +118,8 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
         known = []
     else:
         return None
-    outs = math.prod(after)
-    return Maps(known, after, entries, outs, outs, multiply_adds)
+    width = math.prod(after)
+    return Maps(known, after, entries, width, width, multiply_adds)
 
 
 def _is_as_said(layer: nn.Conv2d, outs: int, each: list[int]) -> bool:

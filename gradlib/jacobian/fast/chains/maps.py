@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
-from gradlib.jacobian.fast.chains.convolutions import convolved
+from gradlib.jacobian.fast.chains.convolutions import channels_last, convolved
 from gradlib.jacobian.fast.chains.layers import Joined
 from gradlib.jacobian.fast.chains.norms import normed, scaled
 from gradlib.private import grad_is_enabled
@@ -155,9 +155,7 @@ def forward(layers: Sequence[Any], x: Tensor) -> tuple[Seen, Tensor]:
         layers: In the order of the forward pass.
         x: ``(batch, *in)``.
     """
-    if layers and x.dim() == 4 and x.device.type == "cpu":
-        x = x.contiguous(memory_format=torch.channels_last)
-    return _forward(layers, x)
+    return _forward(layers, channels_last(x) if layers and x.dim() == 4 else x)
 
 
 def part(seen: Seen, start: int, stop: int) -> Seen:

@@ -44,6 +44,7 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
                 return None
             shape = (*shape[:1], *size)
         elif kind is nn.AdaptiveAvgPool2d:
+            # By what it prints: 1.0 is equal too, and torch refuses it.
             if len(shape) != 4 or repr(layer.output_size) not in ("1", "(1, 1)"):
                 return None
             shape = *shape[:2], 1, 1

@@ -123,10 +123,7 @@ def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:
     normal = x.reshape(*mean.shape, -1) - mean.view(shape)
     normal = (normal * rstd.view(shape)).view(x.shape)
 
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum_places(grads if use.index == 2 else grads * normal, into)
-
-    return write if use.saved("N") == samples.batch else None
+    return _of_channels(use, normal) if use.saved("N") == samples.batch else None
 
 
 def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
@@ -135,7 +132,11 @@ def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
     x, mean, variance = map(use.saved, ("input", "running_mean", "running_var"))
     shape = -1, *(1,) * (x.dim() - 2)
     rstd = (variance + use.saved("eps")).rsqrt()
-    normal = (x - mean.view(shape)) * rstd.view(shape)
+    return _of_channels(use, (x - mean.view(shape)) * rstd.view(shape))
+
+
+def _of_channels(use: Use, normal: Tensor) -> Write:
+    """Return what writes the factor or the shift of each channel of a norm."""
 
     def write(grads: Tensor, into: Tensor) -> None:
         _sum_places(grads if use.index == 2 else grads * normal, into)
@@ -180,10 +181,7 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
 
 
 def _filters_bias(_use: Use, _samples: Samples, _param: Tensor) -> Write | None:
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum_places(grads, into)
-
-    return write
+    return _sum_places
 
 
 def _table(use: Use, samples: Samples, param: Tensor) -> Write | None:
