@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from operator import methodcaller
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +21,7 @@ class ModuleHook(partial[None]):
 
     def stop(self) -> None:
         """Do nothing from now on, wherever it stands, and hold nothing."""
-        cast(Any, self).__setstate__((_nothing, (), {}, None))
+        _stop(self)
 
 
 def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
@@ -75,3 +75,6 @@ NO_HOOKS: dict[str, Any] = {
 
 def _nothing(*_: object) -> None:
     pass
+
+
+_stop = methodcaller("__setstate__", (_nothing, (), {}, None))

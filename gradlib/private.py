@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from types import FrameType, MethodType
 from typing import Any, TypeVar, cast
 
@@ -177,28 +177,33 @@ def hook_module(
     their price. Copies and pickles of the module are made without them. One that still
     stands there stays in its place.
     """
-    own: dict[str, Any] = vars(module)
-    is_new = id(before) not in own["_forward_pre_hooks"]
-    for hook, names in ((before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)):
-        for name in names:
-            hooks = own[name]
-            hooks[id(hook)] = hook  # torch's own keys are small numbers
-            hooks.__reduce_ex__ = MethodType(_reduced_without_ours, hooks)
-    if is_new:
-        own["_forward_pre_hooks"].move_to_end(id(before), last=False)
+    every = _HOOKS_AROUND_FORWARD(vars(module))
+    pre_hooks, with_kwargs, hooks, also_with_kwargs, always_called = every
+    first, last = id(before), id(after)  # torch's own keys are small numbers
+    is_new = first not in pre_hooks
+    pre_hooks[first] = with_kwargs[first] = before
+    hooks[last] = also_with_kwargs[last] = always_called[last] = after
+    for one in every:
+        one.__reduce_ex__ = MethodType(_reduced_without_ours, one)
+    if is_new and len(pre_hooks) > 1:
+        pre_hooks.move_to_end(first, last=False)
 
 
 def unhook_module(
     module: nn.Module, before: Callable[..., None], after: Callable[..., None]
 ) -> None:
     """Take away what `hook_module` has set."""
-    own: dict[str, Any] = vars(module)
-    for hook, names in ((before, _FORWARD_PRE_HOOKS), (after, _FORWARD_HOOKS)):
-        for name in names:
-            hooks = own[name]
-            hooks.pop(id(hook), None)
-            if not hooks or len(hooks) == len(_without_ours(hooks)):
+    ours, every = {id(before), id(after)}, _HOOKS_AROUND_FORWARD(vars(module))
+    if not ours.issuperset(itertools.chain.from_iterable(every)):
+        for hooks in every:
+            for key in ours & hooks.keys():
+                del hooks[key]
+            if len(hooks) == len(_without_ours(hooks)):
                 hooks.__dict__.clear()
+        return
+    for hooks in every:
+        hooks.clear()
+        hooks.__dict__.clear()
 
 
 def _reduced_without_ours(hooks: dict[int, Any], _protocol: object) -> tuple[Any, ...]:
@@ -215,6 +220,9 @@ _FORWARD_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 _FORWARD_HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs"),
     "_forward_hooks_always_called",
+)
+_HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    *_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS
 )
 
 

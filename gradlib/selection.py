@@ -20,21 +20,25 @@ def modules_of(
     return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
 
 
-def recorded_names(
-    model: nn.Module, modules: Mapping[str, nn.Module] | None = None
-) -> dict[str, str]:
+def first_names(every: Mapping[str, nn.Module]) -> dict[nn.Module, str]:
+    """Return the modules among several names of each, with the first of these."""
+    first: dict[nn.Module, str] = {}
+    for name, module in every.items():
+        if module not in first:
+            first[module] = name
+    return first
+
+
+def recorded_names(every: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return every name of every module, with the name it is recorded under.
 
     A module inside a compiled one also has the name that it has without torch.compile.
 
     Args:
-        model: Where to look.
-        modules: `modules_of` it, if known.
+        every: The modules of a model by all of their names.
     """
-    modules = modules_of(model) if modules is None else modules
-    first = {module: name for name, module in modules.items()}
-    every = modules_of(model, remove_duplicate=False)
-    names = {name: first[module] for name, module in every.items()}
+    first = first_names(every)
+    names = dict(zip(every, map(first.__getitem__, every.values()), strict=True))
     for name in [name for name in names if COMPILED in name]:
         names.setdefault(uncompiled(name), names[name])
     return names
@@ -70,7 +74,7 @@ def selector(
     else:
         several = isinstance(cast(object, choice), Iterable)
         patterns = list(choice) if several else [cast(str, choice)]
-    names = recorded_names(model)
+    names = recorded_names(modules_of(model, remove_duplicate=False))
     for pattern in patterns:
         _must_be_a_name(pattern, model)
         if not any(fnmatchcase(name, pattern) for name in names):

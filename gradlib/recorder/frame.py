@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import is_of_torch
+from gradlib.private import LAID_OUT, is_of_torch
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Part, Receiver
-from gradlib.recording.trace import CallTrace, Flow, Grads, Key
+from gradlib.recording.trace import CallTrace, Flow, Grads
 
 Receivers: TypeAlias = dict[Node, list[Receiver]]
 """Which gradients of which nodes go where."""
@@ -94,12 +94,15 @@ class Frame:
                         continue
                     part = partial(Tensor.to, dtype=cast[1])
                 # Nobody but torch has the tensor, so nobody has hooked it.
-                if of_torch and (inside := graph.computed_from(made, since, until)):
+                is_laid_out = of_torch and node.__class__ in LAID_OUT
+                if is_laid_out and (inside := graph.computed_from(node, since, until)):
                     part = partial(_laid_out_again, node, part)
                     for _, node, entry, _ in inside:
                         found.setdefault(node, []).append((entry, grads, part, flow))
+                elif node in found:
+                    found[node].append((entry, grads, part, flow))
                 else:
-                    found.setdefault(node, []).append((entry, grads, part, flow))
+                    found[node] = [(entry, grads, part, flow)]
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -120,17 +123,17 @@ class Frame:
         ends: dict[End, Grads] = {}
         shares, totals = self.flow.shares, self.flow.totals
         first = self.call.flows[0]  # of a checkpoint's it has no shares
-        known: dict[Key, Grads] = {} if first.shares else first.totals
+        known = {} if first is self.flow or first.shares else first.totals
         # A checkpoint makes a tensor for each place of what was one in the forward.
         of_one: dict[int, Grads] = {}
         for place, value in self.inputs.items():
-            if (total := known.get(place)) is None:
-                totals[place] = value.grads
-                shares[place] = ends.setdefault(value.end, {})
+            share: Grads = {}
+            if known and (total := known.get(place)) is not None:
+                share = of_one.setdefault(id(total), share)
             else:
-                share = of_one.setdefault(id(total), {})
-                shares[place] = ends.setdefault(value.end, share)
-        if self.parameters is not None:
+                totals[place] = value.grads
+            shares[place] = ends.setdefault(value.end, share)
+        if self.parameters:
             for name, (_, end, total) in self.parameters.items():
                 shares[name] = ends.setdefault(end, {})
                 totals[name] = total

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private import (
-    LAID_OUT,
     AccumulateGrad,
     CopySlices,
     ToCopy,
@@ -101,22 +100,21 @@ class ForwardGraph:
         first = bisect_left(edges, since, key=_NUMBER)
         return edges[first : bisect_left(edges, until, key=_NUMBER)]
 
-    def computed_from(self, made: Made, since: int, until: int) -> Sequence[Made]:
+    def computed_from(self, node: Node, since: int, until: int) -> Sequence[Made]:
         """Return what a call made of a tensor that it only laid out anew.
 
         A weight is transposed before it multiplies. A later pass may go through that
         node too, with what the call has nothing to do with.
 
         Args:
-            made: The edge of the node that did so.
+            node: What did so: a node of a class in `LAID_OUT`.
             since: The sequence number when the call began.
             until: And when it returned.
 
         Returns:
             Nothing where it did more, or where others used it too.
         """
-        node = made[1]
-        if node.__class__ not in LAID_OUT or node in self.returned:
+        if node in self.returned:
             return ()
         end = node, 0
         inside = self.leading_to(end, since, until)

@@ -98,7 +98,8 @@ class Hooked:
 
 def swaps_parameters(module: nn.Module) -> bool:
     """Tell whether FSDP gives a module other parameters for the time of a call."""
-    fsdp = _fsdp()
+    # Who has not imported it has none of it, and it takes long.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(
         module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
     )
@@ -127,13 +128,11 @@ def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
 def is_sharded(model: nn.Module) -> bool:
     """Tell whether each process holds only a part of a model's weights."""
     inner: Any = model
+    if "torch.distributed.fsdp" in sys.modules and any(
+        map(swaps_parameters, inner.modules())
+    ):
+        return True
     tensor: Any = sys.modules.get("torch.distributed.tensor")
-    return any(map(swaps_parameters, inner.modules())) or (
-        tensor is not None
-        and any(isinstance(it, tensor.DTensor) for it in inner.parameters())
+    return tensor is not None and any(
+        isinstance(it, tensor.DTensor) for it in inner.parameters()
     )
-
-
-def _fsdp() -> Any:
-    # Who has not imported it has none of it, and it takes long.
-    return sys.modules.get("torch.distributed.fsdp")

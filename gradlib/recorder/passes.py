@@ -339,9 +339,9 @@ class Passes:
 
     def remove_hooks(self) -> None:
         """Remove every hook, and reduce what is still open."""
-        for tap in self._taps:
+        for tap in filter(_HOOKS_OF_TENSOR, self._taps):
             tap.remove()
-        for handle in self.handles:
+        for handle in filter(_HOOKS_OF_NODE, self.handles):
             handle.remove()
         self._taps.clear()
         self.handles.clear()

@@ -7,7 +7,7 @@ tensors and tuples of tensors.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
@@ -45,6 +45,7 @@ from gradlib.recording.state import History
 from gradlib.recording.trace import FIELDS, Block
 from gradlib.selection import (
     COMPILED,
+    first_names,
     modules_of,
     recorded_names,
     selector,
@@ -195,10 +196,10 @@ class _Recorder(AbstractContextManager[Recording]):
         keep_total = keep if tensors else _nothing
         # To add to what is on its way to another device one would have to wait for it.
         self._passes = Passes(keep, keep_total, reduces=reduces or moves)
-        modules = modules_of(model)
+        every = modules_of(model, remove_duplicate=False)
         # Those that stand in the model, each with its place: the name it has now.
-        self._places = {module: name for name, module in modules.items()}
-        self._names = recorded_names(model, modules)
+        self._places = first_names(every)
+        self._names = recorded_names(every)
         self._hooked: dict[nn.Module, Hooked] = {}
         # By name, which several may have one after the other. No two threads get the
         # same from one.
@@ -222,7 +223,7 @@ class _Recorder(AbstractContextManager[Recording]):
         self._flattened = flattened(model)
         self._model = model
         self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
-        self._seen: object = None  # at the last look
+        self._seen: tuple[Any, Any] = None, None  # at the last look
         self._hooks: dict[nn.Module, tuple[ModuleHook, ModuleHook]] = {}
         self._undo: list[Callable[[], None]] = []
         self._has_begun = False
@@ -271,8 +272,14 @@ class _Recorder(AbstractContextManager[Recording]):
         self._passes.remove_hooks()
         self._block.copies.wait()
         with suppress(RuntimeError):  # another thread changes the model
-            remove_stopped({*self._places, *cast(Any, self._model).modules()})
+            remove_stopped(self._standing())
         forget_compiled()
+
+    def _standing(self) -> Collection[nn.Module]:
+        """Return the modules that stood in the model, and those that do now."""
+        if self._seen[0] == what_stands_in(self._places):
+            return self._places.keys()
+        return {*self._places, *cast(Any, self._model).modules()}
 
     def _attach(self, name: str, place: str, module: nn.Module) -> None:
         """Hook a module that was chosen: before all other hooks, and after them.
@@ -341,11 +348,10 @@ class _Recorder(AbstractContextManager[Recording]):
         if self._seen == self._what_stands():
             return
         try:
-            standing = modules_of(self._model)
             every = modules_of(self._model, remove_duplicate=False)
         except RuntimeError:  # another thread changes the model: at the next forward
             return
-        self._name_all(standing, every)
+        self._name_all(every)
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
                 hook_module(module, *self._hooks[module])  # who took them away?
@@ -355,29 +361,27 @@ class _Recorder(AbstractContextManager[Recording]):
         self._hook_dicts = hook_dicts(self._places)
         self._seen = self._what_stands()
 
-    def _what_stands(self) -> object:
+    def _what_stands(self) -> tuple[Any, Any]:
         return what_stands_in(self._places), hook_numbers(self._hook_dicts)
 
-    def _name_all(
-        self, standing: dict[str, nn.Module], every: dict[str, nn.Module]
-    ) -> None:
+    def _name_all(self, every: dict[str, nn.Module]) -> None:
         """Name modules after where they stand now, and hook the new ones.
 
         One that was called keeps the name that its calls have. Where another stands in
         its old place, that gets a name of its own.
 
         Args:
-            standing: The modules of the model by their first place.
-            every: The same by every place.
+            every: The modules of the model by every place.
         """
+        standing = first_names(every)
         called = {it.name for it in self._hooked.values() if it.was_called}
         kept = {
             hooked.name
-            for module in standing.values()
+            for module in standing
             if (hooked := self._hooked.get(module)) is not None and hooked.was_called
         }
         self._places.clear()
-        for place, module in standing.items():
+        for module, place in standing.items():
             self._places[module] = place
             hooked, name = self._hooked.get(module), place
             while name in kept:
