@@ -1,10 +1,13 @@
 """The hooks of ours on modules, told from everybody else's."""
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copyreg import dispatch_table
 from functools import partial
 from itertools import chain
 from operator import methodcaller
+from pickle import DEFAULT_PROTOCOL
+from threading import Lock
 from typing import Any
 
 from torch import nn
@@ -19,15 +22,56 @@ class ModuleHook(partial[None]):
         """Copy and pickle it as a hook that does nothing."""
         return ModuleHook, (_nothing,)
 
-    def stop(self) -> None:
-        """Do nothing from now on, wherever it stands, and hold nothing."""
-        _stop(self)
+
+def stop_all(hooks: Iterable[ModuleHook]) -> None:
+    """Have hooks do nothing from now on, wherever they stand, and hold nothing."""
+    deque(map(_STOP, hooks), maxlen=0)
 
 
 def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
     """Return a module's hooks without those that record."""
     others = {key: it for key, it in hooks.items() if not isinstance(it, ModuleHook)}
     return OrderedDict(others)
+
+
+def copy_without_ours() -> Callable[[], None]:
+    """Have modules copied and pickled without the hooks that record.
+
+    No module says how its hooks are copied, so Python is told it of the kind of dict
+    that torch keeps them in.
+
+    Returns:
+        What ends that.
+    """
+    with _LOCK:
+        _before.append(dispatch_table.get(OrderedDict))
+        dispatch_table[OrderedDict] = _reduced
+    return _copy_as_before
+
+
+def _copy_as_before() -> None:
+    with _LOCK:
+        before = _before[0]
+        _before.pop()
+        if _before:
+            return
+        if before is None:
+            dispatch_table.pop(OrderedDict, None)
+        else:
+            dispatch_table[OrderedDict] = before
+
+
+def _reduced(hooks: OrderedDict[Any, Any]) -> Any:
+    """Tell ``copy`` and ``pickle`` how to make a dict anew, which may hold hooks."""
+    others = without_ours(hooks)
+    if len(others) < len(hooks):
+        return OrderedDict, (), None, None, iter(others.items())
+    before = next(iter(_before), None)
+    return before(hooks) if before else hooks.__reduce_ex__(DEFAULT_PROTOCOL)
+
+
+_LOCK = Lock()
+_before: list[Any] = []  # what somebody else has told it; one for each that goes on
 
 
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:
@@ -77,4 +121,4 @@ def _nothing(*_: object) -> None:
     pass
 
 
-_stop = methodcaller("__setstate__", (_nothing, (), {}, None))
+_STOP = methodcaller("__setstate__", (_nothing, (), {}, None))

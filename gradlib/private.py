@@ -11,11 +11,11 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import FrameType, MethodType
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -167,52 +167,39 @@ def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any
     return hooks
 
 
-def hook_module(
-    module: nn.Module, before: Callable[..., None], after: Callable[..., None]
-) -> None:
-    """Set a hook before all others of a module, and one after them.
+def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
+    """Set a hook before all others of each module, and one after them.
 
     Both get keyword arguments, and the second runs also where the call raises: as
-    ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a third of
-    their price. Copies and pickles of the module are made without them. One that still
-    stands there stays in its place.
+    ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a fifth of
+    their price. One that still stands there stays in its place.
+
+    Args:
+        hooks: The two hooks of each module.
     """
-    every = _HOOKS_AROUND_FORWARD(vars(module))
-    pre_hooks, with_kwargs, hooks, also_with_kwargs, always_called = every
-    first, last = id(before), id(after)  # torch's own keys are small numbers
-    is_new = first not in pre_hooks
-    pre_hooks[first] = with_kwargs[first] = before
-    hooks[last] = also_with_kwargs[last] = always_called[last] = after
-    for one in every:
-        one.__reduce_ex__ = MethodType(_reduced_without_ours, one)
-    if is_new and len(pre_hooks) > 1:
-        pre_hooks.move_to_end(first, last=False)
+    for module, (before, after) in hooks.items():
+        every = _HOOKS_AROUND_FORWARD(vars(module))
+        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
+        first, last = id(before), id(after)  # torch's own keys are small numbers
+        is_new = first not in pre_hooks
+        pre_hooks[first] = with_kwargs[first] = before
+        forward_hooks[last] = also_with_kwargs[last] = always_called[last] = after
+        if is_new and len(pre_hooks) > 1:
+            pre_hooks.move_to_end(first, last=False)
 
 
-def unhook_module(
-    module: nn.Module, before: Callable[..., None], after: Callable[..., None]
-) -> None:
-    """Take away what `hook_module` has set."""
-    ours, every = {id(before), id(after)}, _HOOKS_AROUND_FORWARD(vars(module))
-    if not ours.issuperset(itertools.chain.from_iterable(every)):
-        for hooks in every:
-            for key in ours & hooks.keys():
-                del hooks[key]
-            if len(hooks) == len(_without_ours(hooks)):
-                hooks.__dict__.clear()
-        return
-    for hooks in every:
-        hooks.clear()
-        hooks.__dict__.clear()
-
-
-def _reduced_without_ours(hooks: dict[int, Any], _protocol: object) -> tuple[Any, ...]:
-    """Tell ``copy`` and ``pickle`` how to make a module's hooks anew."""
-    return OrderedDict, (), None, None, iter(_without_ours(hooks))
-
-
-def _without_ours(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
-    return [(key, hook) for key, hook in hooks.items() if key != id(hook)]
+def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
+    """Take away what `hook_modules` has set."""
+    ours = {*map(id, itertools.chain.from_iterable(hooks.values()))}
+    every = map(_HOOKS_AROUND_FORWARD, map(vars, hooks))
+    for places in every:
+        if ours.issuperset(itertools.chain.from_iterable(places)):
+            for place in places:
+                place.clear()
+        else:
+            for place in places:
+                for key in ours.intersection(place):
+                    del place[key]
 
 
 # Where a module keeps its hooks, and what it shall do with them.
@@ -366,9 +353,9 @@ def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     return [*itertools.chain.from_iterable(map(kinds, modules))]
 
 
-def hook_numbers(hooks: Iterable[dict[int, Any]]) -> list[tuple[int, ...]]:
-    """Return the numbers of all hooks: others where some were set or taken away."""
-    return [*map(tuple, filter(None, hooks))]
+def hook_numbers(hooks: Sequence[dict[int, Any]]) -> list[int]:
+    """Return how many hooks stand in each place, and the numbers of all."""
+    return [*map(len, hooks), *itertools.chain.from_iterable(hooks)]
 
 
 def put_hooks_around(module: nn.Module, before: int, after: int) -> bool:
@@ -393,11 +380,6 @@ def put_hooks_around(module: nn.Module, before: int, after: int) -> bool:
             hooks.move_to_end(key, last=last)
             were_elsewhere = True
     return were_elsewhere
-
-
-def is_last(module: nn.Module, after: int) -> bool:
-    """Tell whether a forward hook, given by its number, runs after all others."""
-    return next(reversed(vars(module)[FORWARD_HOOKS[1]]), after) == after
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:

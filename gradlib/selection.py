@@ -1,6 +1,6 @@
 """Which modules of a model are recorded, and under which names."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
@@ -20,16 +20,14 @@ def modules_of(
     return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
 
 
-def first_names(every: Mapping[str, nn.Module]) -> dict[nn.Module, str]:
+def first_names(every: dict[str, nn.Module]) -> dict[nn.Module, str]:
     """Return the modules among several names of each, with the first of these."""
-    first: dict[nn.Module, str] = {}
-    for name, module in every.items():
-        if module not in first:
-            first[module] = name
+    first = dict.fromkeys(every.values(), "")
+    first.update(zip(reversed(every.values()), reversed(every), strict=True))
     return first
 
 
-def recorded_names(every: Mapping[str, nn.Module]) -> dict[str, str]:
+def recorded_names(every: dict[str, nn.Module]) -> dict[str, str]:
     """Return every name of every module, with the name it is recorded under.
 
     A module inside a compiled one also has the name that it has without torch.compile.

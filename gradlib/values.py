@@ -79,21 +79,25 @@ def same_values(a: Tensor, b: Tensor) -> bool:
         return False
 
 
-def place_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return which memory a tensor shows, and how: ``tensor.data = other`` changes it.
+def place_of(tensor: Tensor) -> int:
+    """Return a number for the memory that a tensor shows, and for how it does so.
 
-    Of one that has no such place, as a sparse one, it is only what it is made of.
+    ``tensor.data = other`` changes it. Of one that has no such place, as a sparse one,
+    it only tells what it is made of.
     """
+    # One number is kept for each of many tensors, where five things would be: the more
+    # there are, the longer the garbage collector takes.
     try:
-        return (
+        place = (
             data_address(tensor),
             tensor.dtype,
             tensor.shape,
             tensor.stride(),
             tensor.is_conj(),
         )
-    except RuntimeError:
-        return tensor.dtype, tensor.layout
+        return hash(place)
+    except (RuntimeError, TypeError):
+        return hash((tensor.dtype, tensor.layout))
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

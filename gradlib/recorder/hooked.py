@@ -1,7 +1,7 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -19,20 +19,12 @@ class Hooked:
     Hooks run at every call; what need not be found out again stands here.
     """
 
-    __slots__ = (
-        "_ids",
-        "_keys",
-        "_known",
-        "after",
-        "before",
-        "calls",
-        "is_left_out",
-        "module",
-        "name",
-        "names",
-        "parameters",
-        "was_called",
-    )
+    was_called = False
+    # The numbers of the hooks that run when a call begins, and when it returns.
+    before = after = 0
+    names: Sequence[str] = ()  # of its own parameters
+    _own: tuple[object, ...] = ()  # the ids of those it had, and their names
+    _is_for_good = False
 
     def __init__(
         self,
@@ -54,14 +46,7 @@ class Hooked:
         self.module = module
         self.is_left_out = is_left_out
         self.calls = calls
-        self.was_called = False
-        # The numbers of the hooks that run when a call begins, and when it returns.
-        self.before = self.after = 0
         self.parameters: Parameters = {}  # its own
-        self.names: list[str] = []
-        self._ids: list[int] = []
-        self._keys: list[str] = []
-        self._known: list[int] = []  # these, if they are so for good
 
     def holds(self, other: nn.Module) -> bool:
         """Tell whether another module is inside this one."""
@@ -75,11 +60,11 @@ class Hooked:
 
     def knows(self, own: dict[str, nn.Parameter | None]) -> bool:
         """Tell whether `own`, what the module has now, is what it had before."""
-        return self._known == [*map(id, own.values())] and self._keys == [*own]
+        return self._is_for_good and self.has_seen(own)
 
     def has_seen(self, own: dict[str, nn.Parameter | None]) -> bool:
         """Tell whether `own` are the same tensors as before, under the same names."""
-        return self._ids == [*map(id, own.values())] and self._keys == [*own]
+        return self._own == (*map(id, own.values()), *own)
 
     def remember(
         self,
@@ -91,9 +76,8 @@ class Hooked:
         """Remember what was made of `own`, for the next call too if it is for good."""
         self.parameters = parameters
         self.names = list(parameters)
-        self._ids = [*map(id, own.values())]
-        self._keys = [*own]
-        self._known = self._ids if for_good else []
+        self._own = *map(id, own.values()), *own
+        self._is_for_good = for_good
 
 
 def swaps_parameters(module: nn.Module) -> bool:

@@ -28,7 +28,6 @@ from gradlib.private import (
     forward_pre_hooks,
     grad_is_enabled,
     graph_is_captured,
-    is_last,
     is_of_torch,
     never_compiled,
     next_sequence_number,
@@ -127,7 +126,7 @@ class ModuleCalls:
                 self._drop_broken_off(now, python)
                 break
         # Somebody's was set in this forward.
-        has_new_hook = not is_last(module, hooked.after) and put_hooks_around(
+        has_new_hook = len(forward_hooks(module)) > 1 and put_hooks_around(
             module, hooked.before, hooked.after
         )
         if why := _has_no_values(stack):

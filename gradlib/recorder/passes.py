@@ -211,7 +211,7 @@ class Passes:
         self._finishing = threading.Lock()
         self._many = 0  # from how many hooks on some are let go of
         self._on_nodes = 0  # how many hooks of ours torch has set
-        self._by_others = -1  # and how many of others, at the last look
+        self._by_others = -1  # and how many others have, at the last look
 
     def hook_tensor(
         self,
@@ -430,12 +430,16 @@ class Passes:
                 self.reached(within, None)
             self.numbers[running] = self.numbers[within]
 
+    def are_last(self) -> None:
+        """Take it that nobody has set a hook that ours do not come after."""
+        self._by_others = hooks_set() - self._on_nodes
+
     def _be_last(self) -> None:
         """Put our hooks after those set since: these may change gradients."""
-        by_others = hooks_set() - self._on_nodes
-        if by_others == self._by_others:
+        before = self._by_others
+        self.are_last()
+        if self._by_others == before:
             return
-        self._by_others = by_others
         for handle in self.handles:
             hooks = handle.hooks_dict_ref()
             if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:

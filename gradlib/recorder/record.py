@@ -21,15 +21,20 @@ from gradlib.errors import (
     RecordingArgumentError,
     UnknownFieldError,
 )
-from gradlib.module_hook import ModuleHook, remove_stopped
+from gradlib.module_hook import (
+    ModuleHook,
+    copy_without_ours,
+    remove_stopped,
+    stop_all,
+)
 from gradlib.private import (
     forget_compiled,
     hook_dicts,
-    hook_module,
+    hook_modules,
     hook_numbers,
     own_parameters,
     put_hooks_around,
-    unhook_module,
+    unhook_modules,
     what_stands_in,
 )
 from gradlib.recorder.hooked import (
@@ -220,6 +225,7 @@ class _Recorder(AbstractContextManager[Recording]):
         self._calls = ModuleCalls(
             self._block, self._passes, keep_value, self._look_for_new
         )
+        self._before, self._after = self._calls.before, self._calls.after
         self._flattened = flattened(model)
         self._model = model
         self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
@@ -252,6 +258,8 @@ class _Recorder(AbstractContextManager[Recording]):
         """Hook every module, and those that are added later."""
         for module, name in self._places.items():
             self._attach(name, name, module)
+        hook_modules(self._hooks)
+        self._undo.append(copy_without_ours())
         self._hook_dicts = hook_dicts(self._places)
         self._seen = self._what_stands()
         added = register_module_module_registration_hook(self._added)
@@ -259,12 +267,12 @@ class _Recorder(AbstractContextManager[Recording]):
         if (history := self._block.history) is not None:
             learned = register_optimizer_step_post_hook(history.stepped)
             self._undo.append(learned.remove)
+        self._passes.are_last()
         forget_compiled()
 
     def _remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        for module in [*self._hooks]:
-            self._detach(module)
+        self._detach(self._hooks)
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -282,7 +290,7 @@ class _Recorder(AbstractContextManager[Recording]):
         return {*self._places, *cast(Any, self._model).modules()}
 
     def _attach(self, name: str, place: str, module: nn.Module) -> None:
-        """Hook a module that was chosen: before all other hooks, and after them.
+        """Make the hooks of a module that was chosen, which `hook_modules` sets.
 
         Args:
             name: What its calls are recorded under.
@@ -292,30 +300,28 @@ class _Recorder(AbstractContextManager[Recording]):
         if isinstance(module, torch.jit.ScriptModule):
             self._block.left_out[name] = "a ScriptModule takes no hooks"
             return
-        if not self._is_chosen(name, place, module) and place:
+        is_left_out = not self._is_chosen(name, place, module)
+        if is_left_out and place:
             return  # the model is hooked all the same: it counts the forwards
         calls = self._calls
-        is_left_out = name in self._block.left_out
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
         self._hooked[module] = hooked
         if own := own_parameters(module):
             calls.meet_parameters(hooked, own)
-        before = ModuleHook(calls.before, hooked)
-        after = ModuleHook(calls.after, hooked)
+        before = ModuleHook(self._before, hooked)
+        after = ModuleHook(self._after, hooked)
         hooked.before, hooked.after = id(before), id(after)
         self._hooks[module] = before, after
-        hook_module(module, before, after)
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
             swapped = ModuleHook(calls.swapped, views)
             self._undo.append(module.register_forward_pre_hook(swapped).remove)
 
-    def _detach(self, module: nn.Module) -> None:
-        """Take the hooks of a module away again, and stop them wherever they stand."""
-        hooks = self._hooks.pop(module)
-        unhook_module(module, *hooks)
-        for hook in hooks:
-            hook.stop()
+    def _detach(self, hooks: dict[nn.Module, tuple[ModuleHook, ModuleHook]]) -> None:
+        """Take away hooks again, and stop them wherever they stand."""
+        unhook_modules(hooks)
+        stop_all(itertools.chain.from_iterable(hooks.values()))
+        hooks.clear()
 
     def _is_chosen(self, name: str, place: str, module: nn.Module) -> bool:
         if self._chosen(place, module):
@@ -332,6 +338,7 @@ class _Recorder(AbstractContextManager[Recording]):
         place = self._places.get(parent)
         if place is None:
             return
+        hooked_before = len(self._hooks)
         for path, inner in modules_of(module).items():
             if inner not in self._places:
                 name = ".".join(it for it in (place, key, path) if it)
@@ -339,6 +346,8 @@ class _Recorder(AbstractContextManager[Recording]):
                 self._name_place(name, name)
                 if inner not in self._hooked:
                     self._attach(name, name, inner)
+        new = itertools.islice(self._hooks.items(), hooked_before, None)
+        hook_modules(dict(new))
 
     def _look_for_new(self) -> None:
         """Look whether other modules stand there, or other hooks, as a forward begins.
@@ -352,9 +361,9 @@ class _Recorder(AbstractContextManager[Recording]):
         except RuntimeError:  # another thread changes the model: at the next forward
             return
         self._name_all(every)
+        hook_modules(self._hooks)  # new ones, and those that somebody took away
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
-                hook_module(module, *self._hooks[module])  # who took them away?
                 put_hooks_around(module, hooked.before, hooked.after)
         if self._block.history is not None:
             self._block.history.has_changed = True
@@ -391,7 +400,7 @@ class _Recorder(AbstractContextManager[Recording]):
             elif not hooked.was_called:
                 hooked.rename(name, self._calls_of[name])
                 if not self._is_chosen(name, place, module) and place:
-                    self._detach(module)
+                    self._detach({module: self._hooks.pop(module)})
                     del self._hooked[module]
         for place, module in every.items():
             hooked = self._hooked.get(module)

@@ -10,6 +10,7 @@ class Kept:
     """A tensor as it was."""
 
     __slots__ = (
+        "_address",
         "_place",
         "_shares_memory",
         "_tensor",
@@ -36,10 +37,7 @@ class Kept:
             return False
         if self._version != tensor._version:
             return True
-        try:
-            return data_address(tensor) != self._place[0]
-        except RuntimeError:  # it has no such place, as a sparse one
-            return False
+        return self._address is not None and data_address(tensor) != self._address
 
     def has_its_version(self) -> bool:
         """Tell whether it was not written to, or in a way that torch does not count."""
@@ -76,6 +74,10 @@ class Kept:
         # Until somebody writes to one of the two, behind torch's back too.
         self._shares_memory = not self.is_copy and _shares_memory(tensor)
         self._place = place_of(tensor)  # the version stays where that changes
+        try:
+            self._address = data_address(tensor)
+        except RuntimeError:  # it has no such place, as a sparse one
+            self._address = None
 
 
 UNKNOWN = -1

@@ -52,7 +52,7 @@ class Was:
     # this is always the same object.
     original: weakref.ref[Tensor]
     version: int
-    place: tuple[object, ...]
+    place: int
     requires_grad: bool
     value: Tensor
 

@@ -2,11 +2,11 @@
 
 import random
 from bisect import bisect_right
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias, cast
 
 import numpy
@@ -101,9 +101,8 @@ class History:
     @torch.no_grad()  # once, and not for each tensor
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
-        modes: dict[nn.Module, Mode] = {}
+        modes = self._modes_now()
         for module in self._modules:
-            modes[module] = module.training, type(module)
             self._attributes.look_at(module, moment, moment)
             parameters, buffers = own_parameters(module), own_buffers(module)
             if parameters:
@@ -130,6 +129,8 @@ class History:
 
         Modules of torch do not change their own.
         """
+        if all(map(is_of_torch, {*map(type, self._modules)})):
+            return
         for module in self._modules:
             if not is_of_torch(type(module)):
                 since = self._called.get(module, moment)
@@ -235,6 +236,13 @@ class History:
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
         return self._mode_at(module, moment)[1]
+
+    def _modes_now(self) -> dict[nn.Module, Mode]:
+        """Return the mode of each module: one and the same for all that have it."""
+        modes: dict[Mode, Mode] = {}
+        now = zip(map(_TRAINING, self._modules), map(type, self._modules), strict=True)
+        each = [modes.setdefault(mode, mode) for mode in now]
+        return dict(zip(self._modules, each, strict=True))
 
     def _mode_at(self, module: nn.Module, moment: int) -> Mode:
         if module not in self._modes:
@@ -407,6 +415,7 @@ def _autocast() -> dict[str, torch.dtype]:
     }
 
 
+_TRAINING: Callable[[nn.Module], bool] = attrgetter("training")
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _NO_AUTOCAST: dict[str, torch.dtype] = {}
 

@@ -48,18 +48,17 @@ class Flow:
     What requires no grad has no entry.
     """
 
-    __slots__ = ("behind_batched", "gone_through", "outputs", "shares", "totals")
+    # torch's numbers of passes through what another gave with create_graph=True.
+    gone_through: Set[int] = frozenset[int]()
+    # The first of our numbers after a pass with is_grads_batched that had
+    # create_graph=True; it has no number itself.
+    behind_batched: int | None = None
 
     def __init__(self) -> None:
         """Begin with nothing asked."""
         self.shares: dict[Key, Grads] = {}
         self.totals: dict[Key, Grads] = {}
         self.outputs: dict[Key, Grads] = {}
-        # torch's numbers of passes through what another gave with create_graph=True.
-        self.gone_through: Set[int] = frozenset()
-        # The first of our numbers after a pass with is_grads_batched that had
-        # create_graph=True; it has no number itself.
-        self.behind_batched: int | None = None
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Traps that recorders fall into, one a test, against gradients without a recorder."""
 
 import copy
+import copyreg
 import gc
 import io
 import pickle
@@ -2772,6 +2773,43 @@ def test_copies_after_an_inner_block_has_ended() -> None:
         with gradlib.record(model):
             pass
         assert not any(module_hooks(copy.deepcopy(model)).values())
+
+
+def test_other_ordered_dicts_are_copied_inside_the_block_as_ever() -> None:
+    plain: Any = OrderedDict(a=[1], b=[2])
+    plain.note = "kept"
+    with gradlib.record(Net()):
+        pickled = pickle.loads(pickle.dumps(plain))
+        twins: list[Any] = [copy.copy(plain), copy.deepcopy(plain), pickled]
+    for twin in twins:
+        assert type(twin) is OrderedDict
+        assert twin == plain
+        assert [*twin] == ["a", "b"]
+        assert vars(twin) == {"note": "kept"}
+
+
+def test_nothing_is_left_in_the_way_python_copies() -> None:
+    before = dict(copyreg.dispatch_table)
+    with gradlib.record(Net()), gradlib.record(Net()):
+        assert copyreg.dispatch_table != before
+    assert copyreg.dispatch_table == before
+
+
+def test_somebody_elses_way_to_copy_ordered_dicts_stays_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_list(given: OrderedDict[Any, Any]) -> Any:
+        return list, ([*given],)
+
+    monkeypatch.setitem(copyreg.dispatch_table, OrderedDict, as_list)
+    model, x = Net(), torch.randn(2, 3)
+    with gradlib.record(model), gradlib.record(Net()):
+        assert copy.copy(OrderedDict(a=1)) == ["a"]
+    with gradlib.record(model) as recording:
+        run(model, x)
+        assert copy.copy(OrderedDict(a=1)) == ["a"]
+    assert copyreg.dispatch_table[OrderedDict] is as_list
+    assert len(recording) == 3
 
 
 def test_a_copy_that_hands_hooks_on_does_not_record() -> None:
