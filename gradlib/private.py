@@ -388,8 +388,10 @@ def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
     There is no loop in Python: it is asked at each forward, and rarely says anything.
     """
     children = [*map(own_children, modules)]
-    inside: Any = filter(None, children)
-    return [*map(len, children), *map(tuple, map(methodcaller("items"), inside))]
+    inside = [*filter(None, children)]
+    names = itertools.chain.from_iterable(map(methodcaller("keys"), inside))
+    standing = itertools.chain.from_iterable(map(methodcaller("values"), inside))
+    return [*map(len, children), *names, *standing]
 
 
 def parameters_at_call(module: nn.Module) -> dict[str, Any]:

@@ -11,7 +11,6 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -100,9 +99,9 @@ class ModuleCalls:
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self._gathers_parameters = "param_grads" in block.fields
-        # Those hooked, by id, each with what it got. Some are put in for one call only,
-        # so it is not held: then its id may be another's.
-        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], Grads]] = {}
+        # The hooks of parameters by the id of these. Some are put in for one call only,
+        # so none is held: then its id may be another's.
+        self._parameters: dict[int, Tap] = {}
         # The hooks of other leaves by the id of these, and from how many on they are
         # looked through for those that are gone.
         self._leaves: dict[int, Tap] = {}
@@ -335,17 +334,16 @@ class ModuleCalls:
             if is_lazy(parameter):
                 are_lazy = True
                 continue
-            known = self._parameters.get(id(parameter))
-            grads: Grads = {}
-            if known is not None and known[0]() is parameter:
-                grads = known[1]
+            number, grads = id(parameter), Grads()
+            known = self._parameters.get(number)
+            if known is not None and known.is_on(parameter):
+                grads = known.grads
             elif not parameter.requires_grad:
                 waits = True
-            else:
-                self._parameters[id(parameter)] = weakref.ref(parameter), grads
-                if self._gathers_parameters:
-                    self._passes.hook_parameter(parameter, grads)
-            found[name] = parameter, id(parameter), grads
+            elif self._gathers_parameters:
+                tap = self._passes.hook_parameter(parameter, grads)
+                self._parameters[number] = tap
+            found[name] = parameter, number, grads
         hooked.remember(own, found, for_good=not (waits or are_lazy))
         return are_lazy
 

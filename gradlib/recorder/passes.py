@@ -239,16 +239,21 @@ class Passes:
         self._taps.append(tap)
         return tap
 
-    def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> None:
+    def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> Tap:
         """Take the gradient of a parameter, all its uses together.
 
         A pass may give it in parts: a checkpoint of the reentrant kind runs passes
         inside the pass. All of them are complete in `finish`.
+
+        Returns:
+            The hook.
         """
         keep = self.keep
         if self.reduces:
             keep = partial(self._sum_up, grads)
-        self._taps.append(Tap(self, parameter, grads, keep))
+        tap = Tap(self, parameter, grads, keep)
+        self._taps.append(tap)
+        return tap
 
     def hook_node(
         self, node: Node, receivers: list[Receiver], within: int | None

@@ -49,8 +49,9 @@ Children: TypeAlias = dict[str, nn.Module | None]
 GONE: Final = object()
 """Stands where a name was taken away."""
 
-Values: TypeAlias = dict[nn.Module, dict[str, list[tuple[int, Any]]]]
-"""What stood under each name in each module, since when: `Kept`, ``None`` or `GONE`."""
+Values: TypeAlias = dict[nn.Module, dict[str, list[Any]]]
+"""What stood under each name in each module: a moment and what stood there since, as
+`Kept`, ``None`` or `GONE`, then the next moment, and so on."""
 
 
 Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
@@ -364,13 +365,13 @@ class History:
                 if kept is None or kept.has_changed():
                     kept = self._kept[id(tensor)] = Kept(tensor)
             if not values:
-                values.append((first, kept))
-            elif values[-1][1] is not kept:
-                values.append((max(moment, values[-1][0]), kept))
+                values += first, kept
+            elif values[-1] is not kept:
+                values += max(moment, values[-2]), kept
         if len(own) < len(known):
             for key, values in known.items():
-                if values and key not in own and values[-1][1] is not GONE:
-                    values.append((moment, GONE))
+                if values and key not in own and values[-1] is not GONE:
+                    values += moment, GONE
 
     def _at(
         self,
@@ -384,8 +385,8 @@ class History:
         moment = max(moment, self._since.get(module, moment))
         found: dict[str, Any] = {}
         for name, values in every.get(module, {}).items():
-            until = bisect_right(values, moment, key=itemgetter(0))
-            kept = values[until - 1][1] if until else GONE
+            until = bisect_right(values[::2], moment)
+            kept = values[2 * until - 1] if until else GONE
             if kept is not GONE:
                 found[name] = kept
         return found
