@@ -330,6 +330,13 @@ BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
 HOOKS = (*_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS, *BACKWARD_HOOKS)
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
+# The backward pre-hooks that a call of a module sets: those of every module, and its
+# own. torch asks for them under this name.
+BACKWARD_PRE_HOOKS_OF = "_get_backward_pre_hooks"
+backward_pre_hooks: Callable[[nn.Module], list[Any]] = getattr(
+    nn.Module, BACKWARD_PRE_HOOKS_OF
+)
+
 
 # What stands in a module itself, by name. ``named_parameters(recurse=False)`` says the
 # same, but is slow enough to show in a hook that runs at every call.

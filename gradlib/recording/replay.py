@@ -4,11 +4,11 @@ The module itself is called. While it runs, its parameters, buffers, hooks and m
 those of the call; afterwards everything is as it was before.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -20,10 +20,11 @@ from torch.nn.parameter import is_lazy
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
-    BACKWARD_PRE_HOOKS,
+    BACKWARD_PRE_HOOKS_OF,
     BUFFERS,
     CHILDREN,
     PARAMETERS,
+    backward_pre_hooks,
     hook_tensor,
     is_of_torch,
     own_buffers,
@@ -174,7 +175,7 @@ class _Scene:
         self._weights: dict[int, nn.Parameter] = {}
         self._leaves: dict[Key, Tensor] = {}
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
-        self._pre_hooks: Any = None  # the module's own for the backward
+        self._undo: Callable[[], None] = _nothing  # what is for the first call alone
         self._returned: object = None  # what the module returned last
         self._copies = Copies(change)  # of attributes
 
@@ -199,11 +200,17 @@ class _Scene:
 
     def run(self, world: World) -> Tree:
         """Call the module."""
-        args, kwargs = self._arguments()
+        args, kwargs = given = self._arguments()
+        # What was recorded is what the hooks of every module had made of them, which
+        # run before a module's own.
+        self._undo = self._module.register_forward_pre_hook(
+            partial(_instead, given), prepend=True, with_kwargs=True
+        ).remove
         # The last of its hooks, as the recorder's is: for backward hooks torch makes
         # other tensors of the output.
         self._module.register_forward_pre_hook(self._begins)
         self._module.register_forward_hook(self._returns)
+        vars(self._module)[BACKWARD_PRE_HOOKS_OF] = self._pre_hooks
         with _surrounded_by(world), self._explained("Computing {} again"):
             # Not the class's own __call__: what that changes was recorded as changed.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
@@ -280,10 +287,6 @@ class _Scene:
         for kind, hooks in self._history.hooks(module, moment).items():
             state[kind] = copy(hooks)  # one may take itself away
         if module is self._module:
-            # What was recorded for the output is what these had made of it. With any
-            # set, torch makes other tensors of what it is given and returns.
-            self._pre_hooks = state[BACKWARD_PRE_HOOKS]
-            state[BACKWARD_PRE_HOOKS] = OrderedDict.fromkeys(self._pre_hooks, _nothing)
             for name in self._trace.parameters:
                 parameter = parameters.get(name)
                 if parameter is not None and parameter.requires_grad:
@@ -304,9 +307,15 @@ class _Scene:
 
         hook_tensor(given, take)
 
+    def _pre_hooks(self) -> list[Callable[..., None]]:
+        # What was recorded for the output is what these had made of it. With any set,
+        # torch makes other tensors of what it is given and returns.
+        return [_nothing for _ in backward_pre_hooks(self._module)]
+
     def _begins(self, *_: object) -> None:
         # If the module calls itself, those calls have all of its hooks.
-        vars(self._module)[BACKWARD_PRE_HOOKS] = self._pre_hooks
+        vars(self._module).pop(BACKWARD_PRE_HOOKS_OF, None)
+        self._undo()
 
     def _returns(self, _module: nn.Module, _args: object, output: object) -> None:
         # If the module calls itself, it is the outermost call that returns last.
@@ -402,6 +411,10 @@ def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def _instead(given: Any, *_: object) -> Any:
+    return given
 
 
 def _remove_hooks_of_others(tensor: Tensor) -> None:

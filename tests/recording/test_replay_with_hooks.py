@@ -6,6 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
+)
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
@@ -341,3 +347,31 @@ def test_a_hook_on_a_weight_with_two_names() -> None:
     call = recording[""]
     assert call.param_grads.keys() == {"scale", "same"}
     torch.testing.assert_close(call.replay().param_grads, call.param_grads)
+
+
+EVERY = {
+    register_module_forward_pre_hook: lambda _module, args: halves(args),
+    register_module_forward_hook: lambda _module, _args, output: output * 2,
+    register_module_full_backward_pre_hook: lambda _module, grads: halves(grads),
+    register_module_full_backward_hook: lambda _module, grads, _: halves(grads),
+}
+"""Ways to hook every module there is, each with a hook that changes something."""
+
+
+@pytest.mark.parametrize("of_its_own", BACKWARD_HOOKS)
+@pytest.mark.parametrize("register", EVERY, ids=lambda it: it.__name__)
+def test_a_hook_of_every_module(register: Any, of_its_own: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    getattr(model[1], of_its_own)(lambda _module, grads, *_: halves(grads))
+    handle = register(EVERY[register])
+    try:
+        with gradlib.record(model) as recording:
+            model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+        assert recording.verify().disagreements == ()
+        for call in recording:
+            again = call.replay()
+            torch.testing.assert_close(again.grad_input, call.grad_input)
+            torch.testing.assert_close(again.param_grads, call.param_grads)
+    finally:
+        handle.remove()
