@@ -87,6 +87,28 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 # Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
 grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
 
+# Whether torch may use oneDNN, and has in this build what the next name is for.
+_has_onednn_linear = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_onednn_is_allowed: Callable[[], bool] = _C._get_mkldnn_enabled
+
+
+def onednn_is_enabled() -> bool:
+    """Tell whether `onednn_linear` may be used."""
+    return _has_onednn_linear and _onednn_is_allowed()
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Do what ``torch.nn.functional.linear`` does, by oneDNN and without a graph.
+
+    Args:
+        x: Contiguous, in float32, on the CPU.
+        weight: The same, but laid out in any way.
+        bias: What is added; ``None`` for nothing.
+    """
+    of_onednn: Any = torch.ops.mkldnn
+    return of_onednn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
 # How many hooks torch has set in this process, on whatever, with a handle to remove it.
 hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
@@ -11,7 +10,8 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
 from gradlib.jacobian.fast.chains.softened import softened
-from gradlib.jacobian.fresh import empty
+from gradlib.jacobian.fast.matmul import linear
+from gradlib.jacobian.fresh import empty, keep_what_is_freed
 from gradlib.private import enable_grad, grad_is_enabled
 
 
@@ -23,6 +23,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
         out: Where to write it, contiguous; ``None`` for memory of its own.
         create_graph: Whether gradients flow through it.
     """
+    keep_what_is_freed()
     before = grad_is_enabled()
     enable_grad(bool(create_graph))
     try:
@@ -138,7 +139,7 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
         reach -= 1
     for place in range(reach):
         if place:
-            h = F.linear(h, *chain.linears[place - 1])
+            h = linear(h, *chain.linears[place - 1])
         if layers := chain.bends[place]:
             last = needless and place == reach - 1
             found[place], h = bent(layers, h, ours=place > 0, last=last)

@@ -11,6 +11,7 @@ from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import channels_last, convolved
 from gradlib.jacobian.fast.chains.layers import Joined
 from gradlib.jacobian.fast.chains.norms import normed, scaled
+from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
 
 
@@ -73,7 +74,7 @@ class Multiplied(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         del ours
-        return v @ self.weight, True
+        return multiplied(v, self.weight), True
 
 
 class Averaged(NamedTuple):
@@ -200,7 +201,7 @@ def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
 
 
 def _multiplied(module: nn.Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
-    return Multiplied(module.weight), F.linear(x, module.weight, module.bias)
+    return Multiplied(module.weight), linear(x, module.weight, module.bias)
 
 
 def _averaged(_: nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:

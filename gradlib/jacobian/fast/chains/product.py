@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, pulled
 from gradlib.jacobian.fast.chains.order import Product, Tree
+from gradlib.jacobian.fast.matmul import multiplied, prefers_onednn
 
 
 class Factors(NamedTuple):
@@ -129,8 +130,8 @@ def _first_of(tree: Tree) -> int:
 
 def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
     """Multiply by a layer's matrix, which most often all samples have in common."""
-    if into is None:
-        return left @ matrix
+    if into is None or prefers_onednn(left, matrix):
+        return multiplied(left, matrix)
     if left.dim() < 3 or matrix.dim() > 2:
         return torch.matmul(left, matrix, out=into)
     torch.mm(left.flatten(0, -2), matrix, out=into.flatten(0, -2))
