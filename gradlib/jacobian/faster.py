@@ -6,8 +6,7 @@ Without that folder there is none, and every answer is the same.
 from typing import Any, cast
 
 try:
-    from gradlib.jacobian.fast.chains.evaluate import evaluate
-    from gradlib.jacobian.fast.chains.find import find_chain
+    from gradlib.jacobian.fast.chains.find import find_chain, jacobian_of_chain
     from gradlib.jacobian.fast.chains.planned import planned
     from gradlib.jacobian.fast.in_graph import find_in_graph
 except ModuleNotFoundError:
@@ -15,6 +14,6 @@ except ModuleNotFoundError:
     def _nothing(*_: Any) -> None:
         return None
 
-    find_chain = find_in_graph = evaluate = planned = cast(Any, _nothing)
+    find_chain = find_in_graph = jacobian_of_chain = planned = cast(Any, _nothing)
 
-__all__ = ["evaluate", "find_chain", "find_in_graph", "planned"]
+__all__ = ["find_chain", "find_in_graph", "jacobian_of_chain", "planned"]

@@ -17,10 +17,15 @@ from gradlib.jacobian.arguments import Argnums, Arguments, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
-from gradlib.jacobian.faster import evaluate, find_chain, find_in_graph, planned
+from gradlib.jacobian.faster import (
+    find_chain,
+    find_in_graph,
+    jacobian_of_chain,
+    planned,
+)
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
-from gradlib.jacobian.memory import is_out_of_memory, room_on
+from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.out import (
     blocks_of,
     nested,
@@ -140,12 +145,8 @@ def per_sample_jacobian(
         OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    if (chain := find_chain(fn, inputs, *asked)) is not None:
-        try:
-            return evaluate(chain, out, create_graph=create_graph)
-        except RuntimeError as error:  # what was free others may have taken since
-            if not is_out_of_memory(error):
-                raise
+    if (made := jacobian_of_chain(fn, inputs, *asked)) is not None:
+        return made
     return _from_one_graph(fn, inputs, *asked, check, progress)
 
 

@@ -67,7 +67,8 @@ def test_it_has_no_say_where_a_mode_is_named(
     def look(*_: object) -> None:
         raise AssertionError("it was asked")
 
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.find.chain_of", look)
+    for name in ("chain_of", "small_jacobian"):
+        monkeypatch.setattr(f"gradlib.jacobian.fast.chains.find.{name}", look)
     monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", look)
     monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_graph", look)
     model, x = (

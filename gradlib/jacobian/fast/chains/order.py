@@ -70,6 +70,15 @@ class Order(NamedTuple):
         )
 
 
+def is_by_rows(tree: Tree) -> bool:
+    """Tell whether an order is that of a backward pass."""
+    while isinstance(tree, Product):
+        if tree.columns or not isinstance(tree.inner, int):
+            return False
+        tree = tree.outer
+    return True
+
+
 @lru_cache(maxsize=4096)  # a model may meet any number of batch sizes
 def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
     """Return the cheapest order.

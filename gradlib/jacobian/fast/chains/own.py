@@ -62,15 +62,22 @@ KNOWN = frozenset(_RUN)
 
 def is_own_function(name: str) -> bool:
     """Tell whether the functions and methods of a name are torch's."""
-    return _are_same(_FUNCTIONS[name])
+    return are_same(_FUNCTIONS[name])
 
 
 def is_own_layer(kind: type[nn.Module]) -> bool:
     """Tell whether a known type runs what is torch's."""
-    return _are_same(_RUN[kind])
+    return are_same(_RUN[kind])
 
 
-def _are_same(found: Found) -> bool:
+def run_by(kind: type[nn.Module]) -> Found:
+    """Return what of torch a layer of a known type runs, functions included."""
+    known = POINTWISE.get(kind)
+    return _RUN[kind] + (() if known is None else _FUNCTIONS[known.name])
+
+
+def are_same(found: Found) -> bool:
+    """Tell whether what was found is still there."""
     for space, name, was in found:  # noqa: SIM110 (with all() it takes twice as long)
         if getattr(space, name) is not was:
             return False

@@ -1,0 +1,150 @@
+"""Small nets of linear layers with an activation between each two, the commonest ones.
+
+To read the layers of one, and to plan its products, takes longer than the products. So
+what follows from its form alone is found once for each form: the classes of its layers
+and tensors, and their shapes, dtypes and devices. Nothing of a net itself is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter, itemgetter
+from types import NoneType
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor, nn, strided
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from gradlib.jacobian.fast.chains import order as orders
+from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
+from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
+from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
+from gradlib.private import (
+    enable_grad,
+    grad_is_enabled,
+    is_plain_module,
+    nobody_looks_on,
+    own_children,
+    own_parameters,
+)
+
+SMALL = 2**20
+"""How much a small net takes at most, as `order.Order.cost` has it: some 100 µs.
+
+For larger ones it matters how much memory there is, and which library multiplies.
+"""
+
+Parameters: TypeAlias = tuple[Tensor, Tensor | None]
+"""The weight and the bias of a linear layer."""
+
+Kind: TypeAlias = tuple[Any, ...]
+"""The dtype, device, layout and shape of a tensor."""
+
+
+class Form(NamedTuple):
+    """What is known of all nets whose layers and tensors are alike.
+
+    Attributes:
+        between: What is elementwise between the linear layers, in their order.
+        own: What of torch they run.
+    """
+
+    between: Sequence[list[Layer]]
+    own: Found
+
+
+def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | None:
+    """Return the Jacobian of a small net, ``(batch, out, in)``; ``None`` for others.
+
+    Args:
+        fn: The net.
+        inputs: What it would be called with.
+    """
+    if type(fn) is not nn.Sequential or len(inputs) != 1 or not nobody_looks_on():
+        return None
+    net: Any = fn
+    modules: list[Any] = [*own_children(net).values()]
+    x = inputs[0]
+    try:
+        if not (is_plain_module(net) and all(map(is_plain_module, modules))):
+            return None
+        linears = [*map(_WEIGHT_AND_BIAS, map(own_parameters, modules[::2]))]
+        tensors = [x, *chain.from_iterable(linears)]
+        form = _form(
+            tuple(map(type, modules)),
+            tuple(map(type, tensors)),
+            tuple([_KIND(it) for it in tensors if it is not None]),
+        )
+    except (AttributeError, KeyError, TypeError):  # no module, no linear layer, no x
+        return None
+    if form is None or not are_same(form.own):
+        return None
+    before = grad_is_enabled()
+    enable_grad(False)
+    try:
+        return _jacobian(form.between, x, linears)
+    finally:
+        enable_grad(before)
+
+
+_WEIGHT_AND_BIAS: Callable[[Any], Parameters] = itemgetter("weight", "bias")
+_KIND: Callable[[Any], Kind] = attrgetter("dtype", "device", "layout", "shape")
+
+
+@lru_cache(maxsize=4096)
+def _form(
+    layers: tuple[type[nn.Module], ...],
+    classes: tuple[type[Any], ...],
+    kinds: tuple[Kind, ...],
+) -> Form | None:
+    """Return what is known of all nets of a form; ``None`` if they are no small ones.
+
+    Args:
+        layers: The classes of the layers.
+        classes: Of x, and of the weight and bias of each linear layer.
+        kinds: Of the same, where there is a tensor.
+    """
+    bends = [POINTWISE.get(it) for it in layers[1::2]]
+    between = [it for it in bends if it is not None and not it.options]
+    if len(layers) != 2 * len(between) + 1 or {*layers[::2]} != {nn.Linear}:
+        return None
+    of_x, weights, biases = classes[0], classes[1::2], classes[2::2]
+    if of_x not in (Tensor, Parameter) or {*weights} != {Parameter}:
+        return None
+    (dtype, _, layout, size), *_ = kinds
+    if dtype not in DTYPES or layout is not strided or len(size) != 2:
+        return None
+    if {*biases} - {Parameter, NoneType} or len({it[:3] for it in kinds}) != 1:
+        return None
+    shapes = iter([it[3] for it in kinds[1:]])
+    widths = [size[1]]
+    for kind in biases:
+        outs, *ins = next(shapes)
+        if ins != widths[-1:] or (kind is Parameter and next(shapes) != (outs,)):
+            return None
+        widths.append(outs)
+    if not between or 0 in (*size, *widths):
+        return None
+    order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
+    if order.cost > SMALL or not orders.is_by_rows(order.tree):
+        return None
+    own = chain.from_iterable(map(run_by, {nn.Sequential, *layers}))
+    return Form([[Layer(None, it)] for it in between], tuple(own))
+
+
+def _jacobian(
+    between: Sequence[list[Layer]], x: Tensor, linears: Sequence[Parameters]
+) -> Tensor:
+    """Go forward, and then back with all rows."""
+    seen: list[list[Bend]] = []
+    h, last = x, len(between) - 1
+    for place, layers in enumerate(between):
+        h = F.linear(h, *linears[place])
+        bends, h = bent(layers, h, ours=True, last=place == last)
+        seen.append(bends)
+    v = linears[-1][0]
+    while seen:
+        v = pulled(v, seen.pop(), ours=True) @ linears[len(seen)][0]
+    return v
