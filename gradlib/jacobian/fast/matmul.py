@@ -9,12 +9,18 @@ enough for it to matter.
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.private import grad_is_enabled, onednn_is_enabled, onednn_linear
+from gradlib.private import (
+    grad_is_enabled,
+    gradients_are_batched,
+    onednn_is_enabled,
+    onednn_linear,
+)
 
 LARGE = 2**21
 """From how many multiply-adds on it is worth a choice: oneDNN takes 10 µs to begin."""
@@ -33,9 +39,7 @@ def multiplied(v: Tensor, matrix: Tensor) -> Tensor:
         v: Vectors, ``(..., ins)``.
         matrix: ``(ins, outs)``, laid out in either way.
     """
-    if prefers_onednn(v, matrix):
-        return onednn_linear(v, matrix.mT)
-    return v @ matrix
+    return _by_onednn(v, matrix.mT) if prefers_onednn(v, matrix) else v @ matrix
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,24 +50,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: The matrix, ``(outs, ins)``.
         bias: What is added, ``(outs,)``.
     """
-    if prefers_onednn(x, weight.mT):
-        return onednn_linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    by_onednn = prefers_onednn(x, weight.mT)
+    return (_by_onednn if by_onednn else F.linear)(x, weight, bias)
 
 
 def prefers_onednn(v: Tensor, matrix: Tensor) -> bool:
     """Tell whether oneDNN multiplies vectors by a matrix faster."""
-    if matrix.dim() != 2 or v.numel() * matrix.shape[1] < LARGE:
+    if v.numel() * matrix.numel() < LARGE or matrix.dim() != 2:
         return False
     return (
-        min(matrix.shape) > NARROW
+        v.numel() * matrix.shape[1] >= LARGE
+        and min(matrix.shape) > NARROW
         and v.dtype is torch.float32 is matrix.dtype
         and v.device.type == "cpu"
-        and v.is_contiguous()
-        and not grad_is_enabled()  # it has no derivative
+        and (v.dim() == 2 or v.is_contiguous())
         and onednn_is_enabled()
+        and not gradients_are_batched()  # which would come to it one by one
         and _onednn_is_faster(torch.get_num_threads())
     )
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    given = (x, weight, bias)
+    if grad_is_enabled() and any(it is not None and it.requires_grad for it in given):
+        return cast(Any, _Linear).apply(*given)
+    return onednn_linear(*given)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer by oneDNN, which has no derivative of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return onednn_linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        flat = grad.reshape(-1, grad.shape[-1])
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            multiplied(grad, weight) if to_x else None,
+            multiplied(flat.mT, x.reshape(-1, x.shape[-1])) if to_weight else None,
+            flat.sum(0) if to_bias else None,
+        )
 
 
 @cache

@@ -1,13 +1,14 @@
 """Vectors times a matrix, by either library."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gradlib
 from gradlib import private
@@ -66,16 +67,17 @@ def test_it_is_a_linear_layer(
 
 
 KINDS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "few": lambda: (torch.randn(16, LARGE), torch.randn(LARGE, LARGE)),
     "small": lambda: (torch.randn(16, 16), torch.randn(16, 16)),
     "double": lambda: (
         torch.randn(LARGE, LARGE).double(),
         torch.randn(LARGE, LARGE).double(),
     ),
-    "strided": lambda: (torch.randn(LARGE, LARGE).T, torch.randn(LARGE, LARGE)),
+    "strided": lambda: (torch.randn(8, LARGE, 32).mT, torch.randn(LARGE, LARGE)),
     "narrow": lambda: (torch.randn(LARGE * LARGE, LARGE), torch.randn(LARGE, 2)),
     "another matrix for each": lambda: (
-        torch.randn(4, LARGE, LARGE),
-        torch.randn(4, LARGE, LARGE),
+        torch.randn(16, LARGE, LARGE),
+        torch.randn(16, LARGE, LARGE),
     ),
 }
 
@@ -87,16 +89,70 @@ def test_it_leaves_to_torch(
 ) -> None:
     monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
     v, matrix = KINDS[kind]()
-    torch.testing.assert_close(matmul.multiplied(v, matrix), v @ matrix)
+    are_close(matmul.multiplied(v, matrix), v @ matrix)
     assert not calls
 
 
-def test_it_leaves_to_torch_what_has_a_graph(
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _by_us(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is None:
+        return matmul.multiplied(x, weight.mT)
+    return matmul.linear(x, weight, bias)
+
+
+@pytest.mark.usefixtures("faster")
+@pytest.mark.parametrize("shape", [(LARGE,), (32, 8)])
+@pytest.mark.parametrize("asked", [*itertools.product([True, False], repeat=3)])
+def test_gradients_and_theirs(shape: tuple[int, ...], asked: tuple[bool, ...]) -> None:
+    chance = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=chance)
+    given = draw(*shape, LARGE), draw(LARGE, LARGE) / LARGE, draw(LARGE)
+    rows = draw(2, *shape, LARGE)
+
+    def of(function: Callable[..., Tensor], count: int) -> list[Tensor]:
+        """Return a product, its gradients, and gradients of these."""
+        pairs = zip(given[:count], asked, strict=False)
+        tensors = [it.clone().requires_grad_(is_asked) for it, is_asked in pairs]
+        wanted = [it for it in tensors if it.requires_grad]
+        y = function(*tensors)
+        found = [y]
+        if wanted:
+            found += torch.autograd.grad(y.sin().sum(), wanted, create_graph=True)
+            loss = torch.stack([it.square().sum() for it in found[1:]]).sum()
+            found += torch.autograd.grad(loss, wanted, retain_graph=True)
+            for create_graph in (True, False):
+                found += torch.autograd.grad(
+                    y, wanted, rows, is_grads_batched=True, create_graph=create_graph
+                )
+        return found
+
+    for count in (2, 3):
+        for found, true in zip(of(_by_us, count), of(_by_torch, count), strict=True):
+            are_close(found, true, atol=1e-4 * true.abs().max().item())
+
+
+def test_it_is_onednn_that_has_gradients(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
-    v = torch.randn(LARGE, LARGE, requires_grad=True)
-    assert matmul.multiplied(v, torch.randn(LARGE, LARGE)).requires_grad
+    x, weight = torch.randn(2, LARGE, LARGE).requires_grad_().unbind()
+    y = matmul.linear(x, weight, None)
+    assert len(calls) == 1
+    torch.autograd.grad(y.sum(), (x, weight))
+    assert len(calls) == 3
+    torch.autograd.grad(matmul.linear(x, weight.detach(), None).sum(), x)
+    assert len(calls) == 5
+
+
+def test_other_devices(
+    calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
+    v = torch.ones(LARGE, LARGE, device="meta")
+    assert matmul.multiplied(v, v).is_meta
     assert not calls
 
 
@@ -121,7 +177,7 @@ def test_somebody_has_switched_onednn_off(
 )
 def test_jacobians_are_the_same(widths: tuple[int, ...], is_inference: bool) -> None:
     layers: list[nn.Module] = []
-    for ins, outs in pairwise(widths):
+    for ins, outs in itertools.pairwise(widths):
         layers += [nn.Linear(ins, outs), nn.Tanh()]
     model = nn.Sequential(*layers).requires_grad_(False)
     x = torch.randn(64, widths[0])
@@ -136,7 +192,16 @@ def test_jacobians_are_the_same(widths: tuple[int, ...], is_inference: bool) -> 
         are_close(it.double(), true)
 
 
-def test_what_is_timed_is_not_what_a_default_device_says() -> None:
-    matmul._onednn_is_faster.cache_clear()
+def test_what_is_timed_is_not_what_a_default_device_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices: set[str] = set()
+
+    def linear(x: Tensor, weight: Tensor) -> Tensor:
+        devices.update(it.device.type for it in (x, weight))
+        return F.linear(x, weight)
+
+    monkeypatch.setattr(matmul, "onednn_linear", linear)
     with torch.device("meta"):
-        assert matmul._onednn_is_faster(torch.get_num_threads()) in (True, False)
+        assert not matmul._onednn_is_faster.__wrapped__(1)
+    assert devices == {"cpu"}
