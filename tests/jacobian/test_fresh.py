@@ -1,11 +1,14 @@
 """Fresh memory: only what is a tensor's own is put on huge pages, and only much."""
 
 import mmap
+import platform
+from pathlib import Path
 
 import pytest
 import torch
 
 from gradlib.jacobian import fresh
+from mkdocs_hooks.fresh import call
 
 
 @pytest.fixture
@@ -39,3 +42,23 @@ def test_it_is_of_the_same_dtype_and_has_no_graph(dtype):
     assert made.shape == (2, 3)
     assert made.dtype == dtype
     assert not made.requires_grad
+
+
+def faults(keeps: bool) -> int:
+    """Return how many fresh pages a process gets for blocks of some MiB, in turn."""
+    import resource
+
+    if keeps:
+        fresh.keep_what_is_freed()
+    before = 0
+    for turn in range(20):
+        if turn == 5:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        _ = [torch.ones(2**19 + 2**17) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone does so")
+def test_freed_memory_is_used_again():
+    folder = Path.cwd()
+    assert call(faults, False, folder=folder) > 10 * call(faults, True, folder=folder)
