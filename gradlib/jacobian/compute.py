@@ -86,9 +86,11 @@ def _shortened(
     if found is None:
         return None
     try:
+        # It comes first, while the graph is still in the caches.
+        look = found.look(graph)
         blocks = found.blocks(graph, out)
         # Hooks may change gradients.
-        require_rows(graph, blocks, found.look(graph), columns=False)
+        require_rows(graph, blocks, look, columns=False)
     except RuntimeError:
         return None
     return blocks

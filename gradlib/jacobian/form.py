@@ -1,6 +1,7 @@
 """What a gradient looks like that comes in at a place of a graph."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,5 +23,11 @@ def form_at(place: Place) -> Form:
     """Return what comes in at a place. It is made anew whenever it is asked."""
     node, number = place
     found = forms_at(node)[number]
-    shape, dtype = tuple(map(int, found.shape)), found.dtype
-    return Form(shape, dtype, found.device, math.prod(shape) * dtype.itemsize)
+    return _form(tuple(found.shape), found.dtype, found.device)
+
+
+@lru_cache(maxsize=1024)  # most are like one before
+def _form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
+    return Form(
+        tuple(map(int, shape)), dtype, device, math.prod(shape) * dtype.itemsize
+    )

@@ -74,6 +74,11 @@ class Graph:
         return {place: form_at(place) for place in dict.fromkeys(led)}
 
     @cached_property
+    def kinds(self) -> list[Form]:
+        """These forms, each once or a few times: there are fewer than places."""
+        return list({id(form): form for form in self.forms.values()}.values())
+
+    @cached_property
     def is_packed(self) -> bool:
         """Whether what a node has saved is had through somebody's hooks."""
         return any(is_packed(node) for node, places in self.way.items() if places)
@@ -273,7 +278,6 @@ def output_path(outputs: Tree, place: int) -> str:
 
 def _require_connection(graph: Graph, *, parameters: bool) -> None:
     """Raise where autograd knows no way from an output to any point, or to one."""
-    reached: set[Place] = set()
     for place, root in zip(graph.places, graph.roots, strict=True):
         start = place_of(root) if root.requires_grad else None
         if start is None or not (start in graph.ends or graph.way.get(start[0])):
@@ -284,11 +288,9 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
                 ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
                 "every way. If a zero is what you want, leave that output out."
             )
-        reached.add(start)
     if parameters:
         return
-    reached.update(*graph.way.values())
-    missing = [i for i, end in enumerate(graph.ends) if end not in reached]
+    missing = [i for i, end in enumerate(graph.ends) if end not in graph.forms]
     if missing:
         names = _listed(tuple(graph.names[i] for i in missing))
         raise IndependentOutputError(

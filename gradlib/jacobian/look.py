@@ -94,7 +94,9 @@ class Look:
     def at_all(cls, graph: Graph) -> "Look":
         """Go back once through a graph, from random numbers at every sample."""
         every = torch.ones(graph.batch, dtype=torch.bool, device="cpu")
-        return cls.at(Chance(), graph.roots, graph.points, every)
+        chance = Chance()
+        vectors = [chance.vector(root) for root in graph.roots]
+        return cls(every, vectors, _dense(graph.roots, graph.points, vectors))
 
     def coupled(self, count: int) -> int | None:
         """Return which of the first inputs the other samples have a gradient of."""

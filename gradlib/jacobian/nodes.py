@@ -136,5 +136,5 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype that gradients have on their way."""
-    found = {it.dtype for it in (*graph.points, *graph.forms.values())}
+    found = {it.dtype for it in (*graph.points, *graph.kinds)}
     return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)

@@ -408,7 +408,7 @@ def _least_width(graph: Graph, enough: int) -> float:
     """Return how many entries any tensor has, at the least, for each sample."""
     if enough <= SPLIT:
         return 1  # there is no need to look
-    sizes = (form.bytes // form.dtype.itemsize for form in graph.forms.values())
+    sizes = (form.bytes // form.dtype.itemsize for form in graph.kinds)
     return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
 
 

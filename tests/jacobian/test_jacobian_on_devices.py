@@ -15,7 +15,7 @@ import gradlib
 from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
-from gradlib.jacobian.fast.chains import result
+from gradlib.jacobian.fast.chains import find, result
 from gradlib.jacobian.fast.chains.chain import chain_of
 from gradlib.jacobian.fast.structure import chunks
 from gradlib.jacobian.fast.structure.named_axes import flat, fresh
@@ -101,25 +101,29 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         reverse()
 
 
+@pytest.mark.parametrize("way", ["evaluate", "small_jacobian"])
 @pytest.mark.parametrize("error", OUT_OF_MEMORY)
 def test_a_chain_for_which_memory_runs_out_goes_in_chunks(
-    error: str, monkeypatch: pytest.MonkeyPatch
+    error: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limited(*_: Any, **__: Any) -> Tensor:
         raise OUT_OF_MEMORY[error]()
 
     expected = gradlib.per_sample_jacobian(TANH, X)
-    monkeypatch.setattr(per_sample, "evaluate", limited)
+    monkeypatch.setattr(find, "small_jacobian", lambda *_: None)
+    monkeypatch.setattr(find, way, limited)
     torch.testing.assert_close(gradlib.per_sample_jacobian(TANH, X), expected)
 
 
+@pytest.mark.parametrize("way", ["evaluate", "small_jacobian"])
 def test_another_error_in_a_chain_is_not_taken_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(per_sample, "evaluate", broken)
+    monkeypatch.setattr(find, "small_jacobian", lambda *_: None)
+    monkeypatch.setattr(find, way, broken)
     with pytest.raises(RuntimeError, match="something else"):
         gradlib.per_sample_jacobian(TANH, X)
 

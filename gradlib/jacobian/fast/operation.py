@@ -12,6 +12,8 @@ from gradlib.jacobian.form import Form
 class Operation:
     """A node, what went in and what came out, and how large a factor may be."""
 
+    __slots__ = ("_form", "most", "node", "number", "shape", "shapes")
+
     def __init__(
         self,
         node: Node,

@@ -99,6 +99,18 @@ MORE: dict[str, Function] = {
     "parts over each other": lambda x: (lambda y: y[:, :3] + y[:, 1:] * y[:, :1])(
         x.sin()
     ),
+    "parts that are all": lambda x: (lambda y: y * torch.cat([y[:, 2:], y[:, :2]], 1))(
+        x.sin()
+    ),
+    "parts with a hole": lambda x: (lambda y: y[:, :2] * y[:, 1:3])(x.sin()),
+    "parts of two dimensions": lambda x: (lambda y: y[:, :2] * y[:, :, :2].mT)(x.sin()),
+    "every second, twice": lambda x: (lambda y: y[:, ::2] * y[:, ::2].exp())(x.sin()),
+    "parts in another order": lambda x: torch.stack(
+        [it.sin() * V[0] for it in reversed(x.exp().unbind(1))], 1
+    ),
+    "tokens in front": lambda x: (lambda a, b: a * b.exp())(
+        *x.exp().unflatten(1, (2, 2)).transpose(0, 1).unbind(0)
+    ),
     "a part of what others share": lambda x: _shared(x, 0),
     "a part of what others share, first": lambda x: _shared(x, 1),
     "steps": lambda x: x[..., ::2].exp(),

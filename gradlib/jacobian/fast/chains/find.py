@@ -38,15 +38,14 @@ def jacobian_of_chain(
     """
     if not _is_plainly_asked(argnums, in_dims, mode, chunk_size):
         return None
-    if max_bytes is None and out is None and not create_graph:
-        small = small_jacobian(fn, inputs)
-        if small is not None:
-            return small
-    chain = _fitting(fn, inputs, max_bytes, out, create_graph)
-    if chain is None:
-        return None
     try:
-        return evaluate(chain, out, create_graph=create_graph)
+        if max_bytes is None and out is None and not create_graph:
+            small = small_jacobian(fn, inputs)
+            if small is not None:
+                return small
+        chain = _fitting(fn, inputs, max_bytes, out, create_graph)
+        if chain is not None:
+            return evaluate(chain, out, create_graph=create_graph)
     except RuntimeError as error:  # what was free others may have taken since
         if not is_out_of_memory(error):
             raise

@@ -1,28 +1,37 @@
 """What a rule gives: the way back through an operation, for several vectors at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 
 class Part(NamedTuple):
-    """A gradient that is zero but for a part.
+    """A gradient that is zero but for some rows of a dimension.
 
     Attributes:
-        region: Gives that part of a tensor like the gradient, as a view.
+        dim: Which dimension, the vectors' included.
+        rows: Which rows.
         values: What is there.
     """
 
-    region: Callable[[Tensor], Tensor]
+    dim: int
+    rows: range
     values: Tensor
 
+    def of(self, whole: Tensor) -> Tensor:
+        """Return that part of a tensor, as a view."""
+        picked = slice(self.rows.start, self.rows.stop, self.rows.step)
+        return whole[(slice(None),) * self.dim + (picked,)]
 
-Back: TypeAlias = Callable[[Tensor], dict[int, Tensor | Part]]
+
+Back: TypeAlias = Callable[[Tensor], Mapping[int, Tensor | Part]]
 """From the gradients of what came out, ``(vectors, *out)``, to those of what went in,
 by position. Where that was broadcast they are not summed up yet."""
 
 
+@lru_cache(maxsize=64)
 def times(*scales: float) -> Back:
     """Return the way back to what has the same entries, times a number for each."""
 

@@ -1,6 +1,6 @@
 """The way back through what moves, picks, joins, sums or repeats entries."""
 
-from functools import partial
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -11,8 +11,7 @@ from gradlib.jacobian.fast.stacked.back import Back, Part
 
 def reshaped(op: Operation) -> Back:
     """A view whose entries are in the same order."""
-    shape = op.shapes[0]
-    return lambda grad: {0: grad.reshape(grad.size(0), *shape)}
+    return _to_shape(tuple(op.shapes[0]))
 
 
 def permuted(op: Operation) -> Back:
@@ -24,8 +23,7 @@ def permuted(op: Operation) -> Back:
 
 def transposed(op: Operation) -> Back:
     """Two dimensions exchanged."""
-    one, other = moves.exchanged(op)
-    return lambda grad: {0: grad.transpose(1 + one, 1 + other)}
+    return _exchanged(*moves.exchanged(op))
 
 
 def selected(op: Operation) -> Back:
@@ -53,7 +51,8 @@ def concatenated(op: Operation) -> Back | None:
     found = moves.joined(op)
     if found.keys() != op.shapes.keys():
         return None
-    return lambda grad: {i: _rows(it, grad) for i, it in found.items()}
+    rows = {i: (1 + it.dim, it.rows.start, len(it.rows)) for i, it in found.items()}
+    return lambda grad: {i: grad.narrow(*it) for i, it in rows.items()}
 
 
 def stacked(op: Operation) -> Back:
@@ -72,22 +71,28 @@ def summed(op: Operation) -> Back:
     return _reduced(op, 1)
 
 
-def _rows(picked: moves.Rows, whole: Tensor) -> Tensor:
-    dim, rows = picked
-    return whole[
-        (slice(None),) * (1 + dim) + (slice(rows.start, rows.stop, rows.step),)
-    ]
+# A graph has many of these, and they hold nothing but numbers: most were made before.
+
+
+@lru_cache(maxsize=1024)
+def _to_shape(shape: tuple[int, ...]) -> Back:
+    return lambda grad: {0: grad.reshape(grad.size(0), *shape)}
+
+
+@lru_cache(maxsize=64)
+def _exchanged(one: int, other: int) -> Back:
+    return lambda grad: {0: grad.transpose(1 + one, 1 + other)}
 
 
 def _picked(picked: moves.Rows) -> Back:
-    return lambda grad: {0: Part(partial(_rows, picked), grad)}
+    dim, rows = 1 + picked.dim, picked.rows
+    return lambda grad: {0: Part(dim, rows, grad)}
 
 
+@lru_cache(maxsize=1024)
 def _row(dim: int, index: int) -> Back:
-    def region(whole: Tensor) -> Tensor:
-        return whole.select(1 + dim, index)
-
-    return lambda grad: {0: Part(region, grad)}
+    rows = range(index, index + 1)
+    return lambda grad: {0: Part(1 + dim, rows, grad.unsqueeze(1 + dim))}
 
 
 def _reduced(op: Operation, scale: float) -> Back:

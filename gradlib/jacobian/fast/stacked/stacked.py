@@ -8,7 +8,7 @@ takes some operations one vector after the other, and others in many small steps
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.form import Form
+from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
@@ -33,16 +34,9 @@ DTYPES = (torch.float32, torch.float64)
 """Others are rounded so much that other kernels would give another answer."""
 
 
-class Way(NamedTuple):
-    """How to go back from a place.
-
-    Attributes:
-        back: The rule's answer.
-        led: Which of the gradients it gives matter, and where each goes.
-    """
-
-    back: Back
-    led: list[tuple[int, Place]]
+Way: TypeAlias = tuple[Place, Back, Sequence[int], Sequence[Place]]
+"""A place, how to go back from there, which of the gradients that this gives matter,
+and where each goes. It is no class: there are many, and each call makes them anew."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,14 @@ class Stacked:
     """How to go back through a graph.
 
     Attributes:
-        ways: For each place that is passed, each before those that it leads to.
+        ways: From each place that is passed, each before those that it leads to.
         forms: Of these, and those where it ends.
         chunk: How many vectors go together.
         vector_bytes: What is held for each of them, by our count.
         slope_bytes: What is held for all.
     """
 
-    ways: Mapping[Place, Way]
+    ways: Sequence[Way]
     forms: Mapping[Place, Form]
     chunk: int
     vector_bytes: int
@@ -85,6 +79,7 @@ class Stacked:
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
         """Return the blocks, written into contiguous tensors where there are some."""
+        keep_what_is_freed()
         with torch.no_grad():
             pieces = reverse.pieces(graph, self.chunk, go_back=self._go_back)
             if out is None:
@@ -98,11 +93,11 @@ class Stacked:
         """Return the VJPs of several vectors, as `passes.pull` does."""
         came = _Gradients(self.forms, len(vectors))
         came.add(place_of(output), vectors)
-        for place, (back, led) in self.ways.items():
+        for place, back, positions, places in self.ways:
             grad = came.taken(place)
             if grad is not None:
                 grads = back(grad)
-                for i, there in led:
+                for i, there in zip(positions, places, strict=True):
                     came.add(there, grads[i])
         return [came.taken(place_of(it)) for it in inputs]
 
@@ -115,18 +110,27 @@ class _Gradients:
         self._count = count
         self._sums: dict[Place, Tensor] = {}
         self._own: set[Place] = set()  # whose memory nobody else has
+        # What waits at places that nothing else has come to: there may be more of it.
+        self._parts: dict[Place, list[Part]] = {}
+        self._rows: dict[Place, int] = {}  # how many these have
 
     def taken(self, place: Place) -> Tensor | None:
         """Return what has come to a place, and forget it."""
+        if place in self._parts:
+            parts = self._parts.pop(place)
+            if self._are_all(place, parts):
+                return _joined([it.values for it in parts], parts[0].dim)
+            self._write(place, parts)
         return self._sums.pop(place, None)
 
     def add(self, place: Place, grad: Tensor | Part) -> None:
         """Add what comes to a place."""
-        before = self._sums.get(place)
         if isinstance(grad, Part):
-            whole = self._writable(place, before, grad.values)
-            grad.region(whole).add_(grad.values)
+            self._add_part(place, grad)
             return
+        if place in self._parts:
+            self._write(place, self._parts.pop(place))
+        before = self._sums.get(place)
         shape = self._forms[place].shape
         if grad.shape[1:] != shape:
             grad = _summed(grad, shape)
@@ -138,14 +142,48 @@ class _Gradients:
             self._sums[place] = before + grad
             self._own.add(place)
 
-    def _writable(self, place: Place, before: Tensor | None, like: Tensor) -> Tensor:
-        if before is None:
-            before = like.new_zeros(self._count, *self._forms[place].shape)
+    def _add_part(self, place: Place, part: Part) -> None:
+        """Let a part wait for the others, while all are no more than the whole."""
+        parts = self._parts.setdefault(place, [])
+        parts.append(part)
+        self._rows[place] = rows = self._rows.get(place, 0) + len(part.rows)
+        if place in self._sums or rows > self._forms[place].shape[part.dim - 1]:
+            self._write(place, self._parts.pop(place))
+
+    def _are_all(self, place: Place, parts: list[Part]) -> bool:
+        """Tell whether parts, which are put in order, are the whole, each row once."""
+        parts.sort(key=lambda it: it.rows.start)
+        dim, end = parts[0].dim, 0
+        for part in parts:
+            start, end = end, end + len(part.rows)
+            if part.dim != dim or part.rows != range(start, end):
+                return False
+        return end == self._forms[place].shape[dim - 1]
+
+    def _write(self, place: Place, parts: list[Part]) -> None:
+        """Add parts to what has come."""
+        whole = self._sums.get(place)
+        if whole is None:
+            shape = self._forms[place].shape
+            whole = parts[0].values.new_zeros(self._count, *shape)
         elif place not in self._own:
-            before = before.clone()
+            whole = whole.clone()
         self._own.add(place)
-        self._sums[place] = before
-        return before
+        self._sums[place] = whole
+        for part in parts:
+            part.of(whole).add_(part.values)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Return parts as one, laid out as is most likely of use.
+
+    The batch is in front of what a function is given. Where parts are in front of it,
+    somebody moved them there, as attention does with queries, keys and values, and the
+    next step is to move them back.
+    """
+    if dim > 1:
+        return torch.cat(parts, dim)
+    return torch.cat([it.movedim(1, -2) for it in parts], -2).movedim(-2, 1)
 
 
 def find(graph: Graph, plan: Plan) -> Stacked | None:
@@ -205,9 +243,10 @@ def _all_is_known(graph: Graph) -> bool:
     dtype, device = graph.roots[0].dtype, graph.roots[0].device
     if dtype not in DTYPES:
         return False
-    for (node, number), form in graph.forms.items():
+    for form in graph.kinds:
         if form.dtype != dtype or form.device != device or form.shape == ():
             return False
+    for node, number in graph.forms:
         if number and node.name() not in SEVERAL:
             return False
     # What has come to an end goes nowhere from there.
@@ -216,26 +255,35 @@ def _all_is_known(graph: Graph) -> bool:
     )
 
 
-def _ways(graph: Graph) -> dict[Place, Way] | None:
+_FIRST = (0,)  # one for all: what there is less of is collected less often
+
+
+def _ways(graph: Graph) -> list[Way] | None:
     """Return the way back from each place, if every rule knows one."""
     forms = graph.forms
-    outputs: dict[Node, list[int]] = defaultdict(list)
-    for node, number in forms:
-        outputs[node].append(number)
-    found: dict[Place, Way] = {}
+    others: dict[Node, list[Place]] = defaultdict(list)
+    for place in forms:
+        if place[1]:
+            others[place[0]].append(place)
+    found: list[Way] = []
     for node, places in graph.way.items():
         if not places:
             continue
-        before: Any = enumerate(node.next_functions)
-        led = [(i, it) for i, it in before if it in places]
-        shapes = {i: forms[it].shape for i, it in led}
+        before: Any = node.next_functions
+        if len(before) == 1:  # as of most
+            positions: Sequence[int] = _FIRST
+            shapes = {0: forms[places[0]].shape}
+        else:
+            positions = [i for i, it in enumerate(before) if it in places]
+            shapes = {i: forms[before[i]].shape for i in positions}
         rule = RULES[node.name()]
-        for number in outputs[node]:
-            form = forms[node, number]
-            back = rule(Operation(node, number, form, shapes))
+        for place in ((node, 0), *others.get(node, ())):
+            if place not in forms:  # of several outputs some may be used
+                continue
+            back = rule(Operation(node, place[1], forms[place], shapes))
             if back is None:
                 return None
-            found[node, number] = Way(back, led)
+            found.append((place, back, positions, places))
     return found
 
 

@@ -12,20 +12,22 @@ LOOK = 2**25
 PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0")
 
 
-def promises(graph: Graph, rows: float, entries: int) -> bool:
+def promises(graph: Graph, rows: float) -> bool:
     """Return whether all is known, and products of parts of a sample take long.
 
     Args:
         graph: Of one output and one input.
         rows: How many backward passes it would take otherwise.
-        entries: How many entries of gradients a pass holds.
     """
-    batch = graph.batch
-    # No gradient has more than all together, nor is a sample's row longer.
-    if rows * entries * (2 * ENTRY + entries // batch) <= LOOK:
-        return False
-    end, way = graph.ends[0][0], graph.way
+    batch, way = graph.batch, graph.way
     forms, each = graph.forms, graph.roots[0].element_size()
+    # Most graphs are small: no node has more work than the largest of all could have.
+    largest = max(max(it.bytes // each, math.prod(it.shape)) for it in graph.kinds)
+    widest = max(max(it.shape, default=1) for it in graph.kinds)
+    edges = sum(map(len, way.values()))
+    if rows * edges * largest * (2 * ENTRY + widest) <= LOOK * len(way):
+        return False
+    end = graph.ends[0][0]
     work, parts = 0, False
     for node, places in way.items():
         name = node.name()

@@ -90,8 +90,7 @@ def find(graph: Graph, plan: Plan) -> Structured | None:
     if not size or root.dtype not in (torch.float32, torch.float64):
         return None
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
-    entries = plan.pass_bytes // root.element_size()
-    if not promises(graph, rows, entries):
+    if not promises(graph, rows):
         return None
     try:
         with torch.no_grad():
