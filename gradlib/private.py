@@ -87,8 +87,11 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 # Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
 grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
 
-# Whether torch may use oneDNN, and has in this build what the next name is for.
-_has_onednn_linear = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# Whether this build has oneDNN with the operation below, which was met in 2.13 and is
+# looked for in others; and whether torch may use it now.
+_has_onednn_linear = torch.backends.mkldnn.is_available() and hasattr(
+    torch.ops.mkldnn, "_linear_pointwise"
+)
 _onednn_is_allowed: Callable[[], bool] = _C._get_mkldnn_enabled
 
 
@@ -212,16 +215,15 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Take away what `hook_modules` has set."""
-    ours = {*map(id, itertools.chain.from_iterable(hooks.values()))}
-    every = map(_HOOKS_AROUND_FORWARD, map(vars, hooks))
-    for places in every:
-        if ours.issuperset(itertools.chain.from_iterable(places)):
-            for place in places:
-                place.clear()
-        else:
-            for place in places:
-                for key in ours.intersection(place):
-                    del place[key]
+    for module, (before, after) in hooks.items():
+        every = _HOOKS_AROUND_FORWARD(vars(module))
+        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
+        first, last = id(before), id(after)
+        pre_hooks.pop(first, None)
+        with_kwargs.pop(first, None)
+        forward_hooks.pop(last, None)
+        also_with_kwargs.pop(last, None)
+        always_called.pop(last, None)
 
 
 # Where a module keeps its hooks, and what it shall do with them.

@@ -57,12 +57,18 @@ class Kept:
             return tensor.device.type != "cpu" or not same_values(tensor, self.value)
         if not self._shares_memory:
             return place_of(tensor) != self._place
-        if is_copy_on_write(tensor) and place_of(tensor) == self._place:
+        if is_copy_on_write(tensor) and place_of(tensor) == self._place_as_kept():
             return False
         if not same_values(tensor, self.value):
             return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
         self._keep()  # somebody asked for a pointer to its memory, and only read
         return False
+
+    def _place_as_kept(self) -> int:
+        """Return the place that the tensor had, which is made out only when asked."""
+        if self._place is None:  # nobody writes to the lazy clone, so it has not moved
+            self._place = place_of(self.value)
+        return self._place
 
     def _keep(self) -> None:
         tensor = self._tensor
@@ -71,13 +77,18 @@ class Kept:
         learned = isinstance(tensor, nn.Parameter)
         self.is_copy = not learned and tensor.numel() <= SMALL
         self.value = tensor.detach().clone() if self.is_copy else keep(tensor)
-        # Until somebody writes to one of the two, behind torch's back too.
-        self._shares_memory = not self.is_copy and _shares_memory(tensor)
-        self._place = place_of(tensor)  # the version stays where that changes
         try:
             self._address = data_address(tensor)
-        except RuntimeError:  # it has no such place, as a sparse one
-            self._address = None
+            # Until somebody writes to one of the two, behind torch's back too.
+            self._shares_memory = (
+                not self.is_copy
+                and is_copy_on_write(tensor)
+                and data_address(self.value) == self._address
+            )
+        except RuntimeError:  # it has no such memory, as a sparse one
+            self._address, self._shares_memory = None, False
+        # The version stays where that changes. A lazy clone is laid out the same way.
+        self._place = None if self._shares_memory else place_of(tensor)
 
 
 UNKNOWN = -1
@@ -85,11 +96,3 @@ UNKNOWN = -1
 
 SMALL = 2**12
 """Up to how many entries a buffer is copied."""
-
-
-def _shares_memory(tensor: Tensor) -> bool:
-    """Tell whether a lazy clone is one: not so where `keep` had to copy."""
-    try:
-        return is_copy_on_write(tensor)
-    except NotImplementedError:  # no memory of its own, as inside torch.func
-        return False

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib.private import HOOKS
 from gradlib.tree import tensors_in
 
 from ..opcodes import opcodes
@@ -72,11 +73,11 @@ def grad_of(tensor: Tensor) -> Tensor:
 
 
 def hooks_of(model: nn.Module) -> list[object]:
-    """Return every hook left on a model and its parameters."""
+    """Return every hook left on a model and its parameters, or noted there."""
     left: list[object] = []
     for module in model.modules():
-        left += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        left += [*module._backward_hooks.values()]
+        for kind in HOOKS:
+            left += getattr(module, kind).values()
     for parameter in model.parameters():
         left += (parameter._backward_hooks or {}).values()
     return left

@@ -93,6 +93,14 @@ def test_complex_weights_that_are_conjugated() -> None:
     assert kept.has_changed()
 
 
+def test_weights_whose_bits_are_read_as_another_dtype() -> None:
+    weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float16))
+    kept = Kept(weight)
+    assert not kept.has_changed()
+    weight.data = weight.data.view(torch.bfloat16)
+    assert kept.has_changed()
+
+
 class Observes(nn.Module):
     """Keeps the largest entries, as torch.ao's observers do: at first none."""
 
