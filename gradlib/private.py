@@ -100,16 +100,19 @@ def onednn_is_enabled() -> bool:
     return _has_onednn_linear and _onednn_is_allowed()
 
 
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def onednn_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none"
+) -> Tensor:
     """Do what ``torch.nn.functional.linear`` does, by oneDNN and without a graph.
 
     Args:
-        x: Contiguous, in float32, on the CPU.
+        x: Contiguous, or of two dimensions, in float32, on the CPU.
         weight: The same, but laid out in any way.
         bias: What is added; ``None`` for nothing.
+        then: What is done to each entry, as ``"tanh"``; ``"none"`` for nothing.
     """
     of_onednn: Any = torch.ops.mkldnn
-    return of_onednn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return of_onednn._linear_pointwise.default(x, weight, bias, then, [], "")
 
 
 # How many hooks torch has set in this process, on whatever, with a handle to remove it.

@@ -28,6 +28,14 @@ LARGE = 2**21
 NARROW = 8
 """Up to how many columns of the matrix, or rows, oneDNN gains nothing."""
 
+DONE_TO_ENTRIES = {"tanh": 100}
+"""What oneDNN does to each entry of a product, while it is there: how many
+multiply-adds take as long as torch does for it, on a core of an AMD EPYC.
+
+What comes of it says how to go back. It is as exact as torch's; oneDNN's ReLU makes
+zeros of NaN, and its sigmoid of what is tiny.
+"""
+
 GAIN = 0.8
 """At most so much of MKL's time oneDNN must take: then chance decides nothing."""
 
@@ -54,19 +62,48 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return (_by_onednn if by_onednn else F.linear)(x, weight, bias)
 
 
-def prefers_onednn(v: Tensor, matrix: Tensor) -> bool:
-    """Tell whether oneDNN multiplies vectors by a matrix faster."""
-    if v.numel() * matrix.numel() < LARGE or matrix.dim() != 2:
+def linear_then(
+    x: Tensor, weight: Tensor, bias: Tensor | None, then: str
+) -> tuple[Tensor, bool]:
+    """Return what a linear layer gives, and whether what follows has been done to it.
+
+    Args:
+        x: Vectors, ``(..., ins)``.
+        weight: The matrix, ``(outs, ins)``.
+        bias: What is added, ``(outs,)``.
+        then: What follows, by the name of torch's function.
+    """
+    if (
+        then in DONE_TO_ENTRIES
+        and prefers_onednn(x, weight.mT, then)
+        and not grad_is_enabled()
+    ):
+        return onednn_linear(x, weight, bias, then), True
+    return linear(x, weight, bias), False
+
+
+def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
+    """Tell whether oneDNN multiplies vectors by a matrix faster.
+
+    Args:
+        v: Vectors, ``(..., ins)``.
+        matrix: ``(ins, outs)``.
+        then: What is done to each entry of the product, one of `DONE_TO_ENTRIES`.
+    """
+    more = DONE_TO_ENTRIES.get(then, 0)
+    if v.numel() * matrix.numel() * (1 + more) < LARGE:
+        return False  # it is a small one
+    if matrix.dim() != 2 or not (more or min(matrix.shape) > NARROW):
         return False
+    ins, outs = matrix.shape
     return (
-        v.numel() * matrix.shape[1] >= LARGE
-        and min(matrix.shape) > NARROW
+        v.numel() // max(1, ins) * outs * (ins + more) >= LARGE
         and v.dtype is torch.float32 is matrix.dtype
         and v.device.type == "cpu"
         and (v.dim() == 2 or v.is_contiguous())
         and onednn_is_enabled()
         and not gradients_are_batched()  # which would come to it one by one
-        and _onednn_is_faster(torch.get_num_threads())
+        and _onednn_is_faster(torch.get_num_threads(), then)
     )
 
 
@@ -99,14 +136,21 @@ class _Linear(torch.autograd.Function):
 
 
 @cache
-def _onednn_is_faster(threads: int) -> bool:
+def _onednn_is_faster(threads: int, then: str) -> bool:
     """Tell which library is faster here, from a product of some size."""
     del threads  # each number of them is a case of its own
     v, matrix = torch.ones(2, 256, 256, dtype=torch.float32, device="cpu").unbind()
-    ways = (lambda: v @ matrix, lambda: onednn_linear(v, matrix.mT))
+
+    def by_mkl() -> Tensor:
+        product = v @ matrix
+        return product if then == "none" else getattr(torch, then)(product)
+
+    def by_onednn() -> Tensor:
+        return onednn_linear(v, matrix.mT, None, then)
+
     times: list[list[float]] = [[], []]
     for _ in range(6):
-        for way, taken in zip(ways, times, strict=True):
+        for way, taken in zip((by_mkl, by_onednn), times, strict=True):
             taken.append(_seconds(way))
     mkl, onednn = (min(taken[1:]) for taken in times)
     return onednn < GAIN * mkl

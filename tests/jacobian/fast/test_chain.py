@@ -638,3 +638,20 @@ def test_the_plan_says_so() -> None:
     general = gradlib.plan_jacobian(model, torch.randn(8, 64), mode="split")
     assert general.mode == "split"
     assert "chain" not in general.counts
+
+
+def test_a_large_result_is_written_to_huge_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[tuple[int, ...]] = []
+
+    def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+        sizes.append(shape)
+        return like.new_empty(shape)
+
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.evaluate.empty", empty)
+    model = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1024))
+    require_same(model, torch.randn(2, 64))
+    assert not sizes
+    require_same(model, torch.randn(16, 64))
+    assert sizes == [(16, 64, 1024)]  # by columns

@@ -23,7 +23,7 @@ LARGE = 256  # 256 x 256 x 256 multiply-adds are worth a choice
 def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Have one of the two be the faster one, whichever is so on this machine."""
     is_onednn: bool = request.param
-    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: is_onednn)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: is_onednn)
     return is_onednn
 
 
@@ -87,7 +87,7 @@ KINDS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
 def test_it_leaves_to_torch(
     kind: str, calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
     v, matrix = KINDS[kind]()
     are_close(matmul.multiplied(v, matrix), v @ matrix)
     assert not calls
@@ -137,7 +137,7 @@ def test_gradients_and_theirs(shape: tuple[int, ...], asked: tuple[bool, ...]) -
 def test_it_is_onednn_that_has_gradients(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
     x, weight = torch.randn(2, LARGE, LARGE).requires_grad_().unbind()
     y = matmul.linear(x, weight, None)
     assert len(calls) == 1
@@ -150,7 +150,7 @@ def test_it_is_onednn_that_has_gradients(
 def test_other_devices(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
     v = torch.ones(LARGE, LARGE, device="meta")
     assert matmul.multiplied(v, v).is_meta
     assert not calls
@@ -161,7 +161,7 @@ def test_other_devices(
 def test_somebody_has_switched_onednn_off(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda _threads: True)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
     v = torch.randn(LARGE, LARGE)
     with torch.backends.mkldnn.flags(enabled=False):
         matmul.multiplied(v, v)
@@ -178,7 +178,7 @@ def test_somebody_has_switched_onednn_off(
 def test_jacobians_are_the_same(widths: tuple[int, ...], is_inference: bool) -> None:
     layers: list[nn.Module] = []
     for ins, outs in itertools.pairwise(widths):
-        layers += [nn.Linear(ins, outs), nn.Tanh()]
+        layers += [nn.Linear(ins, outs), nn.Tanh(), nn.Sigmoid()]
     model = nn.Sequential(*layers).requires_grad_(False)
     x = torch.randn(64, widths[0])
     true = gradlib.per_sample_jacobian(model.double(), x.double())
@@ -197,11 +197,51 @@ def test_what_is_timed_is_not_what_a_default_device_says(
 ) -> None:
     devices: set[str] = set()
 
-    def linear(x: Tensor, weight: Tensor) -> Tensor:
+    def linear(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
         devices.update(it.device.type for it in (x, weight))
         return F.linear(x, weight)
 
     monkeypatch.setattr(matmul, "onednn_linear", linear)
     with torch.device("meta"):
-        assert not matmul._onednn_is_faster.__wrapped__(1)
+        assert not matmul._onednn_is_faster.__wrapped__(1, "none")
     assert devices == {"cpu"}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("ins", [2, LARGE])
+@torch.no_grad()
+def test_what_follows_is_done_at_once(
+    with_bias: bool, ins: int, faster: bool, calls: list[torch.Size]
+) -> None:
+    layer = nn.Linear(ins, LARGE, bias=with_bias)
+    x = torch.randn(LARGE, ins)
+    found, is_done = matmul.linear_then(x, layer.weight, layer.bias, "tanh")
+    assert is_done == faster
+    are_close(found if is_done else found.tanh(), layer(x).tanh())
+    found, is_done = matmul.linear_then(x, layer.weight, layer.bias, "relu")
+    assert not is_done
+    are_close(found, layer(x))
+    assert len(calls) == (faster + (faster and ins == LARGE))
+
+
+@torch.no_grad()
+def test_what_follows_is_as_exact_as_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
+    one = torch.eye(16)
+    for size in (1e-30, 1e-6, 1e-3, 1.0, 10.0, 1e30, torch.inf, torch.nan):
+        x = torch.zeros(4096, 16)
+        x[:, 0] = size * torch.linspace(-1, 1, 4096)
+        for then in matmul.DONE_TO_ENTRIES:
+            found, is_done = matmul.linear_then(x, one, None, then)
+            assert is_done
+            # In the product infinite entries make others NaN.
+            true = getattr(x @ one, then)()
+            torch.testing.assert_close(found, true, rtol=1e-6, atol=0.0, equal_nan=True)
+
+
+def test_what_follows_has_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
+    x = torch.randn(LARGE, LARGE, requires_grad=True)
+    found, is_done = matmul.linear_then(x, torch.eye(LARGE), None, "tanh")
+    assert not is_done
+    assert found.requires_grad

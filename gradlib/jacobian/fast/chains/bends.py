@@ -23,7 +23,7 @@ class Bend(NamedTuple):
 
 
 def bent(
-    layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool
+    layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool, begun: bool = False
 ) -> tuple[list[Bend], Tensor]:
     """Return what is needed to go back through elementwise layers, and their output.
 
@@ -32,10 +32,14 @@ def bent(
         x: What they are given.
         ours: Whether x may be overwritten.
         last: Whether nobody asks for the output; then it may be anything.
+        begun: Whether x is what the first has returned, and may not be overwritten.
     """
     found: list[Bend] = []
     ours = ours and not grad_is_enabled()
-    for number, layer in enumerate(layers, 1):
+    if begun:
+        found.append(Bend(layers[0], x))
+        ours = False
+    for number, layer in enumerate(layers[len(found) :], 1 + len(found)):
         known = layer.pointwise
         assert known is not None, "a convolution is not elementwise"
         needless = last and number == len(layers)

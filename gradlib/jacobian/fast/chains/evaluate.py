@@ -1,5 +1,6 @@
 """The Jacobian of a chain, from one forward pass without a graph."""
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -10,8 +11,8 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
 from gradlib.jacobian.fast.chains.softened import softened
-from gradlib.jacobian.fast.matmul import linear
-from gradlib.jacobian.fresh import empty, keep_what_is_freed
+from gradlib.jacobian.fast.matmul import linear_then
+from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
 from gradlib.private import enable_grad, grad_is_enabled
 
 
@@ -29,11 +30,14 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     try:
         seen, h = maps.forward(chain.maps.layers, chain.x)
         at_once = samples_at_once(chain)
-        if create_graph or (out is None and at_once >= h.shape[0]):
+        shape = h.shape[0], chain.outs, chain.x[0].numel()
+        # A large result is written to pages that are soon had, if it can be at once.
+        apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
+        if create_graph or (out is None and at_once >= h.shape[0] and not apart):
             made = _of(chain, seen, h, None)
         else:
             made = in_parts(
-                (h.shape[0], chain.outs, chain.x[0].numel()),
+                shape,
                 h,
                 at_once,
                 lambda start, stop, into: _of(
@@ -138,11 +142,14 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
     while needless and reach and not chain.bends[reach - 1]:
         reach -= 1
     for place in range(reach):
+        layers, begun = chain.bends[place], False
         if place:
-            h = linear(h, *chain.linears[place - 1])
-        if layers := chain.bends[place]:
+            known = layers[0].pointwise if layers else None
+            then = known.name if known else "none"
+            h, begun = linear_then(h, *chain.linears[place - 1], then)
+        if layers:
             last = needless and place == reach - 1
-            found[place], h = bent(layers, h, ours=place > 0, last=last)
+            found[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
     return Factors([it.weight for it in chain.linears], found), h
 
 

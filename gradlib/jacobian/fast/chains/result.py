@@ -10,8 +10,13 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import every
 from gradlib.jacobian.memory import room_on
 
-IN_CACHE = 2**20
-"""How many entries are worked on at a time: what fits into a core's own cache."""
+IN_CACHE = 2**21
+"""How many entries are worked on at a time, in all layers: most of them at different
+times, so that what is worked on at once fits into a core's own cache.
+
+On a core of an AMD EPYC with torch 2.13, half as many took 6 % longer for layers 64 and
+256 wide.
+"""
 
 MAPS_IN_CACHE = 5 * 2**17
 """The same of the largest tensor on the way back through maps.
