@@ -44,8 +44,8 @@ def keep_what_is_freed() -> None:
 
     glibc hands back to the system what is free beyond twice the largest block that it
     has mapped and freed. So in a process that has freed only small ones, tensors of
-    some MiB are on fresh pages each time: with torch 2.13 on an AMD EPYC a Jacobian of
-    2.2 ms took 4.3. Such a block is mapped here once, and nothing is written to it.
+    some MiB are on fresh pages each time, which a Jacobian of that size may take twice
+    as long for. Such a block is mapped here once, and nothing is written to it.
     """
     torch.empty(KEPT, dtype=torch.uint8, device="cpu")
 

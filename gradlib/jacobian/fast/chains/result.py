@@ -14,8 +14,8 @@ IN_CACHE = 2**21
 """How many entries are worked on at a time, in all layers: most of them at different
 times, so that what is worked on at once fits into a core's own cache.
 
-On a core of an AMD EPYC with torch 2.13, half as many took 6 % longer for layers 64 and
-256 wide.
+On a core of an AMD EPYC half as many took a little longer for layers of 64 and of 256,
+and about as long for others.
 """
 
 MAPS_IN_CACHE = 5 * 2**17
