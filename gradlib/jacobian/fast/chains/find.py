@@ -13,29 +13,16 @@ from gradlib.jacobian.memory import is_out_of_memory
 
 
 def jacobian_of_chain(
-    fn: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    argnums: Any,
-    in_dims: Any,
-    mode: Any,
-    chunk_size: Any,
-    max_bytes: Any,
-    out: Any,
-    create_graph: bool,
+    fn: Callable[..., Any], inputs: tuple[Any, ...], *asked: Any
 ) -> Tensor | None:
     """Return the Jacobian of a function that is a chain of layers, or ``None``.
 
     Args:
-        fn: As for `per_sample_jacobian`, as all that follow.
+        fn: As for `find_chain`, as all that follow.
         inputs: See there.
-        argnums: See there.
-        in_dims: See there.
-        mode: See there.
-        chunk_size: See there.
-        max_bytes: See there.
-        out: See there.
-        create_graph: See there.
+        asked: See there.
     """
+    argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph = asked
     if not _is_plainly_asked(argnums, in_dims, mode, chunk_size):
         return None
     try:
@@ -43,7 +30,7 @@ def jacobian_of_chain(
             small = small_jacobian(fn, inputs)
             if small is not None:
                 return small
-        chain = _fitting(fn, inputs, max_bytes, out, create_graph)
+        chain = find_chain(fn, inputs, *asked)
         if chain is not None:
             return evaluate(chain, out, create_graph=create_graph)
     except RuntimeError as error:  # what was free others may have taken since
@@ -80,7 +67,12 @@ def find_chain(
     """
     if not _is_plainly_asked(argnums, in_dims, mode, chunk_size):
         return None
-    return _fitting(fn, inputs, max_bytes, out, create_graph)
+    chain = chain_of(fn, inputs)
+    if chain is None or not has_room(chain, out, max_bytes):
+        return None
+    if create_graph and (out is not None or chain.x.is_inference()):
+        return None
+    return chain
 
 
 def _is_plainly_asked(argnums: Any, in_dims: Any, mode: Any, chunk_size: Any) -> bool:
@@ -88,18 +80,3 @@ def _is_plainly_asked(argnums: Any, in_dims: Any, mode: Any, chunk_size: Any) ->
     if mode != "auto" or chunk_size != "auto":
         return False
     return type(argnums) is type(in_dims) is int and argnums == in_dims == 0
-
-
-def _fitting(
-    fn: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    max_bytes: Any,
-    out: Any,
-    create_graph: bool,
-) -> Chain | None:
-    chain = chain_of(fn, inputs)
-    if chain is None or not has_room(chain, out, max_bytes):
-        return None
-    if create_graph and (out is not None or chain.x.is_inference()):
-        return None
-    return chain
