@@ -47,7 +47,7 @@ def compute(
         OutOfBytesError: Memory ran out, with single rows or columns too.
     """
     if may_shorten and not create_graph:
-        found = _shortened(graph, plan, out)
+        found = _shortened(graph, plan, out, check=check)
         if found is not None:
             return found
 
@@ -75,9 +75,13 @@ def compute(
 
 
 def _shortened(
-    graph: Graph, plan: Plan, out: dict[Block, Tensor] | None
+    graph: Graph, plan: Plan, out: dict[Block, Tensor] | None, *, check: bool
 ) -> dict[Block, Tensor] | None:
-    """Return the blocks where the graph offers a shorter way to them."""
+    """Return the blocks where the graph offers a shorter way to them.
+
+    They are held against a backward pass where that may say something else, as hooks
+    do, which nobody sees in a graph, and zeros that meet infinity on one way alone.
+    """
     if plan.needs_graph:
         return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
@@ -86,14 +90,22 @@ def _shortened(
     if found is None:
         return None
     try:
+        prove = check or graph.may_have_hooks or not found.goes_as_autograd_does
         # It comes first, while the graph is still in the caches.
-        look = found.look(graph)
+        look = found.look(graph) if prove else None
         blocks = found.blocks(graph, out)
-        # Hooks may change gradients.
-        require_rows(graph, blocks, look, columns=False)
+        if look is None and not _are_finite(blocks.values()):
+            look = found.look(graph)
+        if look is not None:
+            require_rows(graph, blocks, look, columns=False)
     except RuntimeError:
         return None
     return blocks
+
+
+def _are_finite(blocks: Iterable[Tensor]) -> bool:
+    """Tell whether all entries are finite, and so is their sum, which is soon had."""
+    return all(bool(it.sum().isfinite()) for it in blocks)
 
 
 def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:

@@ -20,7 +20,7 @@ from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
 from gradlib.jacobian.form import Form, form_at
 from gradlib.jacobian.retained import retaining_noted
-from gradlib.private import is_packed
+from gradlib.private import hooks_set, is_packed
 from gradlib.tree import Tree
 from gradlib.vjp.connection import Place, place_of, unconnected
 
@@ -37,6 +37,8 @@ class Graph:
         names: What messages call them.
         batch: The number of samples.
         others: Tensors of the caller's whose ``.grad`` a pass may fill.
+        may_have_hooks: Whether somebody may have set hooks while the outputs were
+            computed; on what was computed from parameters before, some may be too.
     """
 
     outputs: Tree
@@ -46,6 +48,7 @@ class Graph:
     names: tuple[str, ...]
     batch: int
     others: tuple[Tensor, ...] = ()
+    may_have_hooks: bool = True
 
     @cached_property
     def roots(self) -> list[Tensor]:
@@ -154,6 +157,7 @@ def run(
         given[place] = point.clone()
     if create_graph and arguments.of_parameters:
         _require_apart(arguments)
+    hooks_before = hooks_set()
     with retaining_noted() as others:
         outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
     places = require_outputs(outputs, arguments.batch)
@@ -169,6 +173,7 @@ def run(
         tuple(it.name for it in arguments.asked),
         arguments.batch,
         tuple(others),
+        may_have_hooks=hooks_set() != hooks_before,
     )
     _require_connection(graph, parameters=arguments.of_parameters)
     return graph, points

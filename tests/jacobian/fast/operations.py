@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from gradlib.jacobian import plan as plans
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.graph import Graph, run
+from gradlib.jacobian.look import Look
 
 Function = Callable[[Tensor], Tensor]
 
@@ -29,6 +31,19 @@ def by_rows(graph: Graph) -> Tensor:
     """Return the reference."""
     plan = plans.make(graph, "loop", "auto", None)
     return compute(graph, plan, may_change=False)[0, 0]
+
+
+def looks_asked(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """Return the list of what a backward pass goes through that proves something."""
+    asked: list[Graph] = []
+    at_all = Look.at_all
+
+    def noted(graph: Graph) -> Look:
+        asked.append(graph)
+        return at_all(graph)
+
+    monkeypatch.setattr(Look, "at_all", noted)
+    return asked
 
 
 def double(*shape: int) -> Tensor:

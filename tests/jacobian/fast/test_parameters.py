@@ -44,9 +44,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.append(chunk)
         write(self, blocks, chunk)
 
-    def proven(*given: Any) -> Any:
+    def proven(*given: Any, **how: Any) -> Any:
         tried.clear()
-        found = shortened(*given)
+        found = shortened(*given, **how)
         chunks.extend(tried if found is not None else [])
         return found
 
@@ -483,6 +483,18 @@ def test_hooks_of_a_node_are_seen(taken: list[int]) -> None:
         return y
 
     require_same(Of(fn, (3, 4)), double(BATCH, 3))
+    assert not taken
+
+
+def test_hooks_set_before_the_call_are_seen(taken: list[int]) -> None:
+    """Of what a model has computed from its weights once."""
+    model = Of(lambda x, _: x @ turned, (4, 3))
+    turned = model.weights[0].t()
+    require_same(model, double(BATCH, 3))
+    assert taken, "it is known"
+    taken.clear()
+    turned.register_hook(lambda grad: 2 * grad)
+    require_same(model, double(BATCH, 3))
     assert not taken
 
 

@@ -36,6 +36,7 @@ from .operations import (
     double,
     graph_of,
     half_of_it,
+    looks_asked,
     of_a_gpu,
     written_into,
 )
@@ -311,37 +312,70 @@ def test_the_result_has_memory_of_its_own() -> None:
     assert made[0, 1].count_nonzero() == 12
 
 
-def _hooked(hook: Callable[[Tensor], Tensor]) -> Function:
-    layer = nn.Linear(4, 4).double()
+def _doubled(grads: Any, *_: Any) -> Any:
+    """Stand for a hook that changes gradients, of a tensor or of a node."""
+    if isinstance(grads, tuple):
+        return tuple(map(_doubled, grads))
+    return grads if grads is None else 2 * grads
 
+
+HOOKS: dict[str, Callable[[Tensor], object]] = {
+    "of a tensor": lambda y: y.register_hook(_doubled),
+    "of a node": lambda y: cast(Any, y.grad_fn).register_hook(_doubled),
+    "before a node": lambda y: cast(Any, y.grad_fn).register_prehook(_doubled),
+    "that stops gradients": lambda y: cast(Any, y.grad_fn).register_hook(
+        lambda *_: (None,)
+    ),
+    "that is not linear": lambda y: y.register_hook(lambda grad: grad * grad),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_inside_is_heard(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: Tensor) -> Tensor:
-        y = layer(x.sin())
-        y.register_hook(hook)
-        return y.tanh()
-
-    return fn
-
-
-def test_a_hook_inside_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    fn, x = _hooked(lambda grad: grad * grad.sign()), double(4, 4, 4)
-    assert found_for(graph_of(fn, x)) is not None, "a hook is not seen there"
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
-    found = gradlib.per_sample_jacobian(fn, x, check=False)
-    truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
-    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
-
-
-def test_a_hook_that_stops_gradients_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(x: Tensor) -> Tensor:
         y = x.sin()
-        cast(Any, y.grad_fn).register_hook(lambda *_: (None,))
+        HOOKS[name](y)
         return y.tanh()
 
     monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
     x = double(4, 4, 4)
-    assert found_for(graph_of(stopped, x)) is not None, "a hook is not seen there"
-    assert not gradlib.per_sample_jacobian(stopped, x, check=False).any()
+    assert found_for(graph_of(fn, x)) is not None, "a hook is not seen there"
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    assert not torch.allclose(truth, _unhooked(x))
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+def _unhooked(x: Tensor) -> Tensor:
+    return gradlib.per_sample_jacobian(lambda x: x.sin().tanh(), x, check=False)
+
+
+def test_a_hook_of_a_module_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the old kind leaves no sign in the graph either."""
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    model, x = Block(4, 2, random.Random(0)).double(), double(2, 3, 4)
+    cast(Any, model).register_backward_hook(lambda _, grads, __: _doubled(grads))
+    found = gradlib.per_sample_jacobian(model, x, check=False)
+    truth = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("check", "proven", "fn"),
+    [
+        (False, False, lambda x: x.sin().tanh()),
+        (True, True, lambda x: x.sin().tanh()),
+        (False, True, lambda x: (x - x[:, :1]).sqrt()),  # which is steep at 0
+    ],
+)
+def test_what_is_proven(
+    check: bool, proven: bool, fn: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a hook rows take autograd's steps: a pass would only say so again."""
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    asked = looks_asked(monkeypatch)
+    gradlib.per_sample_jacobian(fn, double(4, 4, 4).abs(), check=check)
+    assert len(asked) == proven
 
 
 def test_a_checkpoint_is_computed_again_once_a_pass(

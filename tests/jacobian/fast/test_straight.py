@@ -15,6 +15,8 @@ from gradlib.jacobian.fast.chains import straight
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
 from gradlib.jacobian.graph import run
 
+from .operations import looks_asked
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -170,6 +172,15 @@ def test_a_hook_on_the_way_is_followed() -> None:
     torch.testing.assert_close(found, reference)
     without = gradlib.per_sample_jacobian(lambda x: (x @ A).tanh() @ B, x)
     torch.testing.assert_close(found, 2 * without)
+
+
+def test_it_is_proven_without_a_check_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows make other steps, so infinities may come of others."""
+    asked = looks_asked(monkeypatch)
+    x = double(4, 9)
+    assert straight_of(lambda x: (x @ A).tanh() @ B, x) is not None
+    gradlib.per_sample_jacobian(lambda x: (x @ A).tanh() @ B, x, check=False)
+    assert len(asked) == 1
 
 
 def test_a_saved_value_that_was_overwritten() -> None:

@@ -31,6 +31,7 @@ from .operations import (
     double,
     graph_of,
     half_of_it,
+    looks_asked,
     of_a_gpu,
     written_into,
 )
@@ -237,6 +238,13 @@ def test_a_hook_inside_is_heard() -> None:
     truth = gradlib.per_sample_jacobian(hooked, x, mode="loop", check=False)
     assert by_structure(graph_of(hooked, x)) is not None, "a hook is not seen there"
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_proven_without_a_check_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows make other steps, so infinities may come of others."""
+    asked = looks_asked(monkeypatch)
+    gradlib.per_sample_jacobian(ALONE["linear"], double(4, 4, 4), check=False)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("check", [False, True])

@@ -67,6 +67,8 @@ class Straight(NamedTuple):
     order: orders.Order
     bytes: int
 
+    goes_as_autograd_does = False
+
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:

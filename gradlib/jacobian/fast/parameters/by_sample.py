@@ -55,6 +55,8 @@ class BySample:
     _parts: list[Part]
     _look: Look
 
+    goes_as_autograd_does = False
+
     def look(self, _graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
         return self._look

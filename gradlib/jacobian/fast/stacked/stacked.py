@@ -49,6 +49,8 @@ class Stacked:
         chunk: How many vectors go together.
         vector_bytes: What is held for each of them, by our count.
         slope_bytes: What is held for all.
+        goes_as_autograd_does: That each vector takes the steps that autograd's take:
+            there is nothing to prove, where no hooks are.
     """
 
     ways: Sequence[Way]
@@ -56,6 +58,8 @@ class Stacked:
     chunk: int
     vector_bytes: int
     slope_bytes: int
+
+    goes_as_autograd_does = True
 
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""

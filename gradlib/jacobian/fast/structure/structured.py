@@ -48,6 +48,8 @@ class Structured:
     bytes: int
     _run: Run
 
+    goes_as_autograd_does = False
+
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
         return Look.at_all(graph)
