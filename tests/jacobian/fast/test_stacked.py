@@ -350,6 +350,7 @@ def _unhooked(x: Tensor) -> Tensor:
     return gradlib.per_sample_jacobian(lambda x: x.sin().tanh(), x, check=False)
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_a_hook_of_a_module_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the old kind leaves no sign in the graph either."""
     monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)

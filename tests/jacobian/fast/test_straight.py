@@ -174,13 +174,20 @@ def test_a_hook_on_the_way_is_followed() -> None:
     torch.testing.assert_close(found, 2 * without)
 
 
-def test_it_is_proven_without_a_check_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows make other steps, so infinities may come of others."""
+@pytest.mark.parametrize(("entry", "proven"), [(0.5, False), (1e3, True)])
+def test_it_is_proven_where_it_is_not_finite(
+    entry: float, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = looks_asked(monkeypatch)
     x = double(4, 9)
-    assert straight_of(lambda x: (x @ A).tanh() @ B, x) is not None
-    gradlib.per_sample_jacobian(lambda x: (x @ A).tanh() @ B, x, check=False)
-    assert len(asked) == 1
+    x[2, 3] = entry
+
+    def fn(x: Tensor) -> Tensor:
+        return x.exp() @ A @ B
+
+    assert straight_of(fn, x) is not None
+    gradlib.per_sample_jacobian(fn, x, check=False)
+    assert len(asked) == proven
 
 
 def test_a_saved_value_that_was_overwritten() -> None:

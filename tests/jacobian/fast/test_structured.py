@@ -241,7 +241,7 @@ def test_a_hook_inside_is_heard() -> None:
 
 
 def test_it_is_proven_without_a_check_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows make other steps, so infinities may come of others."""
+    """The steps are others than those of rows."""
     asked = looks_asked(monkeypatch)
     gradlib.per_sample_jacobian(ALONE["linear"], double(4, 4, 4), check=False)
     assert len(asked) == 1

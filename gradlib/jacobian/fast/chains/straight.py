@@ -61,13 +61,15 @@ class Straight(NamedTuple):
         factors: Its matrices, and the slopes between them.
         order: In which order they are multiplied.
         bytes: What the products take that are worked on at a time.
+        needs_proof: Whether a finite result may be another than rows give. Here nothing
+            that is infinite could be hidden, as every entry meets every factor.
     """
 
     factors: Factors
     order: orders.Order
     bytes: int
 
-    goes_as_autograd_does = False
+    needs_proof = False
 
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None

@@ -47,6 +47,8 @@ class BySample:
     Attributes:
         chunk: How many rows a pass asks for.
         bytes: What is held at most, besides the result.
+        needs_proof: Whether a finite result may be another than rows give: what was
+            computed from parameters before may have hooks that nobody sees.
     """
 
     chunk: int
@@ -55,7 +57,7 @@ class BySample:
     _parts: list[Part]
     _look: Look
 
-    goes_as_autograd_does = False
+    needs_proof = True
 
     def look(self, _graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""

@@ -49,8 +49,8 @@ class Stacked:
         chunk: How many vectors go together.
         vector_bytes: What is held for each of them, by our count.
         slope_bytes: What is held for all.
-        goes_as_autograd_does: That each vector takes the steps that autograd's take:
-            there is nothing to prove, where no hooks are.
+        needs_proof: Whether a finite result may be another than rows give, which they
+            do not here: each vector takes the steps that it takes there.
     """
 
     ways: Sequence[Way]
@@ -59,7 +59,7 @@ class Stacked:
     vector_bytes: int
     slope_bytes: int
 
-    goes_as_autograd_does = True
+    needs_proof = False
 
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""

@@ -42,13 +42,15 @@ class Structured:
     Attributes:
         multiply_adds: What that takes, reading and writing counted as some of them.
         bytes: What is held at most, besides the result.
+        needs_proof: Whether a finite result may be another than rows give: where
+            numbers are large, as the steps are others.
     """
 
     multiply_adds: float
     bytes: int
     _run: Run
 
-    goes_as_autograd_does = False
+    needs_proof = True
 
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
