@@ -66,6 +66,8 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
         return None
     net: Any = fn
     modules: list[Any] = [*own_children(net).values()]
+    if not modules or type(modules[0]) is not nn.Linear:  # as of most others
+        return None
     x = inputs[0]
     try:
         if not (is_plain_module(net) and all(map(is_plain_module, modules))):
