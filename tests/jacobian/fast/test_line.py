@@ -643,14 +643,14 @@ def test_code_that_does_something_else(
     net, of = make(), NOT_FOUND[name]
     x = double(5, 4)
     state, inner = dict(vars(net), seen=[]), dict(vars(net.inner))
-    count, default = COUNTS, list(_default.__defaults__[0])  # pyright: ignore
+    count, default = COUNTS, list(_default.__defaults__[0])  # pyright: ignore (it has some)
 
     def fn(x: Tensor) -> Tensor:
         return of(net, x)
 
     assert chain(fn, x) is None
     assert (vars(net), vars(net.inner)) == (state, inner)
-    assert (count, default) == (COUNTS, _default.__defaults__[0])  # pyright: ignore
+    assert (count, default) == (COUNTS, _default.__defaults__[0])  # pyright: ignore (the same)
     assert capsys.readouterr().out == ""
     if name != "a default":  # that one does something else each time
         require_same(fn, x)
@@ -702,7 +702,7 @@ class Found(Net):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return (lambda x: 2 * found(x)) if name == "second" else found  # pyright: ignore
+        return (lambda x: 2 * found(x)) if name == "second" else found  # pyright: ignore (any)
 
 
 class Twice(nn.ModuleList):
