@@ -80,7 +80,7 @@ def _shortened(
     """Return the blocks where the graph offers a shorter way to them.
 
     They are held against a backward pass where that may say something else, as hooks
-    do, which nobody sees in a graph, and zeros that meet infinity.
+    do, which nobody sees in a graph, zeros that meet infinity, and kernels of a GPU.
     """
     if plan.needs_graph:
         return None
@@ -90,7 +90,8 @@ def _shortened(
     if found is None:
         return None
     try:
-        prove = check or graph.may_have_hooks or found.needs_proof
+        doubtful = graph.may_have_hooks or found.needs_proof
+        prove = check or doubtful or graph.points[0].device.type != "cpu"
         # It comes first, while the graph is still in the caches.
         look = found.look(graph) if prove else None
         blocks = found.blocks(graph, out)

@@ -376,7 +376,7 @@ def test_what_is_proven(
     monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
     asked = looks_asked(monkeypatch)
     gradlib.per_sample_jacobian(fn, double(4, 4, 4).abs(), check=check)
-    assert len(asked) == proven
+    assert len(asked) == (proven or not ON_CPU)
 
 
 def test_a_checkpoint_is_computed_again_once_a_pass(

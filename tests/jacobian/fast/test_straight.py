@@ -187,7 +187,7 @@ def test_it_is_proven_where_it_is_not_finite(
 
     assert straight_of(fn, x) is not None
     gradlib.per_sample_jacobian(fn, x, check=False)
-    assert len(asked) == proven
+    assert len(asked) == (proven or x.device.type != "cpu")
 
 
 def test_a_saved_value_that_was_overwritten() -> None:
