@@ -37,6 +37,16 @@ Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
 class Tap:
     """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
 
+    __slots__ = (
+        "grads",
+        "hooks",
+        "keep",
+        "number",
+        "part",
+        "passes",
+        "reaches_call",
+        "within",
+    )
     __torch_unserializable__ = True  # or torch warns when the tensor is pickled
 
     def __init__(
@@ -75,8 +85,9 @@ class Tap:
         if grad is None:  # of a backward that gives nothing
             return
         hooks, running = self.hooks() or {}, backward_pass_id()
-        is_alone = self.part is None and len(hooks) == 1  # as most are
-        if is_alone and running in self.passes.numbers:
+        if (  # as most are: alone, and in a pass that has reached a call
+            running in self.passes.numbers and len(hooks) == 1 and self.part is None
+        ):
             self.grads[running] = self.keep(grad)
             return
         meant: Tensor | None = grad
@@ -164,18 +175,20 @@ class NodeHook:
         if running not in passes.numbers and not passes.admits(running, self.within):
             passes.note_batched(self.receivers)
             return
+        keep_share = passes.keep
+        with_graph, reduces = passes.with_graph, passes.reduces
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
-            if passes.with_graph and grad is not None:
-                passes.hook_way_back(grad, grads_out, flow)
-            if grad is not None and part is not None:
-                grad = part(grad)
             if grad is None:
                 continue
-            if running in grads or passes.reduces:
+            if with_graph:
+                passes.hook_way_back(grad, grads_out, flow)
+            if part is not None and (grad := part(grad)) is None:
+                continue
+            if reduces or running in grads:
                 passes.add(grads, running, grad)
             else:
-                grads[running] = passes.keep(grad)
+                grads[running] = keep_share(grad)
 
 
 class Passes:

@@ -79,12 +79,9 @@ class Kept:
         self.value = tensor.detach().clone() if self.is_copy else keep(tensor)
         try:
             self._address = data_address(tensor)
-            # Until somebody writes to one of the two, behind torch's back too.
-            self._shares_memory = (
-                not self.is_copy
-                and is_copy_on_write(tensor)
-                and data_address(self.value) == self._address
-            )
+            # Until somebody writes to one of the two, behind torch's back too. Only a
+            # lazy clone is of that kind, and it is of the tensor's memory.
+            self._shares_memory = not self.is_copy and is_copy_on_write(self.value)
         except RuntimeError:  # it has no such memory, as a sparse one
             self._address, self._shares_memory = None, False
         # The version stays where that changes. A lazy clone is laid out the same way.
