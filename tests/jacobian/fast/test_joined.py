@@ -168,6 +168,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: classifier(nn.GroupNorm(4, 4, affine=False), nn.Sigmoid()),
         (1, 8, 7),
     ),
+    "one entry behind norms without parameters": (
+        lambda: nn.Sequential(
+            classifier(nn.GroupNorm(2, 4, affine=False), nn.SiLU()), nn.Linear(3, 1)
+        ),
+        (1, 8, 7),
+    ),
     "one entry behind norms of images": (
         lambda: nn.Sequential(
             nn.Conv2d(1, 4, 3),

@@ -1,7 +1,7 @@
 """Layers of a chain that are gone back through, vector by vector."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import channels_last, convolved
 from gradlib.jacobian.fast.chains.layers import Joined
-from gradlib.jacobian.fast.chains.norms import normed, scaled
+from gradlib.jacobian.fast.chains.norms import normed, normed_for_one, scaled
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
 
@@ -149,14 +149,17 @@ class Forked(NamedTuple):
         return (other.add_(one) if is_ours and other is not one else one + other), True
 
 
-def forward(layers: Sequence[Any], x: Tensor) -> tuple[Seen, Tensor]:
+def forward(layers: Sequence[Any], x: Tensor, count: int) -> tuple[Seen, Tensor]:
     """Return what is needed to go back through the layers, and their output.
 
     Args:
         layers: In the order of the forward pass.
         x: ``(batch, *in)``.
+        count: How many vectors of each sample will go back.
     """
-    return _forward(layers, channels_last(x) if layers and x.dim() == 4 else x)
+    if layers and x.dim() == 4:
+        x = channels_last(x)
+    return _forward(layers, x, _FOR_ONE if count == 1 else _FORWARD)
 
 
 def part(seen: Seen, start: int, stop: int) -> Seen:
@@ -174,16 +177,16 @@ def backward(seen: Seen, v: Tensor) -> Tensor:
     return v.movedim(-1, 2)
 
 
-def _forward(layers: Sequence[Any], x: Tensor) -> tuple[Seen, Tensor]:
+def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tensor]:
     seen: Seen = []
     ours = False
     for layer in layers:
         if type(layer) is Joined:
-            (one, y), (other, z) = (_forward(way, x) for way in layer.ways)
+            (one, y), (other, z) = (_forward(way, x, of) for way in layer.ways)
             seen.append(Forked(one, other))
             x, ours = y + z, True
         elif layer.pointwise is None:
-            step, x = _FORWARD[type(layer.module)](layer.module, x)
+            step, x = of[type(layer.module)](layer.module, x)
             seen.append(step)
             ours = True
         else:
@@ -221,7 +224,9 @@ def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
     return Picked(places, x.shape[2:]), y
 
 
-_FORWARD: dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]] = {
+_Steps: TypeAlias = dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]]
+
+_FORWARD: _Steps = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
     nn.GroupNorm: normed,
@@ -231,3 +236,6 @@ _FORWARD: dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]] = 
     nn.AdaptiveAvgPool2d: _averaged,
     nn.MaxPool2d: _picked,
 }
+
+_FOR_ONE: _Steps = {**_FORWARD, nn.GroupNorm: normed_for_one}
+"""The same where one vector of each sample goes back."""
