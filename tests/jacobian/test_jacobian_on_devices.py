@@ -16,7 +16,7 @@ from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
 from gradlib.jacobian.fast.chains import find, result
-from gradlib.jacobian.fast.chains.chain import chain_of
+from gradlib.jacobian.fast.chains.recalled import chain_of
 from gradlib.jacobian.fast.structure import chunks
 from gradlib.jacobian.fast.structure.named_axes import flat, fresh
 from gradlib.jacobian.fast.structure.program import Value

@@ -24,9 +24,10 @@ SEEDS = range(40)
 @pytest.fixture(autouse=True)
 def no_small_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small nets go the way of large ones."""
-    monkeypatch.setattr(
-        "gradlib.jacobian.fast.chains.find.small_jacobian", lambda *_: None
-    )
+    for name in ("small_jacobian", "jacobian_if_small"):
+        monkeypatch.setattr(
+            f"gradlib.jacobian.fast.chains.find.{name}", lambda *_: None
+        )
 
 
 def chain(fn: Any, *inputs: Any, **changed: Any) -> Any:

@@ -1123,7 +1123,7 @@ def test_what_has_many_parts_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked < 2 * len(listed)
     asked = 0
     assert chain(lambda x: fn(x) if many else x, x) is None
-    assert asked < 10
+    assert asked < 50
 
 
 def test_monitored_code_is_not_run_on_stand_ins(

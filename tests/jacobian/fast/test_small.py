@@ -32,7 +32,7 @@ def batch(samples: int, width: int) -> Tensor:
     return torch.randn(samples, width, dtype=torch.float64)
 
 
-def true(model: nn.Module, x: Tensor) -> Tensor:
+def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return the Jacobian, row by row."""
     jacobian: Tensor = gradlib.per_sample_jacobian(model, x, mode="loop")
     return jacobian
@@ -264,3 +264,46 @@ def test_it_is_the_way_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in ways:
         found: Any = gradlib.per_sample_jacobian(model, x, **asked)
         are_close(found[0] if "argnums" in asked else found, made)
+
+
+class Named(nn.Module):
+    """A small net, in code of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5).double(), nn.Linear(5, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.sin(F.elu(self.first(x), 0.5)))
+
+
+def _softened(model: Any, x: Tensor) -> Tensor:
+    return model(x).softmax(1)
+
+
+def _squeezed(model: Any, x: Tensor) -> Tensor:
+    return model(x).squeeze(-1)
+
+
+def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, model, one, x = Named(), net(3, 5, 4, 2), net(3, 5, 1), batch(7, 3)
+    others: list[Callable[[Tensor], Tensor]] = [
+        lambda x: _softened(model, x),
+        lambda x: _squeezed(one, x),
+        lambda x: model(x.tanh()),
+        lambda x: model(x).tanh(),
+        lambda x: model[2](model[0](x)),
+        lambda x: model[0](x),
+        nn.Sequential(nn.Flatten(), *net(4, 5, 2)),
+    ]
+    large = net(64, 256, 256, 10)
+    inputs = [*[x] * 6, batch(7, 4).view(7, 2, 2), batch(256, 64)]
+    for fn in (named, named.forward, lambda x: model(x)):
+        are_close(gradlib.per_sample_jacobian(fn, x), true(fn, x))
+    made = gradlib.per_sample_jacobian(model, x)
+    monkeypatch.setattr(small, "_jacobian", lambda *_: made + 1)
+    for fn in (named, named.forward, lambda x: model(x)):
+        are_close(gradlib.per_sample_jacobian(fn, x, check=False), made + 1)
+    for fn, given in zip((*others, lambda x: large(x)), inputs, strict=True):
+        found = gradlib.per_sample_jacobian(fn, given, check=False)
+        are_close(found, true(fn, given))

@@ -85,30 +85,38 @@ class Chain(NamedTuple):
         return self.order.multiply_adds + softmax + rows * self.maps.multiply_adds
 
 
-def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
-    """Return the chain that a function is, or ``None`` if it is something else.
+def is_for_chains(inputs: tuple[Any, ...]) -> bool:
+    """Tell whether a function of some inputs may be a chain.
 
     Layers count where no mode of torch could change what they do. So nothing mixes
     samples, is random, or cuts a path.
+    """
+    if len(inputs) != 1 or not nobody_looks_on():
+        return False
+    x = inputs[0]
+    if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES:
+        return False
+    return x.dim() > 1 and x.numel() > 0 and x.layout is strided
+
+
+def found_on(fn: Callable[..., Any], x: Tensor) -> tuple[Chain, list[Any]] | None:
+    """Return the chain that a function is, and the layers that it was found in.
 
     Args:
         fn: The function.
-        inputs: What it would be called with.
+        x: What it would be called with.
+
+    Returns:
+        Both, or ``None`` if it is something else.
     """
-    if len(inputs) != 1 or not nobody_looks_on():
-        return None
-    x = inputs[0]
-    if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES:
-        return None
-    if x.dim() < 2 or not x.numel() or x.layout is not strided:
-        return None
     try:
         layers = layers_of(fn, x)
         if Joined in map(type, layers) or any(map(is_in_place, layers)):
             _saves_output(layers, saved=False)
-        return _assembled(x, layers)
+        chain = _assembled(x, layers)
     except ERRORS:
         return None
+    return None if chain is None else (chain, layers)
 
 
 def _saves_output(layers: list[Any], *, saved: bool) -> bool:

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.chains.chain import Chain, chain_of
+from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
+from gradlib.jacobian.fast.chains.recalled import chain_of
 from gradlib.jacobian.fast.chains.result import has_room
-from gradlib.jacobian.fast.chains.small import small_jacobian
+from gradlib.jacobian.fast.chains.small import jacobian_if_small, small_jacobian
 from gradlib.jacobian.memory import is_out_of_memory
 
 
@@ -25,14 +26,18 @@ def jacobian_of_chain(
     argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph = asked
     if not _is_plainly_asked(argnums, in_dims, mode, chunk_size):
         return None
+    may_be_small = max_bytes is None and out is None and not create_graph
     try:
-        if max_bytes is None and out is None and not create_graph:
-            small = small_jacobian(fn, inputs)
-            if small is not None:
-                return small
+        small = small_jacobian(fn, inputs) if may_be_small else None
+        if small is not None:
+            return small
         chain = find_chain(fn, inputs, *asked)
-        if chain is not None:
-            return evaluate(chain, out, create_graph=create_graph)
+        if chain is None:
+            return None
+        small = jacobian_if_small(chain) if may_be_small else None
+        if small is not None:
+            return small
+        return evaluate(chain, out, create_graph=create_graph)
     except RuntimeError as error:  # what was free others may have taken since
         if not is_out_of_memory(error):
             raise

@@ -25,6 +25,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Layer,
     Pointwise,
 )
+from gradlib.jacobian.fast.chains.noted import note_own
 
 Made = Callable[..., Any]
 """Makes a layer, of numbers and names; ``None`` where there is none."""
@@ -187,7 +188,10 @@ _WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *ADDING,
 
 def is_own(name: str) -> bool:
     """Tell whether tensors are known to have something, and it is torch's."""
-    return name in _WERE and getattr(Tensor, name) is _WERE[name]
+    if name not in _WERE:
+        return False
+    note_own(((Tensor, name, _WERE[name]),))
+    return getattr(Tensor, name) is _WERE[name]
 
 
 CONSTANTS = (int, float, bool, str, type(None), torch.Size)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from operator import getitem
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.layers import IDLE, every
+from gradlib.jacobian.fast.chains.noted import length, note
 from gradlib.jacobian.fast.chains.own import KNOWN, is_own_layer
 from gradlib.jacobian.fast.chains.place import Place, start
 from gradlib.jacobian.fast.chains.rebound import UnknownError
@@ -61,24 +63,31 @@ All else is somebody's own, as of a signal handler.
 
 def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]:
     kind = type(module)
-    if not is_plain_module(module):
+    if not _is_plain(module):
         raise UnknownError("a hook is on it")
+    note(_is_plain, module, None, True)
     if kind not in KNOWN:
-        if kind.__module__.startswith("torch.nn."):  # its code names no layers either
+        if _is_of_torch(module):  # its code names no layers either
             raise UnknownError("this layer is not known")
+        note(_is_of_torch, module, None, False)
         return _in_code(real_of(attribute(module, "forward")), shape, dtype)
     if not is_own_layer(kind):
         raise UnknownError("somebody has put something else there")
     if kind in IDLE:
-        if module.training and kind is not nn.Identity:
-            raise UnknownError("it drops some of what it is given")
+        if kind is not nn.Identity:
+            note(getattr, module, "training", module.training)
+            if module.training:
+                raise UnknownError("it drops some of what it is given")
         return []
     if kind is not nn.Sequential:
         return [module]
     found: list[Any] = []
     passed = 0  # up to which of them the shape is known
-    children: Any = own_children(module).values()
-    for child in children:
+    children = _children(module)
+    note(_children, module, None, children)
+    note(length, children, None, len(children))
+    for number, child in enumerate(children):
+        note(getitem, children, number, child)
         if type(child) not in _WITHOUT_CODE:
             there, passed = shape_after(found[passed:], shape), len(found)
             if there is None:
@@ -88,9 +97,21 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
     return found
 
 
+def _is_plain(module: nn.Module, _: None = None) -> bool:
+    return is_plain_module(module)
+
+
+def _is_of_torch(module: nn.Module, _: None = None) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _children(module: nn.Module, _: None = None) -> list[Any]:
+    return [*own_children(module).values()]
+
+
 def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
-    if type(fn) not in (FunctionType, MethodType) or _is_debugged():
+    if type(fn) not in (FunctionType, MethodType) or is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
     x = StandIn(start(shape, dtype, _of_module))
     end = real_of(called(fn, (x,), {}))
@@ -99,8 +120,9 @@ def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
     return end.line()
 
 
-def _is_debugged() -> bool:
-    monitoring: Any = getattr(sys, "monitoring", None)  # since Python 3.12
+def is_debugged() -> bool:
+    """Tell whether somebody debugs, and would see stand-ins."""
+    monitoring: Any = vars(sys).get("monitoring")  # since Python 3.12
     tool = monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
     return sys.gettrace() is not None or tool is not None
 

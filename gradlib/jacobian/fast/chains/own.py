@@ -4,19 +4,18 @@ Modules call functions, and functions call one another: one that somebody has re
 may be in any of those of its name. It counts, or computes, in its own way.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import IDLE, OPERATIONS, POINTWISE, SOFTMAXES
-
-Found: TypeAlias = tuple[tuple[Any, str, Any], ...]
-"""Where things are, by which name, and what was there when this was imported."""
+from gradlib.jacobian.fast.chains.noted import Found, note_own
 
 
 def _found(name: str, *spaces: Any) -> Found:
+    """Return what is there when this is imported."""
     return tuple((it, name, getattr(it, name)) for it in spaces if hasattr(it, name))
 
 
@@ -62,11 +61,13 @@ KNOWN = frozenset(_RUN)
 
 def is_own_function(name: str) -> bool:
     """Tell whether the functions and methods of a name are torch's."""
+    note_own(_FUNCTIONS[name])
     return are_same(_FUNCTIONS[name])
 
 
 def is_own_layer(kind: type[nn.Module]) -> bool:
     """Tell whether a known type runs what is torch's."""
+    note_own(_RUN[kind])
     return are_same(_RUN[kind])
 
 

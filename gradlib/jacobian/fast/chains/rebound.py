@@ -5,8 +5,11 @@ import dis
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from operator import getitem
 from types import CellType, CodeType, FunctionType
 from typing import Any
+
+from gradlib.jacobian.fast.chains.noted import Read, note, note_own
 
 
 class UnknownError(Exception):
@@ -40,22 +43,48 @@ def rebound(
     names = _names(code)
     if names is None:
         raise UnknownError("it asks or does what nobody could stand in for")
+
+    def of(owner: Any, read: Read, name: Any) -> Any:
+        value = read(owner, name)
+        stands = known(value)
+        note(read, owner, name, value)
+        return stands
+
     scope: dict[str, Any] = {"__builtins__": {}}
     for name in names:
         if name in outside:
             with suppress(UnknownError):  # who needs it finds nothing
-                scope[name] = known(outside[name])
+                scope[name] = of(function, _global, name)
         elif name in BUILTINS and vars(builtins)[name] is BUILTINS[name]:
+            note(_has_global, function, name, False)
+            note_own(((builtins, name, BUILTINS[name]),))
             scope[name] = found if name == "getattr" else BUILTINS[name]
-    made = FunctionType(
-        code,
-        scope,
-        argdefs=tuple(map(known, function.__defaults__ or ())),
-        closure=tuple(_cell(it, known) for it in function.__closure__ or ()),
-    )
-    given = function.__kwdefaults__ or {}
-    made.__kwdefaults__ = {name: known(it) for name, it in given.items()}
+    cells: list[CellType] = []
+    for number in range(len(function.__closure__ or ())):
+        cells.append(CellType())
+        with suppress(UnknownError, ValueError):  # nothing is in it yet
+            cells[-1].cell_contents = of(function, _in_cell, number)
+    defaults = of(function, getattr, "__defaults__")
+    made = FunctionType(code, scope, argdefs=defaults, closure=tuple(cells))
+    given = function.__kwdefaults__
+    note(getattr, function, "__kwdefaults__", given)
+    if given is not None:
+        made.__kwdefaults__ = {name: of(given, getitem, name) for name in given}
     return made
+
+
+def _global(function: FunctionType, name: str) -> Any:
+    return function.__globals__[name]
+
+
+def _has_global(function: FunctionType, name: str) -> bool:
+    return name in function.__globals__
+
+
+def _in_cell(function: FunctionType, number: int) -> Any:
+    cells = function.__closure__
+    assert cells is not None, "its code has some"
+    return cells[number].cell_contents
 
 
 _REFUSED = {
@@ -87,9 +116,3 @@ def _names(code: CodeType) -> frozenset[str] | None:
                 return None
             names |= inner
     return frozenset(names)
-
-
-def _cell(cell: CellType, known: Callable[[Any], Any]) -> CellType:
-    with suppress(UnknownError, ValueError):  # nothing is in it yet
-        return CellType(known(cell.cell_contents))
-    return CellType()

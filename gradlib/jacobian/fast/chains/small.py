@@ -7,7 +7,7 @@ and tensors, and their shapes, dtypes and devices. Nothing of a net itself is ke
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain as joined
 from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
-from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
 from gradlib.private import (
@@ -73,7 +73,7 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
         if not (is_plain_module(net) and all(map(is_plain_module, modules))):
             return None
         linears = [*map(_WEIGHT_AND_BIAS, map(own_parameters, modules[::2]))]
-        tensors = [x, *chain.from_iterable(linears)]
+        tensors = [x, *joined.from_iterable(linears)]
         form = _form(
             tuple(map(type, modules)),
             tuple(map(type, tensors)),
@@ -87,6 +87,28 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
     enable_grad(False)
     try:
         return _jacobian(form.between, x, linears)
+    finally:
+        enable_grad(before)
+
+
+def jacobian_if_small(chain: Chain) -> Tensor | None:
+    """Return the Jacobian of a chain that is a small net; ``None`` for others.
+
+    Args:
+        chain: What was found in somebody's code.
+    """
+    first, *between, last = chain.bends
+    if chain.maps.layers or chain.softmax is not None or chain.squeezed:
+        return None
+    if first or last or not between or not all(between) or chain.x.dim() > 2:
+        return None
+    order = chain.order
+    if order.cost > SMALL or not orders.is_by_rows(order.tree):
+        return None
+    before = grad_is_enabled()
+    enable_grad(False)
+    try:
+        return _jacobian(between, chain.x, chain.linears)
     finally:
         enable_grad(before)
 
@@ -132,7 +154,7 @@ def _form(
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
     if order.cost > SMALL or not orders.is_by_rows(order.tree):
         return None
-    own = chain.from_iterable(map(run_by, {nn.Sequential, *layers}))
+    own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
     return Form([[Layer(None, it)] for it in between], tuple(own))
 
 

@@ -8,6 +8,7 @@ So its branches are those of this call, and nothing happens that anybody would n
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import getitem
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -28,10 +29,18 @@ from gradlib.jacobian.fast.chains.functions import (
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.noted import length, note
 from gradlib.jacobian.fast.chains.place import Place, joined
+from gradlib.jacobian.fast.chains.read import (
+    in_space,
+    looked_up,
+    method_of,
+    part_of,
+    parts_of,
+    value_of,
+)
 from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
 from gradlib.jacobian.fast.chains.shapes import Shape
-from gradlib.private import is_looked_into_plainly, own_children
 
 VIEWED = nn.Flatten()
 """Stands where a tensor is viewed as flat, which torch refuses in some layouts."""
@@ -67,11 +76,14 @@ class StandIn:
     def __len__(self) -> int:
         """Return how many samples, or parts, there are."""
         real = real_of(self)
-        return real.shape[0] if _is_tensor(real, "__len__") else len(_parts(real))
+        return real.shape[0] if _is_tensor(real, "__len__") else len(_noted_parts(real))
 
     def __iter__(self) -> Iterator[Any]:
         """Go through what stands for the parts."""
-        return map(_known, _parts(real_of(self)))
+        parts = _noted_parts(real_of(self))
+        for number, part in enumerate(parts):
+            note(getitem, parts, number, part)
+            yield _known(part)
 
     def __getitem__(self, key: Any) -> Any:
         """Return what stands for a part."""
@@ -186,7 +198,7 @@ def _averages(
     axes = sorted(range(len(shape))[it] for it in dim)
     if len(shape) != 4 or axes != [2, 3]:
         raise UnknownError("it is a mean over something else")
-    return [nn.AdaptiveAvgPool2d(1), *[nn.Flatten()] * (not keepdim)]
+    return [layer(nn.AdaptiveAvgPool2d, 1), *[layer(nn.Flatten)] * (not keepdim)]
 
 
 def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
@@ -235,66 +247,34 @@ def attribute(real: Any, name: str) -> Any:
             return torch.Size(real.shape)
         return len(real.shape) if name == "ndim" else StandIn(Method(real, name))
     if any(real is it for it in NAMESPACES):
-        value = cast(Any, vars(real)[name])
+        value = in_space(real, name)
         if is_of_torch(value):
+            note(in_space, real, name, value)
             return StandIn(value)
     raise UnknownError(name)
 
 
 def _of_module(module: nn.Module, name: str) -> Any:
-    """Return what stands for an attribute of a module, found as Python does."""
-    if not is_looked_into_plainly(type(module)):
-        raise UnknownError("its attributes are not what they seem")
-    own = vars(module)
-    if name == "training":
-        return bool(own[name])
-    kind = next((it for it in type(module).__mro__ if name in vars(it)), None)
-    if kind is None:
-        return _known(own[name] if name in own else own_children(module)[name])
-    found = vars(kind)[name]
-    if type(found) not in (FunctionType, staticmethod, *CONSTANTS):
-        raise UnknownError("it is the class's, a property or the like")
-    if name in own:
-        return _known(own[name])
-    if type(found) is FunctionType:
-        return StandIn(MethodType(found, module))
-    return _known(found.__func__ if isinstance(found, staticmethod) else found)
+    """Return what stands for an attribute of a module."""
+    value, is_method = looked_up(module, name)
+    note(method_of if is_method else value_of, module, name, value)
+    return StandIn(MethodType(value, module)) if is_method else _known(value)
 
 
-def _gives(kind: Any) -> tuple[Any, ...]:
-    return kind.__iter__, kind.__len__, kind.__getitem__
-
-
-_LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleList))
-
-
-def _parts(real: Any) -> Sequence[Any]:
-    """Return all that is in a list, or in a container of torch's."""
-    gives = _gives(type(real))
-    if gives == _LIST:
-        return real
-    if gives in (_SEQUENTIAL, _MODULE_LIST):
-        return [*own_children(real).values()]
-    raise UnknownError("nobody knows what is in it")
+def _noted_parts(real: Any) -> Sequence[Any]:
+    parts = parts_of(real)
+    note(parts_of, real, None, parts)
+    note(length, parts, None, len(parts))
+    return parts
 
 
 def _item(real: Any, key: Any) -> Any:
     """Return what stands for a part."""
-    kind = cast(type[Any], type(real))
     if _is_tensor(real, "__getitem__"):
         return _after(real, _taken(key))
-    if kind is dict and type(key) in CONSTANTS:
-        return _known(real[key])
-    if kind is nn.ModuleDict:
-        return _known(own_children(real)[key])
-    if type(key) is int and _gives(kind) == _MODULE_LIST:
-        children = own_children(real)
-        return _known(children[str(key + len(children) if key < 0 else key)])
-    if type(key) is int:
-        return _known(_parts(real)[key])
-    if type(key) is slice and kind in (list, nn.ModuleList):
-        return StandIn(_parts(real)[key])
-    raise UnknownError("it is a part of something else")
+    part = part_of(real, key)
+    note(part_of, real, key, part)
+    return StandIn(part) if type(key) is slice else _known(part)
 
 
 def _taken(key: Any) -> object | None:

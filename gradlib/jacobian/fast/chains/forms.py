@@ -1,0 +1,193 @@
+"""The form of a chain: all that is known of it besides its modules and tensors."""
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, is_
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from torch import Tensor, nn
+
+from gradlib.jacobian.fast.chains import template
+from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.layers import POINTWISE, every
+from gradlib.jacobian.fast.chains.noted import Found
+from gradlib.jacobian.fast.chains.own import are_same
+from gradlib.jacobian.fast.chains.stand_ins import VIEWED
+from gradlib.jacobian.fast.chains.witnesses import Reading, Witnesses, read_again
+from gradlib.private import own_buffers, own_parameters
+
+Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
+"""The numbers of modules, and what gives something of each."""
+
+Kind: TypeAlias = tuple[Any, ...]
+"""The dtype, device, layout and shape of a tensor."""
+
+_POOLED = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
+
+_OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Conv2d: (
+        *("in_channels", "out_channels", "kernel_size", "stride", "padding"),
+        *("dilation", "groups", "padding_mode"),
+    ),
+    nn.Flatten: ("start_dim", "end_dim"),
+    nn.MaxPool2d: _POOLED,
+    nn.AdaptiveAvgPool2d: ("output_size",),
+    nn.GroupNorm: ("num_groups", "num_channels", "eps"),
+    nn.LayerNorm: ("normalized_shape", "eps"),
+    nn.BatchNorm1d: ("training", "eps"),
+    nn.BatchNorm2d: ("training", "eps"),
+    nn.Softmax: ("dim",),
+    nn.LogSoftmax: ("dim",),
+    nn.Linear: (),
+    **{kind: known.options for kind, known in POINTWISE.items()},
+}
+"""What of a layer is read besides its tensors, and whether it is in place."""
+
+
+class Form(NamedTuple):
+    """What is known of all chains that are alike.
+
+    Attributes:
+        of_x: Of x.
+        own: What has to be torch's own, or Python's.
+        readings: What was read to find it, and what has to come of it again.
+        twice: Which of those gave the same.
+        layers: The numbers of the readings that gave the layers.
+        options_of: What gives their options.
+        options: The options, and then what each layer says of being in place.
+        tensors_of: What gives their tensors.
+        classes: Of the tensors.
+        kinds: Of the same, where there is one.
+        strides: Of x and the tensors, where they matter.
+        chain: The chain, with places for modules.
+    """
+
+    of_x: Kind
+    own: Found
+    readings: list[Reading]
+    twice: list[tuple[int, int]]
+    layers: list[int]
+    options_of: Of
+    options: list[Any]
+    tensors_of: Of
+    classes: list[type[Any]]
+    kinds: list[Kind]
+    strides: list[tuple[int, ...]] | None
+    chain: Chain
+
+
+def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None:
+    """Return the form of a chain; ``None`` where nobody could tell it again.
+
+    Args:
+        seen: What was read to find it.
+        layers: The layers that it was made from.
+        chain: The chain.
+    """
+    known: dict[int, Any] = {
+        number: it for it in every(layers) if (number := seen.number_of(it)) is not None
+    }
+    if not seen.complete or not all(type(it) in _OPTIONS for it in known.values()):
+        return None
+    options_of: Of = [(it, of) for it in known if (of := _OPTIONS_OF[type(known[it])])]
+    tensors_of: Of = [(it, of) for it in known if (of := _TENSORS_OF[type(known[it])])]
+    options = [*_of(options_of, known), *_inplace(known, known)]
+    if not all(map(_is_for_good, options)):
+        return None
+    tensors = _of(tensors_of, known)
+    is_viewed = any(it is VIEWED for it in every(layers))
+    return Form(
+        of_x=_KIND(chain.x),
+        own=seen.own,
+        readings=seen.readings,
+        twice=seen.twice,
+        layers=[*known],
+        options_of=options_of,
+        options=options,
+        tensors_of=tensors_of,
+        classes=[*map(type, tensors)],
+        kinds=_kinds(tensors),
+        strides=_strides(chain.x, tensors) if is_viewed else None,
+        chain=template.emptied(chain, layers, seen.number_of),
+    )
+
+
+def of_form(form: Form, fn: Any, x: Tensor) -> Chain | None:
+    """Return the chain that a function is, if it is of a form.
+
+    Args:
+        form: The form.
+        fn: The function.
+        x: What it would be called with.
+
+    Raises:
+        Exception: One of `line.ERRORS`: something that was read is there no more.
+    """
+    if _KIND(x) != form.of_x or not are_same(form.own):
+        return None
+    values = read_again(fn, form.readings, form.twice)
+    if values is None:
+        return None
+    options = [*_of(form.options_of, values), *_inplace(form.layers, values)]
+    if not _are_alike(options, form.options):
+        return None
+    tensors = _of(form.tensors_of, values)
+    if [*map(type, tensors)] != form.classes or _kinds(tensors) != form.kinds:
+        return None
+    if form.strides is not None and _strides(x, tensors) != form.strides:
+        return None
+    return template.filled(form.chain, values, x)
+
+
+def _of(every: Of, modules: Any) -> list[Any]:
+    return [it for number, of in every for it in of(modules[number])]
+
+
+def _inplace(numbers: Iterable[int], modules: Any) -> list[Any]:
+    return [modules[it].__dict__.get("inplace") for it in numbers]
+
+
+def _is_for_good(value: Any) -> bool:
+    """Tell whether an option never changes itself, and leads to nothing else."""
+    if type(value) is tuple:
+        parts = cast(tuple[Any, ...], value)
+        return all(map(_is_for_good, parts))
+    return type(value) in (int, float, bool, str, type(None))
+
+
+def _are_alike(options: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Tell whether options are the same, and of the same types: 1 is no True."""
+    if all(map(is_, options, others)):
+        return True
+    return all(map(_is_for_good, options)) and repr(options) == repr(others)
+
+
+def _kinds(tensors: Iterable[Any]) -> list[Kind]:
+    return [_KIND(it) for it in tensors if it is not None]
+
+
+_KIND: Callable[[Tensor], Kind] = attrgetter("dtype", "device", "layout", "shape")
+
+
+def _strides(x: Tensor, tensors: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [it.stride() for it in (x, *tensors) if it is not None]
+
+
+def _parameters(module: nn.Module) -> tuple[Any, ...]:
+    own = own_parameters(module)
+    return own.get("weight"), own.get("bias")
+
+
+def _and_statistics(module: nn.Module) -> tuple[Any, ...]:
+    own = own_buffers(module)
+    return *_parameters(module), own.get("running_mean"), own.get("running_var")
+
+
+_OPTIONS_OF: dict[type[nn.Module], Any] = {
+    kind: attrgetter(*names, names[0]) if names else None  # at least two: a tuple
+    for kind, names in _OPTIONS.items()
+}
+_TENSORS_OF: dict[type[nn.Module], Any] = {
+    **dict.fromkeys(_OPTIONS),
+    **dict.fromkeys((nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm), _parameters),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _and_statistics),
+}

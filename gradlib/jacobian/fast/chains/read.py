@@ -1,0 +1,88 @@
+"""What code reads of modules, containers and namespaces, with nothing standing in."""
+
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, cast
+
+from torch import nn
+
+from gradlib.jacobian.fast.chains.functions import CONSTANTS
+from gradlib.jacobian.fast.chains.rebound import UnknownError
+from gradlib.private import is_looked_into_plainly, own_children
+
+
+def in_space(space: Any, name: str) -> Any:
+    """Return what stands in a namespace."""
+    return cast(Any, vars(space)[name])
+
+
+def method_of(module: nn.Module, name: str) -> Any:
+    """Return a function of a module's class, which is yet to be bound."""
+    value, is_method = looked_up(module, name)
+    return value if is_method else _ELSE
+
+
+def value_of(module: nn.Module, name: str) -> Any:
+    """Return an attribute of a module that is not bound to it."""
+    value, is_method = looked_up(module, name)
+    return _ELSE if is_method else value
+
+
+_ELSE = object()
+"""Stands where an attribute is of the other kind."""
+
+
+def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
+    """Return an attribute of a module, found as Python does; is it yet to be bound?"""
+    if not is_looked_into_plainly(type(module)):
+        raise UnknownError("its attributes are not what they seem")
+    own = vars(module)
+    if name == "training":
+        return bool(own[name]), False
+    for kind in type(module).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            break
+    else:
+        return (own[name] if name in own else own_children(module)[name]), False
+    if type(found) not in (FunctionType, staticmethod, *CONSTANTS):
+        raise UnknownError("it is the class's, a property or the like")
+    if name in own:
+        return own[name], False
+    if isinstance(found, staticmethod):
+        return found.__func__, False
+    return found, type(found) is FunctionType
+
+
+def _gives(kind: Any) -> tuple[Any, ...]:
+    return kind.__iter__, kind.__len__, kind.__getitem__
+
+
+_LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleList))
+
+
+def parts_of(real: Any, _: None = None) -> Sequence[Any]:
+    """Return all that is in a list, or in a container of torch's."""
+    gives = _gives(type(real))
+    if gives == _LIST:
+        return real
+    if gives in (_SEQUENTIAL, _MODULE_LIST):
+        return [*own_children(real).values()]
+    raise UnknownError("nobody knows what is in it")
+
+
+def part_of(real: Any, key: Any) -> Any:
+    """Return a part of a list, tuple, dict, or container of torch's."""
+    kind = cast(type[Any], type(real))
+    if kind is dict and type(key) in CONSTANTS:
+        return real[key]
+    if kind is nn.ModuleDict:
+        return own_children(real)[key]
+    if type(key) is int and _gives(kind) == _MODULE_LIST:
+        children = own_children(real)
+        return children[str(key + len(children) if key < 0 else key)]
+    if type(key) is int:
+        return parts_of(real)[key]
+    if type(key) is slice and kind in (list, nn.ModuleList):
+        return list[Any](parts_of(real)[key])
+    raise UnknownError("it is a part of something else")

@@ -1,0 +1,88 @@
+"""A chain without its modules and tensors, and with them again."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.layers import Joined, Layer
+from gradlib.jacobian.fast.chains.mapped import Linear, Maps
+from gradlib.private import own_parameters
+
+
+class Place(NamedTuple):
+    """Stands where a module was, or the parameters of a linear layer.
+
+    Attributes:
+        number: Of the module.
+    """
+
+    number: int
+
+
+def emptied(
+    chain: Chain, layers: Sequence[Any], number_of: Callable[[Any], int | None]
+) -> Chain:
+    """Return a chain with places for modules, and nothing else of somebody's.
+
+    Args:
+        chain: The chain.
+        layers: The layers that it was made from.
+        number_of: Of a module: its number; ``None`` if it was made for the chain.
+    """
+
+    def place(module: Any) -> Any:
+        number = number_of(module)
+        return module if number is None else Place(number)
+
+    linears: list[Any] = chain.linears
+    last = [it for it in layers if type(it) is nn.Linear][-len(linears) :]
+    # If not, there is one that was made for the rows of the maps.
+    if last and own_parameters(last[-1])["weight"] is linears[-1].weight:
+        linears = [*map(place, last)]
+    nothing: Any = None
+    return _changed(chain, place, linears, nothing)
+
+
+def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
+    """Return a chain with modules in their places.
+
+    Args:
+        chain: What `emptied` has returned.
+        modules: The modules, by their numbers.
+        x: What it is given.
+    """
+
+    def module(place: Any) -> Any:
+        return modules[place.number] if type(place) is Place else place
+
+    linears: list[Any] = chain.linears
+    linears = [_parameters(module(it)) if type(it) is Place else it for it in linears]
+    return _changed(chain, module, linears, x)
+
+
+def _changed(
+    chain: Chain, change: Callable[[Any], Any], linears: list[Linear], x: Tensor
+) -> Chain:
+    """Return a chain with other modules and tensors."""
+
+    def changed(layers: Sequence[Any]) -> list[Any]:
+        return [
+            Joined((changed(it.ways[0]), changed(it.ways[1])), it.inplace)
+            if type(it) is Joined
+            else Layer(change(it.module), it.pointwise)
+            for it in layers
+        ]
+
+    _, maps, _, bends, softmax, *others = chain
+    rest: list[Any] = others
+    if maps.layers:
+        maps = Maps(changed(maps.layers), *maps[1:])
+    bends = [changed(it) if it else [] for it in bends]
+    return Chain(x, maps, linears, bends, change(softmax), *rest)
+
+
+def _parameters(layer: nn.Module) -> Linear:
+    own: Any = own_parameters(layer)
+    return Linear(own["weight"], own.get("bias"))
