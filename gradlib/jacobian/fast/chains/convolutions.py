@@ -97,29 +97,35 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
     many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
     if many and goes_by_shifts(module) and not grad_is_enabled():
         return _pulled_by_shifts(convolved, v)
-    # What a stride has left over at the far edges.
-    left = [
-        (size + 2 * padding - dilation * (kernel - 1) - 1) % stride
-        for size, padding, dilation, kernel, stride in zip(
-            shape[1:],
-            _pair(module.padding),
-            module.dilation,
-            module.kernel_size,
-            module.stride,
-            strict=True,
-        )
-    ]
     made = F.conv_transpose2d(
         v.contiguous() if _is_wide(module, v) else v,
         module.weight,
         None,
         module.stride,
         _pair(module.padding),
-        left,
+        _left_over(module, shape),
         module.groups,
         module.dilation,
     )
     return channels_last(made)
+
+
+def _left_over(module: nn.Conv2d, shape: torch.Size) -> tuple[int, ...]:
+    """Return how many places strides have left over at the far edges."""
+    if max(module.stride) == 1:
+        return 0, 0
+    moves = zip(
+        shape[1:],
+        _pair(module.padding),
+        module.dilation,
+        module.kernel_size,
+        module.stride,
+        strict=True,
+    )
+    return tuple(
+        (size + 2 * padding - dilation * (kernel - 1) - 1) % stride
+        for size, padding, dilation, kernel, stride in moves
+    )
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
             value = bend.value.movedim(1, -1).contiguous()
-            seen.append(Bent(bend._replace(value=value)))
+            seen.append(Bent(Bend(layer, value)))
             ours = False
     return seen, x
 

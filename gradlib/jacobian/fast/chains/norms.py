@@ -184,7 +184,7 @@ def normed_for_one(module: Any, x: Tensor) -> tuple[Normed | Fused | Grouped, Te
 def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
     """Return what the kernels of group norms ask for: all sizes, and the groups."""
     batch, channels = x.shape[:2]
-    return batch, channels, x[0, 0].numel(), groups
+    return batch, channels, x.numel() // (batch * channels), groups
 
 
 def _means(sums: Tensor, groups: int, places: int) -> Tensor:

@@ -62,11 +62,13 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
         fn: The net.
         inputs: What it would be called with.
     """
-    if type(fn) is not nn.Sequential or len(inputs) != 1 or not nobody_looks_on():
+    if type(fn) is not nn.Sequential or len(inputs) != 1:
         return None
     net: Any = fn
     modules: list[Any] = [*own_children(net).values()]
     if not modules or type(modules[0]) is not nn.Linear:  # as of most others
+        return None
+    if not nobody_looks_on():
         return None
     x = inputs[0]
     try:
