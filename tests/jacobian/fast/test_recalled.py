@@ -607,6 +607,27 @@ def test_one_that_never_comes_back_is_not_noted_for_ever(
     assert not recalls(net, x)
 
 
+def test_what_is_no_chain_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, noted = make(), double(5, 4), 0
+    real = recalled.Witnesses
+
+    def counted(fn: Any) -> Any:
+        nonlocal noted
+        noted += 1
+        return real(fn)
+
+    monkeypatch.setattr(recalled, "Witnesses", counted)
+    learn(net, x)
+    for _ in range(3):
+        net.train()
+        for _ in range(5):
+            assert chain_of(net, (x,)) is None
+        net.eval()
+        assert recalls(net, x)
+        assert chain_of(net, (x,)) is not None
+    assert noted == 2
+
+
 def test_several_forms_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     net = make()
     batches = [double(size, 4) for size in range(1, recalled.MOST + 2)]
@@ -644,7 +665,11 @@ def test_threads() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_changes_by_chance(seed: int) -> None:
     chance, x = random.Random(seed), double(3, 4)
-    changes = [it for name, it in CHANGES.items() if "dtype" not in name]
+    # Without a bias torch multiplies by weights that have no numbers, of "meta".
+    left_out = ("dtype", "device")
+    changes = [
+        it for name, it in CHANGES.items() if not any(odd in name for odd in left_out)
+    ]
     while True:
         net = make()
         fn: Any = (lambda x, it=net: it(x)) if chance.random() < 0.5 else net
@@ -653,7 +678,7 @@ def test_changes_by_chance(seed: int) -> None:
             if chance.random() < 0.8:
                 try:
                     chance.choice(changes)(net)
-                except (AttributeError, TypeError, LookupError, RuntimeError):
+                except (AssertionError, *recalled.ERRORS, RuntimeError):
                     break  # what it changes is gone
             require_right(fn, x)
             if chance.random() < 0.3:

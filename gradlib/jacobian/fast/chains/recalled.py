@@ -32,14 +32,16 @@ class _Known:
 
     Attributes:
         of: The module, or code, weakly.
+        is_chain: Whether it was one when it was called last.
         forms: The forms that were met, the last one first.
         tries: How many more may be noted.
     """
 
-    __slots__ = ("forms", "of", "tries")
+    __slots__ = ("forms", "is_chain", "of", "tries")
 
     def __init__(self, of: "ref[Any]") -> None:
         self.of = of
+        self.is_chain = False
         self.forms: tuple[Form, ...] = ()
         self.tries = TRIES
 
@@ -60,7 +62,7 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     known = _known_of(fn)
     if known is None or is_debugged():
         return (found_on(fn, x) or (None,))[0]
-    return recalled(known, fn, x) or _noted(known, fn, x)
+    return recalled(known, fn, x) or _found(known, fn, x)
 
 
 def recalled(known: _Known, fn: Any, x: Tensor) -> Chain | None:
@@ -82,11 +84,20 @@ def recalled(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     return None
 
 
+def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
+    """Find a chain, and note how, if it was one before and may be met again."""
+    if known.is_chain and known.tries > 0:
+        chain = _noted(known, fn, x)
+    else:
+        if known.tries <= 0:
+            known.forms = ()
+        chain = (found_on(fn, x) or (None,))[0]
+    known.is_chain = chain is not None
+    return chain
+
+
 def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     """Find a chain, and note how."""
-    if known.tries <= 0:
-        known.forms = ()
-        return (found_on(fn, x) or (None,))[0]
     seen = Witnesses(fn)
     with noting(seen):
         found = found_on(fn, x)
@@ -102,7 +113,7 @@ def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
 
 
 def _known_of(fn: Any) -> _Known | None:
-    """Return what is known of a function; ``None`` if it is met for the first time."""
+    """Return what is known of a function; ``None`` if it is no function."""
     of = fn
     if not issubclass(type(fn), nn.Module):  # whatever it says it is
         if type(fn) is MethodType:
@@ -112,10 +123,9 @@ def _known_of(fn: Any) -> _Known | None:
         of = fn.__code__
     key = id(of)
     known = _known.get(key)
-    if known is not None and known.of() is of:
-        return known
-    _known[key] = _Known(ref(of, partial(_forget, key)))
-    return None
+    if known is None or known.of() is not of:
+        known = _known[key] = _Known(ref(of, partial(_forget, key)))
+    return known
 
 
 def _forget(key: int, of: "ref[Any]") -> None:
