@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gradlib.jacobian.fast.chains import template
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, every
+from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
 from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
 from gradlib.jacobian.fast.chains.stand_ins import VIEWED
@@ -17,9 +18,6 @@ from gradlib.private import own_buffers, own_parameters
 
 Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
 """The numbers of modules, and what gives something of each."""
-
-Kind: TypeAlias = tuple[Any, ...]
-"""The dtype, device, layout and shape of a tensor."""
 
 _POOLED = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
 
@@ -96,7 +94,7 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None
     tensors = _of(tensors_of, known)
     is_viewed = any(it is VIEWED for it in every(layers))
     return Form(
-        of_x=_KIND(chain.x),
+        of_x=kind_of(chain.x),
         own=seen.own,
         readings=seen.readings,
         twice=seen.twice,
@@ -122,7 +120,7 @@ def of_form(form: Form, fn: Any, x: Tensor) -> Chain | None:
     Raises:
         Exception: One of `line.ERRORS`: something that was read is there no more.
     """
-    if _KIND(x) != form.of_x or not are_same(form.own):
+    if kind_of(x) != form.of_x or not are_same(form.own):
         return None
     values = read_again(fn, form.readings, form.twice)
     if values is None:
@@ -162,10 +160,7 @@ def _are_alike(options: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _kinds(tensors: Iterable[Any]) -> list[Kind]:
-    return [_KIND(it) for it in tensors if it is not None]
-
-
-_KIND: Callable[[Tensor], Kind] = attrgetter("dtype", "device", "layout", "shape")
+    return [kind_of(it) for it in tensors if it is not None]
 
 
 def _strides(x: Tensor, tensors: Sequence[Any]) -> list[tuple[int, ...]]:

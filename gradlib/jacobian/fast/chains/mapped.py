@@ -1,7 +1,8 @@
 """What comes before the matrices of a chain: layers that are gone back through."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -17,6 +18,12 @@ from gradlib.private import own_buffers, own_parameters
 
 Like: TypeAlias = tuple[torch.dtype, torch.device]
 """The dtype and device of all tensors of a chain."""
+
+
+Kind: TypeAlias = tuple[Any, ...]
+"""The dtype, device, layout and shape of a tensor."""
+
+kind_of: Callable[[Any], Kind] = attrgetter("dtype", "device", "layout", "shape")
 
 
 class Linear(NamedTuple):

@@ -6,7 +6,7 @@ by the deviation. Ba, Kiros, Hinton, "Layer Normalization", 2016; Wu, He, "Group
 Normalization", 2018.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,28 @@ class Normed(NamedTuple):
         return made.view(v.shape), True
 
 
-class Fused(NamedTuple):
+class Saved(NamedTuple):
+    """What torch's kernels of norms save.
+
+    Attributes:
+        x: What the norm was given, contiguous.
+        mean: Its means.
+        rate: One divided by its deviations.
+        weight: ``(channels,)``, or ``None``.
+    """
+
+    x: Tensor
+    mean: Tensor
+    rate: Tensor
+    weight: Tensor | None
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return it for some samples."""
+        x, mean, rate, weight = self
+        return type(self)(x[start:stop], mean[start:stop], rate[start:stop], weight)
+
+
+class Fused(Saved):
     """A layer norm of vectors, as torch's kernels have it.
 
     Attributes:
@@ -66,15 +87,7 @@ class Fused(NamedTuple):
         weight: ``(channels,)``, or ``None``.
     """
 
-    x: Tensor
-    mean: Tensor
-    rate: Tensor
-    weight: Tensor | None
-
-    def part(self, start: int, stop: int) -> "Fused":
-        """Return it for some samples."""
-        x, mean, rate, weight = self
-        return Fused(x[start:stop], mean[start:stop], rate[start:stop], weight)
+    __slots__ = ()
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
@@ -93,7 +106,7 @@ class Fused(NamedTuple):
         return made.addcmul_(n, along, value=-1).sub_(mean), True
 
 
-class Grouped(NamedTuple):
+class Grouped(Saved):
     """A group norm that one vector goes back through, as torch's kernels have it.
 
     Attributes:
@@ -104,15 +117,7 @@ class Grouped(NamedTuple):
         weight: ``(channels,)``, or ``None``.
     """
 
-    x: Tensor
-    mean: Tensor
-    rate: Tensor
-    weight: Tensor | None
-
-    def part(self, start: int, stop: int) -> "Grouped":
-        """Return it for some samples."""
-        x, mean, rate, weight = self
-        return Grouped(x[start:stop], mean[start:stop], rate[start:stop], weight)
+    __slots__ = ()
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""

@@ -61,7 +61,7 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
     x = inputs[0]
     known = _known_of(fn)
     if known is None or is_debugged():
-        return (found_on(fn, x) or (None,))[0]
+        return _traced(fn, x)
     return recalled(known, fn, x) or _found(known, fn, x)
 
 
@@ -91,9 +91,15 @@ def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     else:
         if known.tries <= 0:
             known.forms = ()
-        chain = (found_on(fn, x) or (None,))[0]
+        chain = _traced(fn, x)
     known.is_chain = chain is not None
     return chain
+
+
+def _traced(fn: Any, x: Tensor) -> Chain | None:
+    """Find a chain, and note nothing."""
+    found = found_on(fn, x)
+    return None if found is None else found[0]
 
 
 def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:

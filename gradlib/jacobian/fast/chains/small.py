@@ -8,7 +8,7 @@ and tensors, and their shapes, dtypes and devices. Nothing of a net itself is ke
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain as joined
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
+from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
 from gradlib.private import (
     enable_grad,
@@ -38,9 +39,6 @@ For larger ones it matters how much memory there is, and which library multiplie
 
 Parameters: TypeAlias = tuple[Tensor, Tensor | None]
 """The weight and the bias of a linear layer."""
-
-Kind: TypeAlias = tuple[Any, ...]
-"""The dtype, device, layout and shape of a tensor."""
 
 
 class Form(NamedTuple):
@@ -79,7 +77,7 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
         form = _form(
             tuple(map(type, modules)),
             tuple(map(type, tensors)),
-            tuple([_KIND(it) for it in tensors if it is not None]),
+            tuple([kind_of(it) for it in tensors if it is not None]),
         )
     except (AttributeError, KeyError, TypeError):  # no module, no linear layer, no x
         return None
@@ -116,7 +114,6 @@ def jacobian_if_small(chain: Chain) -> Tensor | None:
 
 
 _WEIGHT_AND_BIAS: Callable[[Any], Parameters] = itemgetter("weight", "bias")
-_KIND: Callable[[Any], Kind] = attrgetter("dtype", "device", "layout", "shape")
 
 
 @lru_cache(maxsize=4096)
