@@ -106,7 +106,7 @@ def _shortened(
 
 def _are_finite(blocks: Iterable[Tensor]) -> bool:
     """Tell whether all entries are finite, and so is their sum, which is soon had."""
-    return all(bool(it.sum().isfinite()) for it in blocks)
+    return all(math.isfinite(it.sum().item()) for it in blocks)
 
 
 def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:

@@ -23,11 +23,12 @@ def form_at(place: Place) -> Form:
     """Return what comes in at a place. It is made anew whenever it is asked."""
     node, number = place
     found = forms_at(node)[number]
-    return _form(tuple(found.shape), found.dtype, found.device)
+    return form(tuple(found.shape), found.dtype, found.device)
 
 
 @lru_cache(maxsize=1024)  # most are like one before
-def _form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
+def form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
+    """Return what a gradient of that shape, dtype and device looks like."""
     return Form(
         tuple(map(int, shape)), dtype, device, math.prod(shape) * dtype.itemsize
     )

@@ -5,7 +5,6 @@ import reprlib  # somebody's repr may raise
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +17,8 @@ from gradlib.errors import (
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
-from gradlib.jacobian.form import Form, form_at
+from gradlib.jacobian.drawing import Drawing, drawn
+from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
 from gradlib.private import hooks_set, is_packed
 from gradlib.tree import Tree
@@ -71,15 +71,16 @@ class Graph:
         return between(self.starts, set(self.ends))
 
     @cached_property
-    def forms(self) -> dict[Place, Form]:
-        """What gradients come in at each place, the outputs' included."""
-        led = chain(map(place_of, self.roots), *self.way.values())
-        return {place: form_at(place) for place in dict.fromkeys(led)}
+    def drawing(self) -> Drawing:
+        """What this looks like, without its values."""
+        return drawn(self.way, list(map(place_of, self.roots)), self.ends)
 
     @cached_property
-    def kinds(self) -> list[Form]:
-        """These forms, each once or a few times: there are fewer than places."""
-        return list({id(form): form for form in self.forms.values()}.values())
+    def forms(self) -> dict[Place, Form]:
+        """What gradients come in at each place, the outputs' included."""
+        nodes = list(self.way)
+        forms = self.drawing.forms.items()
+        return {(nodes[node], number): form for (node, number), form in forms}
 
     @cached_property
     def is_packed(self) -> bool:
@@ -295,7 +296,7 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
             )
     if parameters:
         return
-    missing = [i for i, end in enumerate(graph.ends) if end not in graph.forms]
+    missing = [i for i, end in enumerate(graph.drawing.ends) if end is None]
     if missing:
         names = _listed(tuple(graph.names[i] for i in missing))
         raise IndependentOutputError(

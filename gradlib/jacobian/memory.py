@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
 
 from gradlib.errors import JacobianArgumentError
-from gradlib.jacobian.graph import Graph
-from gradlib.private import graph_is_captured, sequence_number
-from gradlib.vjp.connection import place_of
+from gradlib.jacobian.drawing import Drawing, kept_for_each
+from gradlib.private import graph_is_captured
 
 SHARE = 0.5
 """Of the free memory, what a Jacobian may take unless it is told."""
@@ -56,30 +54,31 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or no_more_on_cpu in str(error)
 
 
-def bytes_of_pass(graph: Graph) -> int:
+@kept_for_each
+def bytes_of_pass(drawing: Drawing) -> int:
     """Return how many bytes of gradients one backward pass holds at its height.
 
     It goes through the graph as autograd does, the node made last first and only where
     there is a way to what is differentiated for, and counts what waits at the nodes it
     has not come to.
     """
-    way, forms = graph.way, graph.forms
-    come = {place_of(root) for root in graph.roots}
-    held: dict[Node, int] = defaultdict(int)
-    for place in come:
-        held[place[0]] += forms[place].bytes
+    led, forms = drawing.led, drawing.forms
+    come = set(drawing.roots)
+    held: dict[int, int] = defaultdict(int)
+    for spot in come:
+        held[spot[0]] += forms[spot].bytes
     height = total = sum(held.values())
-    inner = [node for node, places in way.items() if places]
-    for node in sorted(inner, key=sequence_number, reverse=True):
-        places = way[node]
+    for node in drawing.order:
+        if not led[node]:
+            continue
         given = more = 0
-        for place in places if len(places) == 1 else set(places):
-            size = forms[place].bytes
+        for spot in set(led[node]):
+            size = forms[spot].bytes
             given += size
             # What has come to an end waits for nothing.
-            if place not in come and way[place[0]]:
-                come.add(place)
-                held[place[0]] += size
+            if spot not in come and led[spot[0]]:
+                come.add(spot)
+                held[spot[0]] += size
                 more += size
         # An operation has what came in and what goes out at the same time.
         height = max(height, total + given)

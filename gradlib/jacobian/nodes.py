@@ -1,12 +1,12 @@
 """What the nodes of a graph can do."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 
 
@@ -68,12 +68,11 @@ def look(graph: Graph) -> Nodes:
     """Go through a graph once."""
     convolution = wrong_without_graph = False
     found: dict[str, str] = {}
-    for node, led in graph.way.items():
-        name = node.name()
+    nodes = list(graph.way)
+    for number, name, kinds in _noteworthy(graph.drawing):
+        node = nodes[number]
         if isinstance(node, BackwardCFunction):
             found["python"] = name
-        if not (kinds := _kinds(name)):
-            continue
         convolution = convolution or "convolution" in kinds
         wrong_without_graph = wrong_without_graph or "wrong_without_graph" in kinds
         for kind in kinds & {"wrong_at_once", "wrong_twice"}:
@@ -83,14 +82,20 @@ def look(graph: Graph) -> Nodes:
             if _is_norm_of_a_backward_pass(node):
                 found["wrong_twice"] = name
             # The first is its input; are its weights asked for?
-            if not set(led).isdisjoint(node.next_functions[1:]):
+            if any(graph.drawing.positions[number]):
                 found["wrong_at_once_twice"] = name
         if "scripted" in kinds:
             found["wrong_thrice"] = found["wrong_at_once_twice"] = _SCRIPTED
     return Nodes(convolution, wrong_without_graph=wrong_without_graph, **found)
 
 
-@lru_cache(maxsize=1024)  # a class of somebody's own may have any name
+@kept_for_each
+def _noteworthy(drawing: Drawing) -> list[tuple[int, str, frozenset[str]]]:
+    """Return the nodes that there is something to be said of, and what that is."""
+    kinds = enumerate(map(_kinds, drawing.names))
+    return [(number, drawing.names[number], it) for number, it in kinds if it]
+
+
 def _kinds(name: str) -> frozenset[str]:
     """Return what the name of a node says of it."""
     kinds = {
@@ -100,6 +105,8 @@ def _kinds(name: str) -> frozenset[str]:
         "wrong_twice": name.startswith(_WRONG_TWICE),
         "wrong_thrice": name.startswith(_WRONG_THRICE),
         "scripted": _SCRIPTED in name,
+        # Those end in "Backward"; most of torch's own have a number after that.
+        "perhaps_python": not name[-1].isdigit(),
     }
     return frozenset(kind for kind, is_so in kinds.items() if is_so)
 
@@ -136,5 +143,5 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype that gradients have on their way."""
-    found = {it.dtype for it in (*graph.points, *graph.kinds)}
+    found = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
     return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)

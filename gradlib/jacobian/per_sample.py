@@ -13,7 +13,7 @@ from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import state_kept
-from gradlib.jacobian.arguments import Argnums, Arguments, read
+from gradlib.jacobian.arguments import Argnums, Arguments, on_device, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
@@ -363,6 +363,8 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     chain = find_chain(fn, inputs, *asked)
+    if max_bytes is None:  # in the table it is a number
+        max_bytes = room_on(on_device(arguments))
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
         check = check and chain is None  # which has nothing to check
@@ -373,8 +375,7 @@ def plan_jacobian(
             if chain is None:
                 raise
             way = mode, chunk_size, sys.maxsize, out, check, create_graph
-            room = room_on(chain.x.device) if max_bytes is None else max_bytes
-            plan = replace(_plan(arguments, graph, *way), max_bytes=room)
+            plan = replace(_plan(arguments, graph, *way), max_bytes=max_bytes)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:

@@ -73,6 +73,10 @@ FORWARD = 2
 SPLIT = 4
 """How many rows an entry of the tensor at a split costs, with all that joins them."""
 
+SURE = 2**26
+"""How many bytes are taken for granted on a CPU by what holds a small part of them, all
+rows at once: asking what is free would take longer than some small Jacobians do."""
+
 FEWER = (
     "Pass fewer samples at a time, ask for fewer inputs or parameters, or pass out= "
     "with memory of your own."
@@ -262,7 +266,7 @@ def make(
         )
     if create_graph and known.wrong_thrice:
         _refuse_thrice(counts, known.wrong_thrice, mode)
-    each = bytes_of_pass(graph)
+    each = bytes_of_pass(graph.drawing)
     convolved = _convolved(rows * each) if create_graph else CONVOLVED
     if mode == "auto":
         by_row = known.convolution and on_cpu and FEWEST * each > convolved
@@ -273,7 +277,9 @@ def make(
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     if max_bytes is None:
-        max_bytes = room_on(graph.points[0].device)
+        held = result + parts + BATCHED * each * rows
+        sure = on_cpu and held <= SURE // 16
+        max_bytes = SURE if sure else room_on(graph.points[0].device)
     room = max_bytes - result - parts
     if room < each:
         raise OutOfBytesError(
@@ -408,7 +414,7 @@ def _least_width(graph: Graph, enough: int) -> float:
     """Return how many entries any tensor has, at the least, for each sample."""
     if enough <= SPLIT:
         return 1  # there is no need to look
-    sizes = (form.bytes // form.dtype.itemsize for form in graph.kinds)
+    sizes = (form.bytes // form.dtype.itemsize for form in graph.drawing.kinds)
     return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
 
 

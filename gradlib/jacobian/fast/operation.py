@@ -16,7 +16,7 @@ class Operation:
 
     def __init__(
         self,
-        node: Node,
+        node: Node | None,
         number: int,
         form: Form,
         shapes: Mapping[int, Sequence[int]],
@@ -25,7 +25,7 @@ class Operation:
         """Take an operation.
 
         Args:
-            node: The node.
+            node: The node; ``None`` where it will not be asked what it has saved.
             number: Which of its outputs.
             form: What that is.
             shapes: Of what went in, by position, where it matters.

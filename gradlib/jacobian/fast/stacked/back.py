@@ -1,6 +1,6 @@
 """What a rule gives: the way back through an operation, for several vectors at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -28,16 +28,34 @@ class Part(NamedTuple):
 
 Back: TypeAlias = Callable[[Tensor], Mapping[int, Tensor | Part]]
 """From the gradients of what came out, ``(vectors, *out)``, to those of what went in,
-by position. Where that was broadcast they are not summed up yet."""
+by position: ``(vectors, *in)``."""
+
+
+Times: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
 
 
 @lru_cache(maxsize=64)
-def times(*scales: float) -> Back:
+def times(*scales: float) -> Times:
     """Return the way back to what has the same entries, times a number for each."""
 
-    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+    def back(grad: Tensor) -> dict[int, Tensor]:
         return {
             i: grad if scale == 1 else grad * scale for i, scale in enumerate(scales)
         }
 
     return back
+
+
+def summed(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum up over what was broadcast to make more of it.
+
+    Args:
+        grad: ``(vectors, *out)``.
+        shape: Of what went in. If nothing was, it is that of what came out.
+    """
+    if grad.shape[1:] == shape:
+        return grad
+    more = grad.dim() - 1 - len(shape)
+    ones = [1 + more + i for i, size in enumerate(shape) if size == 1]
+    grad = grad.sum([*range(1, 1 + more), *ones], keepdim=True)
+    return grad.reshape(grad.size(0), *shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.stacked.back import Back, Part
+from gradlib.jacobian.fast.stacked.back import Back, Part, summed
 
 _ATEN = cast(Any, torch.ops.aten)
 
@@ -49,7 +49,10 @@ def _plus_product(
 ) -> Back | None:
     ways = _ways(left, right, op.saved("alpha"))
     beta = op.saved("beta")
-    plus: dict[int, Callable[[Tensor], Tensor]] = {0: lambda grad: _scaled(grad, beta)}
+    plus: dict[int, Callable[[Tensor], Tensor]] = {}
+    if 0 in op.shapes:
+        shape = op.shapes[0]
+        plus[0] = lambda grad: summed(_scaled(grad, beta), shape)
     return _each(op, plus | {1 + i: way for i, way in ways.items()})
 
 

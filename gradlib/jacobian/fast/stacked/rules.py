@@ -5,15 +5,15 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.stacked import mixing, moving
-from gradlib.jacobian.fast.stacked.back import Back, times
+from gradlib.jacobian.fast.stacked.back import Back, Times, summed, times
 
 
-def _unchanged(_: Operation) -> Back:
-    return times(1)
+def _unchanged(op: Operation) -> Back:
+    return _summed_up(op, times(1))
 
 
 def _negated(_: Operation) -> Back:
@@ -21,11 +21,24 @@ def _negated(_: Operation) -> Back:
 
 
 def _add(op: Operation) -> Back:
-    return times(1, op.saved("alpha"))
+    return _summed_up(op, times(1, op.saved("alpha")))
 
 
 def _sub(op: Operation) -> Back:
-    return times(1, -op.saved("alpha"))
+    return _summed_up(op, times(1, -op.saved("alpha")))
+
+
+def _summed_up(op: Operation, back: Times) -> Back:
+    """Return a way back that also sums up over what was broadcast, if there is some."""
+    broadcast = {i: shape for i, shape in op.shapes.items() if shape != op.shape}
+    if not broadcast:
+        return back
+
+    def with_sums(grad: Tensor) -> dict[int, Tensor]:
+        grads = back(grad).items()
+        return {i: summed(it, broadcast.get(i, op.shape)) for i, it in grads}
+
+    return with_sums
 
 
 def _elementwise(op: Operation) -> Back | None:
@@ -39,7 +52,7 @@ def _batch_norm(op: Operation) -> Back | None:
 def _along_all(op: Operation, found: dict[int, Tensor]) -> Back | None:
     if found.keys() != op.shapes.keys():
         return None
-    return lambda grad: {i: grad * slope for i, slope in found.items()}
+    return _summed_up(op, lambda grad: {i: grad * it for i, it in found.items()})
 
 
 Rule: TypeAlias = Callable[[Operation], Back | None]
@@ -80,5 +93,17 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
+IN_PARTS = frozenset((*SEVERAL, "SelectBackward0", "SliceBackward0"))
+"""The names of those nodes whose way back gives parts."""
+
+ASK_NOTHING = frozenset(
+    (
+        *RESHAPED,
+        *(f"{it}Backward0" for it in ("Neg", "Clone", "Alias", "Expand")),
+        "AddBackward1",
+    )
+)
+"""The names of those nodes that need not be asked for what they have saved."""
+
 RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

@@ -5,27 +5,27 @@ with the kernel that it has for those. torch's own way to have several vectors i
 takes some operations one vector after the other, and others in many small steps.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from gradlib.jacobian import reverse
+from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.fast.moves import SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
-from gradlib.jacobian.fast.stacked.rules import RULES
+from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
 from gradlib.jacobian.plan import BATCHED, Plan, at_once
-from gradlib.vjp.connection import Place, place_of
 
 ROWS = 8
 """How many rows there must be to make up for reading the graph, and a backward pass."""
@@ -34,9 +34,12 @@ DTYPES = (torch.float32, torch.float64)
 """Others are rounded so much that other kernels would give another answer."""
 
 
-Way: TypeAlias = tuple[Place, Back, Sequence[int], Sequence[Place]]
-"""A place, how to go back from there, which of the gradients that this gives matter,
-and where each goes. It is no class: there are many, and each call makes them anew."""
+Way: TypeAlias = tuple[
+    Spot, Sequence[tuple[Back, int]], Back, Sequence[int], Sequence[Spot]
+]
+"""A spot; how to go back from there while there is one gradient, and which that is; the
+step that makes more of it, or goes where others come; which of those matter, and where
+each goes. It is no class: there are many, and each call makes them anew."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Stacked:
     """How to go back through a graph.
 
     Attributes:
-        ways: From each place that is passed, each before those that it leads to.
-        forms: Of these, and those where it ends.
+        ways: From where gradients meet or part, each before those that it leads to.
+        drawing: Of the graph.
         chunk: How many vectors go together.
         vector_bytes: What is held for each of them, by our count.
         slope_bytes: What is held for all.
@@ -54,7 +57,7 @@ class Stacked:
     """
 
     ways: Sequence[Way]
-    forms: Mapping[Place, Form]
+    drawing: Drawing
     chunk: int
     vector_bytes: int
     slope_bytes: int
@@ -85,76 +88,77 @@ class Stacked:
         """Return the blocks, written into contiguous tensors where there are some."""
         keep_what_is_freed()
         with torch.no_grad():
-            pieces = reverse.pieces(graph, self.chunk, go_back=self._go_back)
+            pieces = reverse.pieces(graph, self.chunk, go_back=self._way_back(graph))
             if out is None:
                 return collected(graph, pieces)
             fill(graph, out, pieces)
         return out
 
-    def _go_back(
-        self, output: Tensor, inputs: Sequence[Tensor], vectors: Tensor
-    ) -> list[Tensor | None]:
-        """Return the VJPs of several vectors, as `passes.pull` does."""
-        came = _Gradients(self.forms, len(vectors))
-        came.add(place_of(output), vectors)
-        for place, back, positions, places in self.ways:
-            grad = came.taken(place)
+    def _way_back(self, graph: Graph) -> reverse.GoBack:
+        """Return what gives the VJPs of several vectors, as `passes.pull` does."""
+        starts = dict(zip(map(id, graph.roots), self.drawing.roots, strict=True))
+        return lambda output, _, vectors: self._go_back(starts[id(output)], vectors)
+
+    def _go_back(self, start: Spot, vectors: Tensor) -> list[Tensor | None]:
+        came = _Gradients(self.drawing.forms, len(vectors))
+        came.add(start, vectors)
+        for spot, straight, back, positions, led in self.ways:
+            grad: Any = came.taken(spot)
             if grad is not None:
+                for through, i in straight:
+                    grad = through(grad)[i]
                 grads = back(grad)
-                for i, there in zip(positions, places, strict=True):
+                for i, there in zip(positions, led, strict=True):
                     came.add(there, grads[i])
-        return [came.taken(place_of(it)) for it in inputs]
+        return [came.taken(it) for it in self.drawing.ends if it is not None]
 
 
 class _Gradients:
-    """What has come to each place so far, ``(vectors, *shape)``."""
+    """What has come to each spot so far, ``(vectors, *shape)``."""
 
-    def __init__(self, forms: Mapping[Place, Form], count: int) -> None:
+    def __init__(self, forms: Mapping[Spot, Form], count: int) -> None:
         self._forms = forms
         self._count = count
-        self._sums: dict[Place, Tensor] = {}
-        self._own: set[Place] = set()  # whose memory nobody else has
-        # What waits at places that nothing else has come to: there may be more of it.
-        self._parts: dict[Place, list[Part]] = {}
-        self._rows: dict[Place, int] = {}  # how many these have
+        self._sums: dict[Spot, Tensor] = {}
+        self._own: set[Spot] = set()  # whose memory nobody else has
+        # What waits at spots that nothing else has come to: there may be more of it.
+        self._parts: dict[Spot, list[Part]] = {}
+        self._rows: dict[Spot, int] = {}  # how many these have
 
-    def taken(self, place: Place) -> Tensor | None:
-        """Return what has come to a place, and forget it."""
-        if place in self._parts:
-            parts = self._parts.pop(place)
-            if self._are_all(place, parts):
+    def taken(self, spot: Spot) -> Tensor | None:
+        """Return what has come to a spot, and forget it."""
+        if spot in self._parts:
+            parts = self._parts.pop(spot)
+            if self._are_all(spot, parts):
                 return _joined([it.values for it in parts], parts[0].dim)
-            self._write(place, parts)
-        return self._sums.pop(place, None)
+            self._write(spot, parts)
+        return self._sums.pop(spot, None)
 
-    def add(self, place: Place, grad: Tensor | Part) -> None:
-        """Add what comes to a place."""
+    def add(self, spot: Spot, grad: Tensor | Part) -> None:
+        """Add what comes to a spot."""
         if isinstance(grad, Part):
-            self._add_part(place, grad)
+            self._add_part(spot, grad)
             return
-        if place in self._parts:
-            self._write(place, self._parts.pop(place))
-        before = self._sums.get(place)
-        shape = self._forms[place].shape
-        if grad.shape[1:] != shape:
-            grad = _summed(grad, shape)
+        if spot in self._parts:
+            self._write(spot, self._parts.pop(spot))
+        before = self._sums.get(spot)
         if before is None:
-            self._sums[place] = grad
-        elif place in self._own:
+            self._sums[spot] = grad
+        elif spot in self._own:
             before.add_(grad)
         else:
-            self._sums[place] = before + grad
-            self._own.add(place)
+            self._sums[spot] = before + grad
+            self._own.add(spot)
 
-    def _add_part(self, place: Place, part: Part) -> None:
+    def _add_part(self, spot: Spot, part: Part) -> None:
         """Let a part wait for the others, while all are no more than the whole."""
-        parts = self._parts.setdefault(place, [])
+        parts = self._parts.setdefault(spot, [])
         parts.append(part)
-        self._rows[place] = rows = self._rows.get(place, 0) + len(part.rows)
-        if place in self._sums or rows > self._forms[place].shape[part.dim - 1]:
-            self._write(place, self._parts.pop(place))
+        self._rows[spot] = rows = self._rows.get(spot, 0) + len(part.rows)
+        if spot in self._sums or rows > self._forms[spot].shape[part.dim - 1]:
+            self._write(spot, self._parts.pop(spot))
 
-    def _are_all(self, place: Place, parts: list[Part]) -> bool:
+    def _are_all(self, spot: Spot, parts: list[Part]) -> bool:
         """Tell whether parts, which are put in order, are the whole, each row once."""
         parts.sort(key=lambda it: it.rows.start)
         dim, end = parts[0].dim, 0
@@ -162,18 +166,18 @@ class _Gradients:
             start, end = end, end + len(part.rows)
             if part.dim != dim or part.rows != range(start, end):
                 return False
-        return end == self._forms[place].shape[dim - 1]
+        return end == self._forms[spot].shape[dim - 1]
 
-    def _write(self, place: Place, parts: list[Part]) -> None:
+    def _write(self, spot: Spot, parts: list[Part]) -> None:
         """Add parts to what has come."""
-        whole = self._sums.get(place)
+        whole = self._sums.get(spot)
         if whole is None:
-            shape = self._forms[place].shape
+            shape = self._forms[spot].shape
             whole = parts[0].values.new_zeros(self._count, *shape)
-        elif place not in self._own:
+        elif spot not in self._own:
             whole = whole.clone()
-        self._own.add(place)
-        self._sums[place] = whole
+        self._own.add(spot)
+        self._sums[spot] = whole
         for part in parts:
             part.of(whole).add_(part.values)
 
@@ -202,17 +206,18 @@ def find(graph: Graph, plan: Plan) -> Stacked | None:
         return None
     if not isinstance(rows, int) or rows < ROWS or plan.chunk < 2:
         return None
-    if not _all_is_known(graph) or graph.is_packed:
+    steps = _steps(graph.drawing)
+    if steps is None or graph.is_packed:
         return None
     try:
         with torch.no_grad():
             chunk, each, slopes = _sizes(graph, plan)
-            ways = None if chunk < 2 else _ways(graph)
+            ways = None if chunk < 2 else _ways(graph, steps)
     except RuntimeError:  # what a node has saved was overwritten, or is gone
         return None
     if ways is None:
         return None
-    return Stacked(ways, graph.forms, chunk, each, slopes)
+    return Stacked(ways, graph.drawing, chunk, each, slopes)
 
 
 def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
@@ -221,10 +226,12 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     torch's kernels for attention keep no scores; here they are. And there are slopes,
     about as many as gradients.
     """
-    scores = [
-        _bytes_of_scores(node) for node in graph.way if "Attention" in node.name()
-    ]
-    slopes = sum(form.bytes for form in graph.forms.values()) + 2 * sum(scores)
+    gradients, attentions = _bytes_of_gradients(graph.drawing)
+    scores: list[int] = []
+    if attentions:
+        nodes = list(graph.way)
+        scores = [_bytes_of_scores(nodes[it]) for it in attentions]
+    slopes = gradients + 2 * sum(scores)
     most = max(scores, default=0)
     each = plan.pass_bytes + most
     on_cpu = graph.points[0].device.type == "cpu"
@@ -237,63 +244,114 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     return min(plan.chunk, fitting), each, slopes
 
 
+@kept_for_each
+def _bytes_of_gradients(drawing: Drawing) -> tuple[int, list[int]]:
+    """Return what all gradients take, and which nodes are those of attention."""
+    attentions = [i for i, name in enumerate(drawing.names) if "Attention" in name]
+    return sum(form.bytes for form in drawing.forms.values()), attentions
+
+
 def _bytes_of_scores(node: Any) -> int:
     query, key = node._saved_query, node._saved_key
     return query[..., 0].numel() * key.shape[-2] * query.element_size()
 
 
-def _all_is_known(graph: Graph) -> bool:
-    """Tell whether there is a rule for every node, and all is of one plain kind."""
-    dtype, device = graph.roots[0].dtype, graph.roots[0].device
-    if dtype not in DTYPES:
-        return False
-    for form in graph.kinds:
-        if form.dtype != dtype or form.device != device or form.shape == ():
-            return False
-    for node, number in graph.forms:
-        if number and node.name() not in SEVERAL:
-            return False
-    # What has come to an end goes nowhere from there.
-    return not any(graph.way[node] for node, _ in graph.ends) and not any(
-        node.name() not in RULES for node, places in graph.way.items() if places
-    )
+class _Step(NamedTuple):
+    """What is known of a way before its node is asked for what it has saved.
+
+    Attributes:
+        node: The number of the node.
+        spot: Where it begins.
+        rule: Gives the way back.
+        back: The way itself, where the node is not asked.
+        form: Of what comes in.
+        shapes: Of what goes out, by position.
+        positions: Those.
+        led: Where each goes.
+        goes_on: Whether there is one, a whole tensor, that the next step alone gets.
+    """
+
+    node: int
+    spot: Spot
+    rule: Rule
+    back: Back | None
+    form: Form
+    shapes: dict[int, tuple[int, ...]]
+    positions: Sequence[int]
+    led: Sequence[Spot]
+    goes_on: bool = False
 
 
-_FIRST = (0,)  # one for all: what there is less of is collected less often
+@kept_for_each
+def _steps(drawing: Drawing) -> list[_Step] | None:
+    """Return a step for each spot that is passed.
 
-
-def _ways(graph: Graph) -> list[Way] | None:
-    """Return the way back from each place, if every rule knows one."""
-    forms = graph.forms
-    others: dict[Node, list[Place]] = defaultdict(list)
-    for place in forms:
-        if place[1]:
-            others[place[0]].append(place)
-    found: list[Way] = []
-    for node, places in graph.way.items():
-        if not places:
+    ``None`` where there is no rule for a node, or not all is of one plain kind.
+    """
+    if not _all_is_known(drawing):
+        return None
+    spots: dict[int, list[Spot]] = defaultdict(list)
+    for spot in sorted(drawing.forms):  # of several outputs some may be used
+        spots[spot[0]].append(spot)
+    found: list[_Step] = []
+    for node, led in enumerate(drawing.led):
+        if not led:
             continue
-        before: Any = node.next_functions
-        if len(before) == 1:  # as of most
-            positions: Sequence[int] = _FIRST
-            shapes = {0: forms[places[0]].shape}
-        else:
-            positions = [i for i, it in enumerate(before) if it in places]
-            shapes = {i: forms[before[i]].shape for i in positions}
-        rule = RULES[node.name()]
-        for place in ((node, 0), *others.get(node, ())):
-            if place not in forms:  # of several outputs some may be used
-                continue
-            back = rule(Operation(node, place[1], forms[place], shapes))
-            if back is None:
-                return None
-            found.append((place, back, positions, places))
+        name, positions = drawing.names[node], drawing.positions[node]
+        rule = RULES[name]
+        shapes = {
+            i: drawing.forms[spot].shape for i, spot in zip(positions, led, strict=True)
+        }
+        for spot in spots[node]:
+            form, back = drawing.forms[spot], None
+            if name in ASK_NOTHING:
+                back = rule(Operation(None, spot[1], form, shapes))
+            step = _Step(node, spot, rule, back, form, shapes, positions, led)
+            found.append(step)
+    come = Counter(drawing.roots)
+    come.update(spot for step in found for spot in step.led)
+    for number, (step, after) in enumerate(pairwise(found)):
+        one = step.led == (after.spot,) and come[after.spot] == 1
+        if one and drawing.names[step.node] not in IN_PARTS:
+            found[number] = step._replace(goes_on=True)
     return found
 
 
-def _summed(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sum up over what was broadcast to make more of it."""
-    more = grad.dim() - 1 - len(shape)
-    ones = [1 + more + i for i, size in enumerate(shape) if size == 1]
-    grad = grad.sum([*range(1, 1 + more), *ones], keepdim=True)
-    return grad.reshape(grad.size(0), *shape)
+def _all_is_known(drawing: Drawing) -> bool:
+    """Tell whether there is a rule for every node, and all is of one plain kind."""
+    _, dtype, device, _ = drawing.forms[drawing.roots[0]]
+    if dtype not in DTYPES:
+        return False
+    for form in drawing.kinds:
+        if form.dtype != dtype or form.device != device or form.shape == ():
+            return False
+    for node, number in drawing.forms:
+        if number and drawing.names[node] not in SEVERAL:
+            return False
+    # What has come to an end goes nowhere from there.
+    return not any(drawing.led[end[0]] for end in drawing.ends if end) and not any(
+        name not in RULES
+        for name, led in zip(drawing.names, drawing.led, strict=True)
+        if led
+    )
+
+
+def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
+    """Return the way back from each spot, if every rule knows one."""
+    nodes = list(graph.way)
+    found: list[Way] = []
+    start: Spot = (0, 0)
+    straight: list[tuple[Back, int]] = []
+    for node, spot, rule, back, form, shapes, positions, led, goes_on in steps:
+        if back is None:
+            back = rule(Operation(nodes[node], spot[1], form, shapes))
+            if back is None:
+                return None
+        if not straight:
+            start = spot
+        if goes_on:
+            straight.append((back, positions[0]))
+        else:
+            found.append((start, straight, back, positions, led))
+            straight = []
+    return found

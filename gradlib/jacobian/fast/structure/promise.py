@@ -2,6 +2,7 @@
 
 import math
 
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph
@@ -19,24 +20,29 @@ def promises(graph: Graph, rows: float) -> bool:
         graph: Of one output and one input.
         rows: How many backward passes it would take otherwise.
     """
-    batch, way = graph.batch, graph.way
-    forms, each = graph.forms, graph.roots[0].element_size()
-    # Most graphs are small: no node has more work than the largest of all could have.
-    largest = max(max(it.bytes // each, math.prod(it.shape)) for it in graph.kinds)
-    widest = max(max(it.shape, default=1) for it in graph.kinds)
-    edges = sum(map(len, way.values()))
-    if rows * edges * largest * (2 * ENTRY + widest) <= LOOK * len(way):
-        return False
-    end = graph.ends[0][0]
-    work, parts = 0, False
-    for node, places in way.items():
-        name = node.name()
-        if node is not end and name not in RULES:
-            return False
-        work += 2 * ENTRY * sum(forms[it].bytes for it in places) // each
+    work, parts = _work(graph.drawing)
+    long = rows * work > LOOK * len(graph.way)
+    return long and parts > graph.batch and not graph.is_packed
+
+
+@kept_for_each
+def _work(drawing: Drawing) -> tuple[int, int]:
+    """Return the multiply-adds of a pass, 0 where they are not known.
+
+    And how many vectors, at the most, a product has multiplied at a time.
+    """
+    forms = drawing.forms
+    each = forms[drawing.roots[0]].dtype.itemsize
+    ends = {spot[0] for spot in drawing.ends if spot is not None}
+    work, most = 0, 0
+    for node, name in enumerate(drawing.names):
+        led = drawing.led[node]
+        if node not in ends and name not in RULES:
+            return 0, 0
+        work += 2 * ENTRY * sum(forms[it].bytes for it in led) // each
         if name in PRODUCTS:
             shape = forms[node, 0].shape
             size = math.prod(shape)
-            parts = parts or size > batch * shape[-1]
-            work += sum(size * forms[it].shape[-1] for it in places)
-    return parts and rows * work > LOOK * len(way) and not graph.is_packed
+            most = max(most, size // max(1, shape[-1]))
+            work += sum(size * forms[it].shape[-1] for it in led)
+    return work, most
