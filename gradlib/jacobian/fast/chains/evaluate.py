@@ -28,7 +28,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     before = grad_is_enabled()
     enable_grad(bool(create_graph))
     try:
-        seen, h = maps.forward(chain.maps.layers, chain.x, chain.outs)
+        seen, h = maps.forward(chain.maps, chain.x, chain.outs)
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x[0].numel()
         # A large result is written to pages that are soon had, if it can be at once.

@@ -1,6 +1,7 @@
 """What comes before the matrices of a chain: layers that are gone back through."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
-from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
+from gradlib.jacobian.fast.chains.convolutions import (
+    goes_by_shifts,
+    narrow_images,
+    plain_images,
+)
 from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, Joined, Layer
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
@@ -43,6 +48,10 @@ class Maps(NamedTuple):
         widest: How many go into the one with the most.
         narrowest: How many there are where everything passes the fewest.
         multiply_adds: What all convolutions and linear layers take.
+        plain_images: Up to how many samples all convolutions are fastest as plain
+            products.
+        narrow_images: Up to how many they are as fast forward with channels first.
+        of_groups: Whether there is a group norm, which wants them there.
     """
 
     layers: list[Any]
@@ -51,6 +60,18 @@ class Maps(NamedTuple):
     widest: int
     narrowest: int
     multiply_adds: int
+    plain_images: int = sys.maxsize
+    narrow_images: int = sys.maxsize
+    of_groups: bool = False
+
+    @property
+    def first_images(self) -> int:
+        """Up to how many samples channels are better first in memory.
+
+        That is where each has one vector that goes back.
+        """
+        narrow = self.narrow_images if self.of_groups else 0
+        return max(self.plain_images, narrow)
 
     @property
     def outs(self) -> int:
@@ -72,6 +93,8 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     found: list[Any] = []
     entries = multiply_adds = 0
     widest = narrowest = math.prod(size)
+    plain = narrow = sys.maxsize
+    of_groups = False
     for layer in layers:
         of_one = _of_joined if type(layer) is Joined else _of_layer
         one = of_one(layer, size, like)
@@ -83,7 +106,20 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         widest = max(widest, one.widest)
         narrowest = min(narrowest, one.narrowest)
         multiply_adds += one.multiply_adds
-    return Maps(found, size, entries, widest, narrowest, multiply_adds)
+        plain = min(plain, one.plain_images)
+        narrow = min(narrow, one.narrow_images)
+        of_groups = of_groups or one.of_groups
+    return Maps(
+        found,
+        size,
+        entries,
+        widest,
+        narrowest,
+        multiply_adds,
+        plain,
+        narrow,
+        of_groups,
+    )
 
 
 def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
@@ -97,6 +133,9 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
         max(one.widest, other.widest),
         one.outs,
         one.multiply_adds + other.multiply_adds,
+        min(one.plain_images, other.plain_images),
+        min(one.narrow_images, other.narrow_images),
+        one.of_groups or other.of_groups,
     )
 
 
@@ -106,6 +145,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     if shape is None:
         return None
     after, entries, multiply_adds = shape[1:], math.prod(size), 0
+    plain = narrow = sys.maxsize
     if kind in (nn.Conv2d, nn.Linear):
         parameters = parameters_of(layer, like)
         if parameters is None or (kind is nn.Linear and len(size) != 1):
@@ -114,8 +154,11 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
         if kind is nn.Conv2d and not _is_as_said(layer, outs, each):
             return None
         multiply_adds = math.prod(after) * math.prod(each)
-        if kind is nn.Conv2d and goes_by_shifts(layer):
-            entries += multiply_adds // outs  # all taps, before they are added up
+        if kind is nn.Conv2d:
+            plain = plain_images(layer, size)
+            narrow = narrow_images(layer, size)
+            if goes_by_shifts(layer):
+                entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
     elif kind in (nn.AdaptiveAvgPool2d, nn.MaxPool2d) or _is_norm(layer, size, like):
         known = [Layer(layer, None)]
@@ -126,7 +169,17 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     else:
         return None
     width = math.prod(after)
-    return Maps(known, after, entries, width, width, multiply_adds)
+    return Maps(
+        known,
+        after,
+        entries,
+        width,
+        width,
+        multiply_adds,
+        plain,
+        narrow,
+        kind is nn.GroupNorm,
+    )
 
 
 def _is_as_said(layer: nn.Conv2d, outs: int, each: list[int]) -> bool:

@@ -1,6 +1,7 @@
 """Layers of a chain that are gone back through, vector by vector."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -8,8 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
-from gradlib.jacobian.fast.chains.convolutions import channels_last, convolved
+from gradlib.jacobian.fast.chains.convolutions import (
+    channels_last,
+    convolved,
+    is_few,
+)
 from gradlib.jacobian.fast.chains.layers import Joined
+from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import normed, normed_for_one, scaled
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
@@ -55,6 +61,19 @@ class Bent(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         return pulled(v, [self.bend], ours=ours), True
+
+
+class ChannelsLast(NamedTuple):
+    """No layer: where vectors come in, in memory too channels are put last."""
+
+    def part(self, start: int, stop: int) -> "ChannelsLast":
+        """Return it for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Put them there."""
+        return v.contiguous(), ours
 
 
 class Multiplied(NamedTuple):
@@ -149,17 +168,20 @@ class Forked(NamedTuple):
         return (other.add_(one) if is_ours and other is not one else one + other), True
 
 
-def forward(layers: Sequence[Any], x: Tensor, count: int) -> tuple[Seen, Tensor]:
+def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
     """Return what is needed to go back through the layers, and their output.
 
     Args:
-        layers: In the order of the forward pass.
+        maps: The layers.
         x: ``(batch, *in)``.
         count: How many vectors of each sample will go back.
     """
-    if layers and x.dim() == 4:
+    if count == 1 and x.dim() == 4 and is_few(x, maps.first_images):
+        return _forward(maps.layers, x.contiguous(), _FOR_ONE_FIRST)
+    if maps.layers and x.dim() == 4:
         x = channels_last(x)
-    return _forward(layers, x, _FOR_ONE if count == 1 else _FORWARD)
+    seen, y = _forward(maps.layers, x, _FOR_ONE if count == 1 else _FORWARD)
+    return [*seen, ChannelsLast()] if seen else seen, y
 
 
 def part(seen: Seen, start: int, stop: int) -> Seen:
@@ -170,10 +192,9 @@ def part(seen: Seen, start: int, stop: int) -> Seen:
 def backward(seen: Seen, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)`` through all layers.
 
-    On the way channels come last, also in memory.
+    On the way channels come last.
     """
-    v = v.movedim(2, -1).contiguous()
-    v, _ = _pulled(seen, v, ours=False)  # it may still be a weight
+    v, _ = _pulled(seen, v.movedim(2, -1), ours=False)  # it may still be a weight
     return v.movedim(-1, 2)
 
 
@@ -191,7 +212,8 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             ours = True
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
-            value = bend.value.movedim(1, -1).contiguous()
+            value = bend.value.movedim(1, -1)
+            value = value if of is _FOR_ONE_FIRST else value.contiguous()
             seen.append(Bent(Bend(layer, value)))
             ours = False
     return seen, x
@@ -239,3 +261,6 @@ _FORWARD: _Steps = {
 
 _FOR_ONE: _Steps = {**_FORWARD, nn.GroupNorm: normed_for_one}
 """The same where one vector of each sample goes back."""
+
+_FOR_ONE_FIRST: _Steps = {**_FOR_ONE, nn.Conv2d: partial(convolved, last=False)}
+"""The same with channels first in memory, as small convolutions are faster so."""

@@ -123,13 +123,14 @@ class Grouped(Saved):
         """Go back."""
         del ours
         x, mean, rate, weight = self
+        given = v[:, 0].movedim(-1, 1)
         made, _, _ = aten.native_group_norm_backward.default(
-            v[:, 0].movedim(-1, 1).contiguous(),
+            given.contiguous(),
             *(x, mean, rate, weight),
             *_sizes(x, mean.shape[1]),
             [True, False, False],
         )
-        return made.movedim(1, -1).contiguous().unsqueeze(1), True
+        return _laid_out_as(given, made).movedim(1, -1).unsqueeze(1), True
 
 
 def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
@@ -179,12 +180,23 @@ def normed_for_one(module: Any, x: Tensor) -> tuple[Normed | Fused | Grouped, Te
     """
     if x.numel() > FEW or grad_is_enabled():  # kernels have no right derivatives
         return normed(module, x)
-    x, weight = x.contiguous(), module.weight
+    given, x, weight = x, x.contiguous(), module.weight
     y, mean, rate = aten.native_group_norm.default(
         x, weight, module.bias, *_sizes(x, module.num_groups), module.eps
     )
-    y = y.movedim(1, -1).contiguous().movedim(-1, 1)  # as what follows has it
-    return Grouped(x, mean, rate, weight), y
+    return Grouped(x, mean, rate, weight), _laid_out_as(given, y)
+
+
+def _laid_out_as(given: Tensor, made: Tensor) -> Tensor:
+    """Return what was made with channels last in memory, unless they are first there.
+
+    Args:
+        given: ``(batch, channels, ...)``, laid out as what follows wants it.
+        made: The same, contiguous.
+    """
+    if given.is_contiguous():
+        return made
+    return made.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:

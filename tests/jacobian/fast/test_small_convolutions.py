@@ -1,0 +1,145 @@
+"""Small convolutions: plain products, and channels first in memory around them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.jacobian.fast.chains import convolutions, norms
+from gradlib.jacobian.fast.chains.convolutions import narrow_images, plain_images
+from gradlib.jacobian.fast.chains.layers import aten
+
+from .test_chain import require_same
+from .test_joined import NETS, drawn
+from .test_line import double
+
+MANY = 2**30
+LAYOUTS: dict[str, dict[str, int]] = {
+    "all plain": dict.fromkeys(("IMAGES", "CHANNELS", "PATCHES", "PRODUCTS"), MANY)
+    | {"PLACES": 1},
+    "some plain": {"PLACES": 1, "CHANNELS": 2},
+    "channels first, none plain": {"IMAGES": 0, "CHANNELS": MANY},
+    "channels last, none plain": {"CHANNELS": 0},
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which convolutions are plain products, and which channels are first."""
+    for name, value in LAYOUTS[request.param].items():
+        monkeypatch.setattr(convolutions, name, value)
+    return request.param
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The plain kernels that were called."""
+    names: list[str] = []
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            names.append(name)
+            return getattr(aten, name)
+
+    monkeypatch.setattr(convolutions, "aten", Noting())
+    return names
+
+
+IMAGES = [it for it in NETS if len(NETS[it][1]) == 3 and it != "as in the tutorials"]
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", IMAGES)
+def test_nets(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shape = NETS[name]
+    model, x = drawn(make()), double(3, *shape)
+    model = nn.Sequential(model, nn.Linear(model(x).shape[1], rows).double()).eval()
+    whole = require_same(model, x)
+    require_same(model, x.to(memory_format=torch.channels_last))
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.result.MAPS_IN_CACHE", 1)
+    torch.testing.assert_close(require_same(model, x), whole)
+    graphed = gradlib.per_sample_jacobian(model, x, create_graph=True)
+    torch.testing.assert_close(graphed, whole)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"stride": 2, "padding": 2},
+    {"stride": (2, 3), "padding": (1, 0), "bias": False},
+    {"kernel_size": (1, 4), "padding": (0, 3)},
+    {"kernel_size": 5, "stride": 3, "padding": 4},
+    {"dilation": 2},
+    {"groups": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options(options: dict[str, Any], layout: str, called: list[str]) -> None:
+    chosen: dict[str, Any] = {"kernel_size": 3} | options
+    convolution = nn.Conv2d(2, 4, **chosen)
+    body = nn.Sequential(convolution, nn.Tanh(), nn.Flatten())
+    features = body(torch.zeros(1, 2, 12, 13)).numel()
+    model = body.append(nn.Linear(features, 1)).double()
+    require_same(model, double(3, 2, 12, 13))
+    is_plain = "plain" in layout.split(",")[0] and not {"dilation", "groups"} & {
+        *options
+    }
+    forth_and_back = ["_slow_conv2d_forward", "_slow_conv2d_backward"]
+    assert called[:2] == (forth_and_back if is_plain else [])
+
+
+def test_gradients_do_not_flow_through_plain_products(called: list[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(200, 1))
+    x = torch.randn(2, 1, 12, 12)
+    gradlib.per_sample_jacobian(model, x, create_graph=True, check=False)
+    assert not called
+    gradlib.per_sample_jacobian(model, x, check=False)
+    assert called
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "images"),
+    [
+        (lambda: nn.Conv2d(1, 8, 3, padding=1), (1, 16, 16), 8),
+        (lambda: nn.Conv2d(8, 8, 3, padding=1), (8, 16, 16), 2),
+        (lambda: nn.Conv2d(8, 8, 3, padding=1, stride=2), (8, 16, 16), 8),
+        (lambda: nn.Conv2d(8, 64, 3, padding=1), (8, 16, 16), 0),  # too much work
+        (lambda: nn.Conv2d(9, 9, 3, padding=1), (9, 16, 16), 0),
+        (lambda: nn.Conv2d(1, 8, 3, padding=1, stride=3), (1, 16, 16), 0),  # 6 x 6
+        (lambda: nn.Conv2d(2, 8, 3, groups=2), (2, 16, 16), 0),
+        (lambda: nn.Conv2d(1, 8, 3, dilation=2), (1, 16, 16), 0),
+    ],
+)
+def test_which_are_plain(
+    make: Callable[[], nn.Conv2d], size: tuple[int, ...], images: int
+) -> None:
+    assert plain_images(make(), size) == images
+
+
+def test_which_are_narrow() -> None:
+    assert narrow_images(nn.Conv2d(8, 8, 3), (8, 16, 16)) == 32
+    assert narrow_images(nn.Conv2d(8, 9, 3), (8, 16, 16)) == 0
+    assert narrow_images(nn.Conv2d(4, 4, 3, groups=2), (4, 16, 16)) == 0
+
+
+def test_channels_stay_first_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    are_first: list[bool] = []
+    laid_out_as = norms._laid_out_as  # pyright: ignore[reportPrivateUsage] (watched)
+
+    def noting(given: Tensor, made: Tensor) -> Tensor:
+        are_first.append(given.is_contiguous())
+        return laid_out_as(given, made)
+
+    monkeypatch.setattr(norms, "_laid_out_as", noting)
+    body = nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)
+    model = nn.Sequential(*body, *ending).double()
+    require_same(model, double(10, 2, 12, 12))
+    assert are_first == [True, True]  # forth and back
+    are_first.clear()
+    require_same(model, double(400, 2, 12, 12))
+    assert not any(are_first)
