@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
-from gradlib.jacobian.fast.chains import order
+from gradlib.jacobian.fast.chains import convolutions, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
 
@@ -285,11 +285,13 @@ def cnn(**changed: Any) -> nn.Sequential:
     ids=str,
 )
 @pytest.mark.parametrize("few", [0, 4])
+@pytest.mark.parametrize("back", [0, 2**18])
 def test_convolutions(
-    changed: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], few: int, back: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.FEW", few)
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.MANY", 1)
+    limits = {"FEW": few, "MANY": 1, "BACK": back, "IMAGES": 0}
+    for name, limit in limits.items():
+        monkeypatch.setattr(convolutions, name, limit)
     model = cnn(**changed).double()
     x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
     whole = require_same(model, x)

@@ -21,8 +21,8 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "all plain": dict.fromkeys(("IMAGES", "CHANNELS", "PATCHES", "PRODUCTS"), MANY)
     | {"PLACES": 1},
     "some plain": {"PLACES": 1, "CHANNELS": 2},
-    "channels first, none plain": {"IMAGES": 0, "CHANNELS": MANY},
-    "channels last, none plain": {"CHANNELS": 0},
+    "channels first, none plain": {"IMAGES": 0, "BACK": 0, "CHANNELS": MANY},
+    "channels last, none plain": {"CHANNELS": 0, "BACK": 0},
 }
 
 
@@ -90,6 +90,26 @@ def test_options(options: dict[str, Any], layout: str, called: list[str]) -> Non
     }
     forth_and_back = ["_slow_conv2d_forward", "_slow_conv2d_backward"]
     assert called[:2] == (forth_and_back if is_plain else [])
+
+
+@pytest.mark.parametrize(
+    ("ins", "images", "options", "is_plain"),
+    [
+        (1, 20, {}, True),
+        (3, 9, {"stride": 2, "padding": 2}, True),
+        (4, 20, {}, False),  # of 16 outputs each tap goes back to too many
+        (1, 20, {"dilation": 2}, False),
+        (1, 200, {}, False),  # too many
+    ],
+)
+def test_back_to_few_channels(
+    ins: int, images: int, options: dict[str, Any], is_plain: bool, called: list[str]
+) -> None:
+    model = nn.Sequential(nn.Conv2d(ins, 16, 3, **options), nn.Flatten())
+    x = double(images, ins, 12, 12)
+    model.append(nn.Linear(model(x.float()).shape[1], 1)).double()
+    require_same(model, x)
+    assert called[:1] == ["_slow_conv2d_backward"] * is_plain
 
 
 def test_gradients_do_not_flow_through_plain_products(called: list[str]) -> None:

@@ -128,8 +128,18 @@ def _first_of(tree: Tree) -> int:
     return tree
 
 
+TURNED = 2**8
+"""Up to how many entries of a sample are put in order before they are multiplied.
+
+Where they lie by columns torch multiplies sample by sample, and that takes some time to
+begin for each.
+"""
+
+
 def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
     """Multiply by a layer's matrix, which most often all samples have in common."""
+    if left.dim() > matrix.dim() and left[0].numel() <= TURNED:
+        left = left.contiguous()
     if into is None or prefers_onednn(left, matrix):
         return multiplied(left, matrix)
     if left.dim() < 3 or matrix.dim() > 2:
