@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import optree
 import torch
@@ -13,6 +13,32 @@ from gradlib.tree import NAMESPACE, Tree
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
 """Which inputs, or ``"parameters"``."""
+
+
+class Call(NamedTuple):
+    """A call of ``per_sample_jacobian``, as it was made: nobody has looked at it yet.
+
+    Attributes:
+        fn: As they are called there, as all that follow.
+        inputs: See there.
+        argnums: See there.
+        in_dims: See there.
+        mode: See there.
+        chunk_size: See there.
+        max_bytes: See there.
+        out: See there.
+        create_graph: See there.
+    """
+
+    fn: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    argnums: Argnums
+    in_dims: Any
+    mode: str
+    chunk_size: int | str
+    max_bytes: int | None
+    out: Any
+    create_graph: bool
 
 
 @dataclass(frozen=True)

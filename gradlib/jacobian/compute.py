@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
-from gradlib.jacobian.faster import find_in_graph
+from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
@@ -86,7 +86,7 @@ def _shortened(
         return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
-    found = find_in_graph(graph, plan)
+    found = find_shorter(graph, plan)
     if found is None:
         return None
     try:

@@ -3,17 +3,17 @@
 Without that folder there is none, and every answer is the same.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-try:
-    from gradlib.jacobian.fast.chains.find import find_chain, jacobian_of_chain
-    from gradlib.jacobian.fast.chains.planned import planned
-    from gradlib.jacobian.fast.in_graph import find_in_graph
-except ModuleNotFoundError:
+if TYPE_CHECKING:
+    from gradlib.jacobian.fast.door import find_shorter
+else:
+    try:
+        from gradlib.jacobian.fast.door import find_shorter
+    except ModuleNotFoundError:
 
-    def _nothing(*_: Any) -> None:
-        return None
+        def find_shorter(*_: Any) -> None:
+            """Find nothing."""
 
-    find_chain = find_in_graph = jacobian_of_chain = planned = cast(Any, _nothing)
 
-__all__ = ["find_chain", "find_in_graph", "jacobian_of_chain", "planned"]
+__all__ = ["find_shorter"]

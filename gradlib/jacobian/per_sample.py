@@ -13,19 +13,14 @@ from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import plan as plans
 from gradlib.jacobian import work
 from gradlib.jacobian.again import state_kept
-from gradlib.jacobian.arguments import Argnums, Arguments, on_device, read
+from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
-from gradlib.jacobian.faster import (
-    find_chain,
-    find_in_graph,
-    jacobian_of_chain,
-    planned,
-)
+from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
-from gradlib.jacobian.memory import room_on
+from gradlib.jacobian.memory import is_out_of_memory, room_on
 from gradlib.jacobian.out import (
     blocks_of,
     nested,
@@ -145,27 +140,22 @@ def per_sample_jacobian(
         OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    if (made := jacobian_of_chain(fn, inputs, *asked)) is not None:
-        return made
-    return _from_one_graph(fn, inputs, *asked, check, progress)
+    call = Call(fn, inputs, *asked)
+    chain = find_shorter(call)
+    if chain is not None:
+        try:
+            return chain.jacobian()
+        except RuntimeError as error:  # what was free others may have taken since
+            if not is_out_of_memory(error):
+                raise
+    return _from_one_graph(call, check, progress)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _from_one_graph(
-    fn: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    argnums: Argnums,
-    in_dims: Any,
-    mode: str,
-    chunk_size: int | str,
-    max_bytes: int | None,
-    out: Any,
-    create_graph: bool,
-    check: bool,
-    progress: bool,
-) -> Any:
+def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Do what `per_sample_jacobian` does, for whatever autograd can record."""
+    fn, inputs, argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph = call
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     if graph_is_captured() and (check or mode not in ("reverse", "loop")):
@@ -362,7 +352,7 @@ def plan_jacobian(
     _require_values()
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    chain = find_chain(fn, inputs, *asked)
+    chain = find_shorter(Call(fn, inputs, *asked))
     if max_bytes is None:  # in the table it is a number
         max_bytes = room_on(on_device(arguments))
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
@@ -379,9 +369,9 @@ def plan_jacobian(
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
-            found = find_in_graph(graph, plan)
+            found = find_shorter(graph, plan)
             plan = plan if found is None else found.planned(plan)
-    return plan if chain is None else planned(plan, chain)
+    return plan if chain is None else chain.planned(plan)
 
 
 def _require_values() -> None:

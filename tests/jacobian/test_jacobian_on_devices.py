@@ -15,8 +15,10 @@ import gradlib
 from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
-from gradlib.jacobian.fast.chains import find, result
+from gradlib.jacobian.fast.chains import result
+from gradlib.jacobian.fast.chains.find import ChainOfCall
 from gradlib.jacobian.fast.chains.recalled import chain_of
+from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.structure import chunks
 from gradlib.jacobian.fast.structure.named_axes import flat, fresh
 from gradlib.jacobian.fast.structure.program import Value
@@ -28,6 +30,7 @@ from gradlib.tree import Tree
 
 TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)
 X = torch.linspace(-1, 1, 15).view(3, 5)
+CHAINS = {ChainOfCall: TANH, SmallNet: nn.Sequential(TANH[0], TANH[1], nn.Linear(7, 2))}
 
 OUT_OF_MEMORY: dict[str, Callable[[], RuntimeError]] = {
     "a GPU": lambda: torch.OutOfMemoryError("CUDA out of memory."),
@@ -101,31 +104,29 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         reverse()
 
 
-@pytest.mark.parametrize("way", ["evaluate", "small_jacobian"])
+@pytest.mark.parametrize("way", CHAINS)
 @pytest.mark.parametrize("error", OUT_OF_MEMORY)
 def test_a_chain_for_which_memory_runs_out_goes_in_chunks(
-    error: str, way: str, monkeypatch: pytest.MonkeyPatch
+    error: str, way: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limited(*_: Any, **__: Any) -> Tensor:
         raise OUT_OF_MEMORY[error]()
 
-    expected = gradlib.per_sample_jacobian(TANH, X)
-    monkeypatch.setattr(find, "small_jacobian", lambda *_: None)
-    monkeypatch.setattr(find, way, limited)
-    torch.testing.assert_close(gradlib.per_sample_jacobian(TANH, X), expected)
+    expected = gradlib.per_sample_jacobian(CHAINS[way], X)
+    monkeypatch.setattr(way, "jacobian", limited)
+    torch.testing.assert_close(gradlib.per_sample_jacobian(CHAINS[way], X), expected)
 
 
-@pytest.mark.parametrize("way", ["evaluate", "small_jacobian"])
+@pytest.mark.parametrize("way", CHAINS)
 def test_another_error_in_a_chain_is_not_taken_for_it(
-    way: str, monkeypatch: pytest.MonkeyPatch
+    way: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(find, "small_jacobian", lambda *_: None)
-    monkeypatch.setattr(find, way, broken)
+    monkeypatch.setattr(way, "jacobian", broken)
     with pytest.raises(RuntimeError, match="something else"):
-        gradlib.per_sample_jacobian(TANH, X)
+        gradlib.per_sample_jacobian(CHAINS[way], X)
 
 
 def test_on_other_devices_than_the_cpu_a_chain_goes_in_few_parts(

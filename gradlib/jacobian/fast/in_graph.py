@@ -1,5 +1,7 @@
 """What the graph of a forward pass offers: a chain, structure, known operations."""
 
+from typing import TypeAlias
+
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
 from gradlib.jacobian.fast.parameters.by_sample import BySample
 from gradlib.jacobian.fast.parameters.by_sample import find as find_by_sample
@@ -10,10 +12,10 @@ from gradlib.jacobian.fast.structure.structured import find as find_structure
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import Plan
 
+InGraph: TypeAlias = Straight | Structured | Stacked | BySample
 
-def find_in_graph(
-    graph: Graph, plan: Plan
-) -> Straight | Structured | Stacked | BySample | None:
+
+def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
+from gradlib.jacobian.arguments import Call
 from gradlib.jacobian.fast.chains import convolutions, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
@@ -24,7 +25,7 @@ SEEDS = range(40)
 @pytest.fixture(autouse=True)
 def no_small_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small nets go the way of large ones."""
-    for name in ("small_jacobian", "jacobian_if_small"):
+    for name in ("small_net", "small_net_of"):
         monkeypatch.setattr(
             f"gradlib.jacobian.fast.chains.find.{name}", lambda *_: None
         )
@@ -41,7 +42,7 @@ def chain(fn: Any, *inputs: Any, **changed: Any) -> Any:
         "out": None,
         "create_graph": False,
     }
-    return find_chain(fn, inputs, **(asked | changed))
+    return find_chain(Call(fn, inputs, **(asked | changed)))
 
 
 def require_same(model: nn.Module, x: Tensor, **changed: Any) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.jacobian.fast.chains import small
 from gradlib.jacobian.fast.chains.layers import POINTWISE
-from gradlib.jacobian.fast.chains.small import small_jacobian
+from gradlib.jacobian.fast.chains.small import SmallNet, small_net
 
 are_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
@@ -38,12 +38,18 @@ def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return jacobian
 
 
+def jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the Jacobian of a small net."""
+    found = small_net(model, (x,))
+    assert isinstance(found, SmallNet)
+    return found.jacobian()
+
+
 @pytest.mark.parametrize("kind", [it for it in POINTWISE if not POINTWISE[it].options])
 @pytest.mark.parametrize("widths", [(3, 20, 2), (3, 5, 4, 1), (2, 1, 1)])
 def test_every_activation(kind: type[nn.Module], widths: tuple[int, ...]) -> None:
     model, x = net(*widths, kind=kind), batch(7, widths[0])
-    found = small_jacobian(model, (x,))
-    assert found is not None
+    found = jacobian(model, x)
     are_close(found, true(model, x))
     assert not found.requires_grad
     assert torch.is_grad_enabled()
@@ -55,33 +61,27 @@ def test_biases_or_none(has_bias: tuple[bool, ...]) -> None:
     for layer, has in zip(model[::2], has_bias, strict=True):
         if not has:
             layer.bias = None
-    found = small_jacobian(model, (x,))
-    assert found is not None
-    are_close(found, true(model, x))
+    are_close(jacobian(model, x), true(model, x))
 
 
 def test_layers_that_write_in_place() -> None:
     model, x = net(3, 5, 4, 2, kind=lambda: nn.ReLU(inplace=True)), batch(7, 3)
-    found = small_jacobian(model, (x,))
-    assert found is not None
-    are_close(found, true(model, x))
+    are_close(jacobian(model, x), true(model, x))
 
 
 def test_weights_are_those_of_the_call() -> None:
     model, x = net(3, 5, 2), batch(7, 3)
-    small_jacobian(model, (x,))
+    jacobian(model, x)
     with torch.no_grad():
         model[0].weight.mul_(2)
     model[2].weight = nn.Parameter(torch.ones(2, 5, dtype=torch.float64))
     model[1] = nn.Sigmoid()
-    found = small_jacobian(model, (x,))
-    assert found is not None
-    are_close(found, true(model, x))
+    are_close(jacobian(model, x), true(model, x))
 
 
 def test_nothing_is_kept() -> None:
     model = net(3, 5, 2)
-    small_jacobian(model, (batch(7, 3),))
+    jacobian(model, batch(7, 3))
     gone = [weakref.ref(it) for it in (*model.modules(), *model.parameters())]
     del model
     gc.collect()
@@ -188,11 +188,11 @@ OTHERS: list[Callable[[Any], None]] = [
 @pytest.mark.parametrize("change", OTHERS)
 def test_others_are_no_small_nets(change: Callable[[Any], None]) -> None:
     model, x = net(3, 5, 2), batch(7, 3)
-    assert small_jacobian(model, (x,)) is not None
+    assert small_net(model, (x,)) is not None
     change(model)
     weight = model[-1].weight if isinstance(model[-1], nn.Linear) else x
     for given in (x, x.to(weight.dtype), x.to_sparse()):
-        assert small_jacobian(model, (given,)) is None
+        assert small_net(model, (given,)) is None
 
 
 INPUTS: dict[str, tuple[Any, ...]] = {
@@ -212,19 +212,19 @@ INPUTS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("given", INPUTS)
 def test_other_inputs(given: str) -> None:
-    assert small_jacobian(net(3, 5, 2), INPUTS[given]) is None
+    assert small_net(net(3, 5, 2), INPUTS[given]) is None
 
 
 def test_it_is_no_module() -> None:
-    assert small_jacobian(torch.sin, (batch(7, 3),)) is None
-    assert small_jacobian(nn.Sequential(), (batch(7, 3),)) is None
-    assert small_jacobian(net(3, 2), (batch(7, 3),)) is None
+    assert small_net(torch.sin, (batch(7, 3),)) is None
+    assert small_net(nn.Sequential(), (batch(7, 3),)) is None
+    assert small_net(net(3, 2), (batch(7, 3),)) is None
 
 
 def test_somebody_looks_on() -> None:
     model, x = net(3, 5, 2), batch(7, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        assert small_jacobian(model, (x,)) is None
+        assert small_net(model, (x,)) is None
 
 
 @pytest.mark.parametrize(
@@ -234,22 +234,21 @@ def test_somebody_has_replaced_a_function(
     space: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = net(3, 5, 2), batch(7, 3)
-    assert small_jacobian(model, (x,)) is not None
+    assert small_net(model, (x,)) is not None
     real = getattr(space, name)
     monkeypatch.setattr(space, name, lambda *given: real(*given))
-    assert small_jacobian(model, (x,)) is None
+    assert small_net(model, (x,)) is None
 
 
 def test_large_ones_are_none() -> None:
-    assert small_jacobian(net(64, 256, 256, 10), (batch(256, 64),)) is None
+    assert small_net(net(64, 256, 256, 10), (batch(256, 64),)) is None
     # Here a pass forward is cheaper.
-    assert small_jacobian(net(2, 20, 30), (batch(4, 2),)) is None
+    assert small_net(net(2, 20, 30), (batch(4, 2),)) is None
 
 
 def test_it_is_the_way_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = net(3, 5, 2), batch(7, 3)
-    made = small_jacobian(model, (x,))
-    assert made is not None
+    made = jacobian(model, x)
     monkeypatch.setattr(small, "_jacobian", lambda *_: made + 1)
     are_close(gradlib.per_sample_jacobian(model, x), made + 1)
     ways: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ import gradlib.jacobian.faster
 
 
 def test_it_is_gone() -> None:
-    assert gradlib.jacobian.faster.find_chain("a") is None
+    assert gradlib.jacobian.faster.find_shorter("a") is None
 """
 # With the folder, too, it has no say in the others: see the test below.
 WHERE_IT_HAD_A_SAY = """
@@ -67,10 +67,9 @@ def test_it_has_no_say_where_a_mode_is_named(
     def look(*_: object) -> None:
         raise AssertionError("it was asked")
 
-    for name in ("chain_of", "small_jacobian"):
+    for name in ("chain_of", "small_net"):
         monkeypatch.setattr(f"gradlib.jacobian.fast.chains.find.{name}", look)
-    monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", look)
-    monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_graph", look)
+    monkeypatch.setattr("gradlib.jacobian.fast.door.find_in_graph", look)
     model, x = (
         nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)),
         torch.ones(3, 4),

@@ -8,6 +8,7 @@ and tensors, and their shapes, dtypes and devices. Nothing of a net itself is ke
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain as joined
+from itertools import starmap
 from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
@@ -20,8 +21,10 @@ from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
-from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
+from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, Linear, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
+from gradlib.jacobian.fast.chains.planned import planned
+from gradlib.jacobian.plan import Plan
 from gradlib.private import (
     enable_grad,
     grad_is_enabled,
@@ -53,8 +56,49 @@ class Form(NamedTuple):
     own: Found
 
 
-def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | None:
-    """Return the Jacobian of a small net, ``(batch, out, in)``; ``None`` for others.
+class SmallNet(NamedTuple):
+    """A small net, and what it is given.
+
+    Attributes:
+        between: What is elementwise between the linear layers, in their order.
+        x: ``(batch, in)``.
+        linears: The parameters of these layers.
+    """
+
+    between: Sequence[list[Layer]]
+    x: Tensor
+    linears: Sequence[Parameters]
+
+    def jacobian(self) -> Tensor:
+        """Return the Jacobian, ``(batch, out, in)``."""
+        before = grad_is_enabled()
+        enable_grad(False)
+        try:
+            return _jacobian(*self)
+        finally:
+            enable_grad(before)
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return a plan to multiply the Jacobians of its layers."""
+        between, x, linears = self
+        widths = x.shape[1], *[weight.shape[0] for weight, _ in linears]
+        order = orders.best(widths, (*[True] * len(between), False), x.shape[0])
+        chain = Chain(
+            x,
+            NO_MAPS,
+            [*starmap(Linear, linears)],
+            [[], *between, []],
+            None,
+            False,
+            *(widths[0], widths[-1]),
+            order,
+            sum(widths[1:-1]),
+        )
+        return planned(plan, chain)
+
+
+def small_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> SmallNet | None:
+    """Return a small net, if it is one, as it is called.
 
     Args:
         fn: The net.
@@ -83,16 +127,11 @@ def small_jacobian(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Tensor | 
         return None
     if form is None or not are_same(form.own):
         return None
-    before = grad_is_enabled()
-    enable_grad(False)
-    try:
-        return _jacobian(form.between, x, linears)
-    finally:
-        enable_grad(before)
+    return SmallNet(form.between, x, linears)
 
 
-def jacobian_if_small(chain: Chain) -> Tensor | None:
-    """Return the Jacobian of a chain that is a small net; ``None`` for others.
+def small_net_of(chain: Chain) -> SmallNet | None:
+    """Return the small net that a chain is, if it is one.
 
     Args:
         chain: What was found in somebody's code.
@@ -105,12 +144,7 @@ def jacobian_if_small(chain: Chain) -> Tensor | None:
     order = chain.order
     if order.cost > SMALL or not orders.is_by_rows(order.tree):
         return None
-    before = grad_is_enabled()
-    enable_grad(False)
-    try:
-        return _jacobian(between, chain.x, chain.linears)
-    finally:
-        enable_grad(before)
+    return SmallNet(between, chain.x, chain.linears)
 
 
 _WEIGHT_AND_BIAS: Callable[[Any], Parameters] = itemgetter("weight", "bias")

@@ -1,0 +1,29 @@
+"""The way into this folder: a chain or another shorter way to a Jacobian, or none."""
+
+from typing import cast, overload
+
+from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain
+from gradlib.jacobian.fast.chains.small import SmallNet
+from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.plan import Plan
+
+
+@overload
+def find_shorter(asked: Call) -> ChainOfCall | SmallNet | None: ...
+@overload
+def find_shorter(asked: Graph, plan: Plan) -> InGraph | None: ...
+def find_shorter(
+    asked: Call | Graph, plan: Plan | None = None
+) -> ChainOfCall | SmallNet | InGraph | None:
+    """Return a shorter way to a Jacobian, or ``None``.
+
+    Args:
+        asked: The call, before anything is run: there may be a chain of known layers.
+            Or the graph that a forward pass has left, of known operations.
+        plan: How it would be computed otherwise, if there is a graph.
+    """
+    if plan is None:
+        return find_chain(cast(Call, asked))
+    return find_in_graph(cast(Graph, asked), plan)
