@@ -3,6 +3,7 @@
 A page holds markers, each with a file of benchmarks/results:
 
     <div class="jacobian-times" data-results="jacobian-cpu"></div>
+    <div class="jacobian-in-short" data-results="jacobian-random-cpu"></div>
     <div class="recorder-times" data-results="recorder-cpu"></div>
     <div class="measured-and-counted" data-results="jacobian-cpu"></div>
 """
@@ -10,8 +11,9 @@ A page holds markers, each with a file of benchmarks/results:
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -24,8 +26,9 @@ from mkdocs.structure.pages import Page
 from mkdocs_hooks import cache, figures
 
 MARKER = re.compile(
-    r'<div class="(jacobian-times|recorder-times|measured-and-counted)"'
-    r' data-results="([\w-]+)"></div>'
+    r'<div class="'
+    r"(jacobian-times|jacobian-in-short|recorder-times|measured-and-counted)"
+    r'" data-results="([\w-]+)"></div>'
 )
 OURS = "gradlib"
 IN_A_FUNCTION, IN_OTHER_CODE = "gradlib, in a function", "gradlib, in other code"
@@ -52,8 +55,7 @@ def on_page_markdown(
             uri = f"{page.file.src_uri.removesuffix('.md')}-{marker[2]}.svg"
             svg = drawn(results)
             return figures.image(svg, described(results), uri, page, config, files)
-        make = {"jacobian-times": jacobian, "recorder-times": recorder}[marker[1]]
-        return "\n\n".join([where(results), *make(results)])
+        return "\n\n".join([where(results), *MADE[marker[1]](results)])
 
     return MARKER.sub(made, markdown)
 
@@ -104,6 +106,26 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
         )
         for net, ways in grouped(rows, "net"):
             yield folded(f"{net}: all ways", all_ways(ways))
+
+
+def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
+    """Yield what may be said of many networks, and a folded table of them."""
+    nets = {
+        net: {row["contender"]: row for row in ways}
+        for net, ways in grouped(results["rows"], "net")
+    }
+    best = {net: best_other(ways) for net, ways in nets.items()}
+    ratios = sorted(row["to_gradlib"]["median"] for row in best.values())
+    yield (
+        f"{summed_up(nets)} The fastest other way takes {ratios[0]:.2f} to "
+        f"{ratios[-1]:.2f} times as long, {median(ratios):.2f} times in the middle."
+    )
+    rows = [
+        (net, milliseconds(ways[OURS]["ms"]), best[net]["contender"], ratio(best[net]))
+        for net, ways in nets.items()
+    ]
+    heads = "network, and how many samples", "ms", "fastest other way", "its time"
+    yield folded(f"All {len(nets)}", table(heads, rows))
 
 
 def summed_up(nets: dict[str, Ways]) -> str:
@@ -278,6 +300,14 @@ def drawn(results: dict[str, Any]) -> str:
         svg = io.StringIO()
         figure.savefig(svg, format="svg", facecolor="none", metadata={"Date": None})
     return svg.getvalue()
+
+
+MADE: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+    "jacobian-times": jacobian,
+    "jacobian-in-short": jacobian_in_short,
+    "recorder-times": recorder,
+}
+"""What is made of the results at a marker."""
 
 
 # Words and tables

@@ -106,6 +106,22 @@ def test_the_figure_has_a_point_for_each_way_that_was_counted() -> None:
     assert tables.drawn(found) != svg
 
 
+def test_many_networks_in_short() -> None:
+    found = results("jacobian-random-cpu")
+    said, folded = tables.jacobian_in_short(found)
+    nets = [net for net, _ in tables.grouped(found["rows"], "net")]
+    assert all(f"| {net} |" in folded for net in nets)
+    first, *rest = nets
+    for row in found["rows"]:
+        low = row["net"] == first and row["contender"] == "replicate"
+        row["to_gradlib"] = {"median": 0.5 if low else 3.0}
+        row.setdefault("ms", row.get("ms", {"median": 1.0}))
+    slow, _ = tables.jacobian_in_short(found)
+    assert "0.50 to 3.00 times as long, 3.00 times in the middle" in slow
+    assert f"fastest on {len(rest)} of {len(nets)} networks, not on {first}" in slow
+    assert said != slow
+
+
 def test_where_and_when_is_said() -> None:
     found = results()
     text = tables.where(found)
