@@ -1,7 +1,7 @@
 """What the Jacobian of every sample costs: gradlib against every existing way.
 
     python -m benchmarks.jacobian                 on the CPU
-    python -m benchmarks.jacobian --random 80     networks that nothing was tuned on
+    python -m benchmarks.jacobian --random 80     networks drawn by chance
     python -m benchmarks.jacobian --device cuda
     python -m benchmarks.jacobian --quick         the smallest: does it work at all?
 
