@@ -5,11 +5,11 @@ by functions of a `Drawing`, as `kept_for_each` makes them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, wraps
 from itertools import islice
 from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.autograd.graph import Node
@@ -23,8 +23,8 @@ Spot: TypeAlias = tuple[int, int]
 
 Made = TypeVar("Made")
 
-KEPT = 64
-"""How many drawings are remembered. A large graph's takes some 100 KiB."""
+KEPT, MOST = 16, 1000
+"""How many drawings are remembered, and of how many nodes at most: half a KiB each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,7 @@ class Drawing:
     roots: tuple[Spot, ...]
     ends: tuple[Spot | None, ...]
     order: tuple[int, ...]
+    _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
 
     @cached_property
     def kinds(self) -> list[Form]:
@@ -57,7 +58,15 @@ class Drawing:
 
 def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Made]:
     """Return the function, which answers again what it has answered for a drawing."""
-    return lru_cache(maxsize=KEPT)(function)
+
+    @wraps(function)
+    def asked(drawing: Drawing) -> Made:
+        known = drawing._known  # pyright: ignore[reportPrivateUsage] (it is its own)
+        if function not in known:
+            known[function] = function(drawing)
+        return known[function]
+
+    return asked
 
 
 def drawn(
@@ -81,7 +90,7 @@ def drawn(
     metas = list(map(forms_at, nodes))
     looks = [_look(metas[node][number]) for node, number in spots]
     made = list(map(sequence_number, nodes))
-    return _kept(
+    return (_kept if len(nodes) <= MOST else _kept.__wrapped__)(
         tuple([node.name() for node in nodes]),
         tuple(map(len, led)),
         tuple([spot_of[place] for place in places]),

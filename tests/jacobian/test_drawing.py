@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.jacobian import drawing
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph, run
@@ -79,9 +80,9 @@ def test_which_of_its_inputs_an_operation_leads_on_to() -> None:
     w = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
     x = cube()[:, 0]
     for fn, index in ((lambda x: x @ w, 0), (lambda x: w @ x.t(), 1)):
-        drawing = drawing_of(fn, x)
-        number = drawing.names.index("MmBackward0")
-        assert tuple(drawing.positions[number]) == (index,)
+        found = drawing_of(fn, x)
+        number = found.names.index("MmBackward0")
+        assert tuple(found.positions[number]) == (index,)
 
 
 def test_what_follows_is_worked_out_once() -> None:
@@ -139,13 +140,29 @@ def test_what_is_saved_is_read_at_every_call(name: str) -> None:
             torch.testing.assert_close(found, loop, rtol=1e-12, atol=1e-12)
 
 
+def test_large_drawings_are_not_remembered() -> None:
+    def long(x: Tensor) -> Tensor:
+        for _ in range(drawing.MOST):
+            x = x.neg()
+        return x
+
+    found = drawing_of(long, cube())
+    assert len(found.names) > drawing.MOST
+    gone = weakref.ref(found)
+    assert drawing_of(long, cube()) is not found
+    bytes_of_pass(found)
+    del found
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_drawing_keeps_nothing_alive() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Softmin(1)).double()
     x = cube()[:, 0]
-    drawing = drawing_of(net, x)
+    found = drawing_of(net, x)
     gradlib.per_sample_jacobian(net, x)
     gone = [weakref.ref(it) for it in (net, x, *net.parameters())]
     del net, x
     gc.collect()
     assert not any(it() for it in gone)
-    assert drawing.names
+    assert found.names

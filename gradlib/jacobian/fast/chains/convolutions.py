@@ -64,7 +64,7 @@ class Convolved(NamedTuple):
         module: The convolution.
         shape: Of what it was given, without the batch axis.
         last: Whether channels are last in memory around it.
-        plain_images: See there.
+        plain_images: Up to how many images plain products are faster.
     """
 
     module: nn.Conv2d
