@@ -16,19 +16,7 @@ Argnums: TypeAlias = int | tuple[int, ...] | str
 
 
 class Call(NamedTuple):
-    """A call of ``per_sample_jacobian``, as it was made: nobody has looked at it yet.
-
-    Attributes:
-        fn: As they are called there, as all that follow.
-        inputs: See there.
-        argnums: See there.
-        in_dims: See there.
-        mode: See there.
-        chunk_size: See there.
-        max_bytes: See there.
-        out: See there.
-        create_graph: See there.
-    """
+    """The arguments of ``per_sample_jacobian`` by their names, not looked at yet."""
 
     fn: Callable[..., Any]
     inputs: tuple[Any, ...]

@@ -71,6 +71,11 @@ class Graph:
         return between(self.starts, set(self.ends))
 
     @cached_property
+    def nodes(self) -> list[Node]:
+        """The same nodes, as a drawing numbers them."""
+        return list(self.way)
+
+    @cached_property
     def drawing(self) -> Drawing:
         """What this looks like, without its values."""
         return drawn(self.way, list(map(place_of, self.roots)), self.ends)
@@ -78,9 +83,8 @@ class Graph:
     @cached_property
     def forms(self) -> dict[Place, Form]:
         """What gradients come in at each place, the outputs' included."""
-        nodes = list(self.way)
         forms = self.drawing.forms.items()
-        return {(nodes[node], number): form for (node, number), form in forms}
+        return {(self.nodes[node], number): form for (node, number), form in forms}
 
     @cached_property
     def is_packed(self) -> bool:

@@ -68,9 +68,8 @@ def look(graph: Graph) -> Nodes:
     """Go through a graph once."""
     convolution = wrong_without_graph = False
     found: dict[str, str] = {}
-    nodes = list(graph.way)
     for number, name, kinds in _noteworthy(graph.drawing):
-        node = nodes[number]
+        node = graph.nodes[number]
         if isinstance(node, BackwardCFunction):
             found["python"] = name
         convolution = convolution or "convolution" in kinds

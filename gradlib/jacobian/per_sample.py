@@ -155,7 +155,7 @@ def per_sample_jacobian(
 @torch.enable_grad()
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Do what `per_sample_jacobian` does, for whatever autograd can record."""
-    fn, inputs, argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph = call
+    fn, inputs, argnums, in_dims, mode, chunk_size, _, out, create_graph = call
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     if graph_is_captured() and (check or mode not in ("reverse", "loop")):
@@ -167,8 +167,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     arguments = read(fn, inputs, argnums, in_dims)
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    way = mode, chunk_size, max_bytes, out, check, create_graph
-    plan = _plan(arguments, graph, *way)
+    plan = _plan(arguments, graph, call, check=check)
     given = None
     if out is not None:
         given = blocks_of(out, graph, arguments.inner)
@@ -352,20 +351,22 @@ def plan_jacobian(
     _require_values()
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    chain = find_shorter(Call(fn, inputs, *asked))
+    call = Call(fn, inputs, *asked)
+    chain = find_shorter(call)
     if max_bytes is None:  # in the table it is a number
         max_bytes = room_on(on_device(arguments))
+        call = call._replace(max_bytes=max_bytes)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
         graph, _ = run(arguments)
         check = check and chain is None  # which has nothing to check
-        way = mode, chunk_size, max_bytes, out, check, create_graph
         try:
-            plan = _plan(arguments, graph, *way)
+            plan = _plan(arguments, graph, call, check=check)
         except OutOfBytesError:  # other ways may take more than a chain
             if chain is None:
                 raise
-            way = mode, chunk_size, sys.maxsize, out, check, create_graph
-            plan = replace(_plan(arguments, graph, *way), max_bytes=max_bytes)
+            call = call._replace(max_bytes=sys.maxsize)
+            plan = _plan(arguments, graph, call, check=check)
+            plan = replace(plan, max_bytes=max_bytes)
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
@@ -385,22 +386,13 @@ def _require_values() -> None:
         )
 
 
-def _plan(
-    arguments: Arguments,
-    graph: Graph,
-    mode: str,
-    chunk_size: int | str,
-    max_bytes: int | None,
-    out: Any,
-    check: bool,
-    create_graph: bool,
-) -> Plan:
+def _plan(arguments: Arguments, graph: Graph, call: Call, *, check: bool) -> Plan:
     return plans.make(
         graph,
-        mode,
-        chunk_size,
-        max_bytes,
-        has_room=out is not None,
+        call.mode,
+        call.chunk_size,
+        call.max_bytes,
+        has_room=call.out is not None,
         check_bytes=bytes_of_check(arguments, graph) if check else 0,
-        create_graph=create_graph,
+        create_graph=call.create_graph,
     )

@@ -44,7 +44,6 @@ With 3 x 3 taps and 2 x 2 to 12 x 12 places, on a core of an Intel Xeon with tor
 With a single tap it is faster so.
 """
 
-
 IMAGES, CHANNELS, PLACES = 8, 8, 64
 """Up to how many images and input channels, and from how many places of each image's
 output on, plain products may be faster than the library, which takes 20 µs to begin."""

@@ -227,10 +227,7 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     about as many as gradients.
     """
     gradients, attentions = _bytes_of_gradients(graph.drawing)
-    scores: list[int] = []
-    if attentions:
-        nodes = list(graph.way)
-        scores = [_bytes_of_scores(nodes[it]) for it in attentions]
+    scores = [_bytes_of_scores(graph.nodes[it]) for it in attentions]
     slopes = gradients + 2 * sum(scores)
     most = max(scores, default=0)
     each = plan.pass_bytes + most
@@ -338,7 +335,7 @@ def _all_is_known(drawing: Drawing) -> bool:
 
 def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
     """Return the way back from each spot, if every rule knows one."""
-    nodes = list(graph.way)
+    nodes = graph.nodes
     found: list[Way] = []
     start: Spot = (0, 0)
     straight: list[tuple[Back, int]] = []
