@@ -28,6 +28,21 @@ class Call(NamedTuple):
     out: Any
     create_graph: bool
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any way will do, for the first input and each row of it."""
+        argnums, in_dims = self.argnums, self.in_dims
+        return (
+            self.mode == self.chunk_size == "auto"
+            and type(argnums) is type(in_dims) is int
+            and argnums == in_dims == 0
+        )
+
+    @property
+    def needs_no_more(self) -> bool:
+        """Whether only the Jacobian is asked for, in as much memory as it takes."""
+        return self.max_bytes is None and self.out is None and not self.create_graph
+
 
 @dataclass(frozen=True)
 class Asked:

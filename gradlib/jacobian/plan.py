@@ -94,7 +94,7 @@ class Plan(Printable):
             the graph's operations, axis by axis, and ``"by sample"``, for parameters,
             each sample's input of an operation with the gradient of its output.
             ``"stacked"`` goes in reverse, through operations that take several rows as
-            more samples.
+            more samples; ``"replicas"`` also forward, for small transformers.
         why: Why this way, in a sentence.
         chunk: How many rows or columns one pass computes.
         counts: For each way, how many rows or columns it computes, or why it cannot be

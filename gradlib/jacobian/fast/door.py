@@ -6,17 +6,18 @@ from gradlib.jacobian.arguments import Call
 from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain
 from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
+from gradlib.jacobian.fast.replicas import Replicas, find_replicas
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import Plan
 
 
 @overload
-def find_shorter(asked: Call) -> ChainOfCall | SmallNet | None: ...
+def find_shorter(asked: Call) -> Replicas | SmallNet | ChainOfCall | None: ...
 @overload
 def find_shorter(asked: Graph, plan: Plan) -> InGraph | None: ...
 def find_shorter(
     asked: Call | Graph, plan: Plan | None = None
-) -> ChainOfCall | SmallNet | InGraph | None:
+) -> Replicas | SmallNet | ChainOfCall | InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:
@@ -25,5 +26,6 @@ def find_shorter(
         plan: How it would be computed otherwise, if there is a graph.
     """
     if plan is None:
-        return find_chain(cast(Call, asked))
+        call = cast(Call, asked)
+        return find_replicas(call) or find_chain(call)
     return find_in_graph(cast(Graph, asked), plan)

@@ -45,18 +45,18 @@ def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     Args:
         call: The call.
     """
-    fn, inputs, argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph = call
-    if mode != "auto" or chunk_size != "auto":
+    if not call.is_open:
         return None
-    # The first input is meant, whose first axis is the batch.
-    if not (type(argnums) is type(in_dims) is int and argnums == in_dims == 0):
-        return None
-    may_be_small = max_bytes is None and out is None and not create_graph
-    small = small_net(fn, inputs) if may_be_small else None
+    may_be_small = call.needs_no_more
+    small = small_net(call.fn, call.inputs) if may_be_small else None
     if small is not None:
         return small
-    chain = chain_of(fn, inputs)
-    if chain is None or not has_room(chain, out, max_bytes):
+    chain, out, create_graph = (
+        chain_of(call.fn, call.inputs),
+        call.out,
+        call.create_graph,
+    )
+    if chain is None or not has_room(chain, out, call.max_bytes):
         return None
     if create_graph and (out is not None or chain.x.is_inference()):
         return None

@@ -14,13 +14,13 @@ from gradlib.jacobian.fast.chains.layers import IDLE, OPERATIONS, POINTWISE, SOF
 from gradlib.jacobian.fast.chains.noted import Found, note_own
 
 
-def _found(name: str, *spaces: Any) -> Found:
-    """Return what is there when this is imported."""
+def found(name: str, *spaces: Any) -> Found:
+    """Return what a name stands for now, in each of several classes or modules."""
     return tuple((it, name, getattr(it, name)) for it in spaces if hasattr(it, name))
 
 
 _FUNCTIONS = {
-    name: _found(name, F, torch, Tensor)
+    name: found(name, F, torch, Tensor)
     for name in (
         *(it.name for it in (*POINTWISE.values(), *OPERATIONS)),
         *("softmax", "log_softmax", "flatten", "dropout", "alpha_dropout"),
@@ -28,7 +28,7 @@ _FUNCTIONS = {
 }
 
 _RUN: dict[type[nn.Module], Found] = {
-    kind: _found("forward", kind)
+    kind: found("forward", kind)
     for kind in (
         *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten),
         *(nn.AdaptiveAvgPool2d, nn.MaxPool2d),
@@ -37,21 +37,21 @@ _RUN: dict[type[nn.Module], Found] = {
     )
 }
 
-_BATCH_NORM = _found("batch_norm", F, torch)
+_BATCH_NORM = found("batch_norm", F, torch)
 
 for _kind, _also in {
-    nn.Sequential: _found("__iter__", nn.Sequential),
-    nn.Linear: _found("linear", F),
-    nn.Conv2d: _found("_conv_forward", nn.Conv2d) + _found("conv2d", F),
+    nn.Sequential: found("__iter__", nn.Sequential),
+    nn.Linear: found("linear", F),
+    nn.Conv2d: found("_conv_forward", nn.Conv2d) + found("conv2d", F),
     nn.Flatten: _FUNCTIONS["flatten"],
     nn.Dropout: _FUNCTIONS["dropout"],
     nn.AlphaDropout: _FUNCTIONS["alpha_dropout"],
-    nn.AdaptiveAvgPool2d: _found("adaptive_avg_pool2d", F),
-    nn.MaxPool2d: _found("max_pool2d", F, torch),
-    nn.GroupNorm: _found("group_norm", F, torch),
-    nn.LayerNorm: _found("layer_norm", F, torch),
-    nn.BatchNorm1d: _found("_check_input_dim", nn.BatchNorm1d) + _BATCH_NORM,
-    nn.BatchNorm2d: _found("_check_input_dim", nn.BatchNorm2d) + _BATCH_NORM,
+    nn.AdaptiveAvgPool2d: found("adaptive_avg_pool2d", F),
+    nn.MaxPool2d: found("max_pool2d", F, torch),
+    nn.GroupNorm: found("group_norm", F, torch),
+    nn.LayerNorm: found("layer_norm", F, torch),
+    nn.BatchNorm1d: found("_check_input_dim", nn.BatchNorm1d) + _BATCH_NORM,
+    nn.BatchNorm2d: found("_check_input_dim", nn.BatchNorm2d) + _BATCH_NORM,
 }.items():
     _RUN[_kind] += _also
 

@@ -1,0 +1,337 @@
+"""Small transformers: each sample once for each row."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import gradlib
+from benchmarks.memory import measure_memory
+from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.fast import replicas
+from gradlib.jacobian.fast.replicas import Replicas, find_replicas
+
+are_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+
+
+def layer(width: int = 8, heads: int = 2, **options: Any) -> nn.TransformerEncoderLayer:
+    options = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64, **options}
+    return nn.TransformerEncoderLayer(width, heads, 12, **options)
+
+
+def encoder(count: int = 2, norm: nn.Module | None = None, **options: Any) -> Any:
+    made = layer(**options)
+    return nn.TransformerEncoder(made, count, norm, enable_nested_tensor=False)
+
+
+def tokens(batch: int = 3, count: int = 4, width: int = 8) -> Tensor:
+    return torch.randn(batch, count, width, dtype=torch.float64)
+
+
+def find(model: Any, *inputs: Any, **asked: Any) -> Replicas | None:
+    call = Call(model, inputs, 0, 0, "auto", "auto", None, None, False)
+    return find_replicas(call._replace(**asked))
+
+
+def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    jacobian: Tensor = gradlib.per_sample_jacobian(model, x, mode="loop")
+    return jacobian
+
+
+def jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    found = find(model, x)
+    assert found is not None
+    return found.jacobian()
+
+
+ACTIVATIONS = F.relu, F.gelu, nn.ReLU(), nn.GELU(), nn.GELU("tanh"), "gelu"
+
+
+@pytest.mark.parametrize(
+    ("norm_first", "bias", "activation"),
+    [*itertools.product([True, False], [True, False], ACTIVATIONS)],
+)
+def test_every_layer(norm_first: bool, bias: bool, activation: Any) -> None:
+    model = layer(norm_first=norm_first, bias=bias, activation=activation)
+    x = tokens()
+    are_close(jacobian(model, x), true(model, x))
+    deep = encoder(norm_first=norm_first, bias=bias, activation=activation)
+    are_close(jacobian(deep, x), true(deep, x))
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm(8), nn.LayerNorm([4, 8], 0.1)])
+@pytest.mark.parametrize(("batch", "count"), [(1, 4), (5, 4), (2, 4)])
+def test_every_encoder(norm: nn.Module | None, batch: int, count: int) -> None:
+    model = encoder(3, norm and norm.double())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) / 4)
+    x = tokens(batch, count)
+    are_close(jacobian(model, x), true(model, x))
+
+
+def test_norms_of_their_own() -> None:
+    model, x = layer(), tokens()
+    model.norm1 = nn.LayerNorm(8, eps=0.3, elementwise_affine=False).double()
+    model.norm2 = nn.LayerNorm([4, 8], eps=0.2, bias=False).double()
+    are_close(jacobian(model, x), true(model, x))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+def test_every_number_of_heads_in_single_precision(heads: int) -> None:
+    model, x = layer(heads=heads).float(), tokens().float()
+    found = jacobian(model, x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, true(model.double(), x.double()).float())
+
+
+def test_it_is_what_the_public_function_takes_and_says() -> None:
+    model, x = encoder(), tokens()
+    plan = gradlib.plan_jacobian(model, x)
+    assert (plan.mode, plan.passes, plan.chunk) == ("replicas", 1, 32)
+    assert "each sample alike" in str(plan)
+    for check in (True, False):
+        found: Any = gradlib.per_sample_jacobian(model, x, check=check)
+        assert torch.equal(found, jacobian(model, x))
+        assert found.is_contiguous()
+
+
+def test_weights_are_read_at_every_call() -> None:
+    model, x = encoder(), tokens()
+    jacobian(model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    are_close(jacobian(model, x), true(model, x))
+    model.layers[1].norm_first = True
+    are_close(jacobian(model, x), true(model, x))
+
+
+def test_nothing_is_left_behind() -> None:
+    model, x = encoder(), tokens().requires_grad_()
+    seen: list[object] = []
+    x.register_hook(seen.append)
+    with torch.no_grad():
+        found = jacobian(model, x)
+    with torch.inference_mode():
+        assert find(model, x) is None
+        are_close(gradlib.per_sample_jacobian(model, x), found)
+    assert not found.requires_grad
+    assert x.grad is None
+    assert not seen
+    assert all(it.grad is None for it in model.parameters())
+
+
+def test_inputs_as_they_come() -> None:
+    model, x = layer(), tokens()
+    want = jacobian(model, x)
+    for same in (x.mT.contiguous().mT, x.repeat(2, 1, 1)[:3], x.clone().detach()):
+        assert torch.equal(jacobian(model, same), want)
+    with torch.inference_mode():
+        made = x.clone()
+    assert torch.equal(jacobian(model, made), want)
+    alike = x[:1].expand(3, -1, -1)
+    are_close(jacobian(model, alike), true(model, alike))
+
+
+def test_nan_stays_in_its_sample() -> None:
+    model, x = encoder(), tokens()
+    x[1, 2, 3] = torch.nan
+    found, want = jacobian(model, x), true(model, x)
+    assert found[1].isnan().any()
+    assert torch.equal(found.isnan(), want.isnan())
+
+
+def test_dropout_that_does_nothing() -> None:
+    x = tokens()
+    for model in (encoder().train(), encoder(dropout=0.5).eval()):
+        are_close(jacobian(model, x), true(model, x))
+
+
+def hooked(path: str, model: Any = None) -> Any:
+    model = encoder() if model is None else model
+    model.get_submodule(path).register_forward_hook(lambda *_: None)
+    return model
+
+
+def made_for_inference() -> Any:
+    with torch.inference_mode():
+        return replaced("linear1", nn.Linear(8, 12).double())
+
+
+def replaced(name: str, by: Any, model: Any = None) -> Any:
+    model = encoder() if model is None else model
+    setattr(model.layers[0], name, by)
+    return model
+
+
+def with_attribute(name: str, value: Any) -> Any:
+    model = encoder()
+    setattr(model.layers[0].self_attn, name, value)
+    return model
+
+
+def with_attention(**options: Any) -> Any:
+    own = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64, **options)
+    return replaced("self_attn", own)
+
+
+class Layer(nn.TransformerEncoderLayer):
+    """Whatever it may do."""
+
+
+class Linear(nn.Linear):
+    """Whatever it may do."""
+
+
+def of_ones(kind: Any) -> Any:
+    model = encoder()
+    weight = kind(torch.ones(12, 8, dtype=torch.float64))
+    model.layers[0].linear1.weight = nn.Parameter(weight)
+    return model
+
+
+class Odd(Tensor):
+    """A tensor of one's own."""
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "another class of layers": lambda: Layer(8, 2, 12, 0.0, batch_first=True).double(),
+    "a hook": lambda: hooked("layers.0.linear1"),
+    "a hook on all of it": lambda: hooked(""),
+    "a hook on an activation": lambda: hooked(
+        "layers.0.activation", encoder(activation=nn.ReLU())
+    ),
+    "tensors for inference": made_for_inference,
+    "tensors elsewhere": lambda: replaced(
+        "linear1", nn.Linear(8, 12, device="meta").double()
+    ),
+    "axes in another order": lambda: encoder(batch_first=False),
+    "dropout": lambda: encoder(dropout=0.5).train(),
+    "dropout in the attention": lambda: with_attribute("dropout", 0.5).train(),
+    "dropout elsewhere": lambda: replaced("dropout1", nn.Dropout(0.5)).train(),
+    "another activation": lambda: encoder(activation=torch.tanh),
+    "another module between": lambda: encoder(activation=nn.Tanh()),
+    "no norm": lambda: replaced("norm1", nn.Identity()),
+    "a norm of samples": lambda: replaced("norm1", nn.BatchNorm1d(4).double()),
+    "a norm of other sizes": lambda: replaced("norm1", nn.LayerNorm([5, 8]).double()),
+    "other sizes": lambda: replaced("linear2", nn.Linear(12, 9).double()),
+    "another class of linear": lambda: replaced("linear1", Linear(8, 12).double()),
+    "a part that is gone": lambda: replaced("linear1", None),
+    "other widths of keys": lambda: with_attention(kdim=8, vdim=7),
+    "biases of keys": lambda: with_attention(add_bias_kv=True),
+    "a token of zeros": lambda: with_attention(add_zero_attn=True),
+    "other precision": lambda: replaced("linear1", nn.Linear(8, 12)),
+    "parameters computed": lambda: replaced(
+        "linear1", parametrizations.weight_norm(nn.Linear(8, 12).double())
+    ),
+    "a tensor of one's own": lambda: of_ones(lambda ones: ones.as_subclass(Odd)),
+    "a norm at the end": lambda: encoder(norm=nn.Identity()),
+    "a forward of its own": lambda: with_forward(encoder()),
+    "somebody's list": lambda: listed(encoder()),
+}
+
+
+def with_forward(model: Any) -> Any:
+    model.layers[0].forward = lambda x, **_: x
+    return model
+
+
+def listed(model: Any) -> Any:
+    class List(nn.ModuleList):
+        pass
+
+    model.layers = List(model.layers)
+    return model
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_others_are_refused(kind: str) -> None:
+    assert find(REFUSED[kind](), tokens()) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mode": "reverse"},
+        {"chunk_size": 3},
+        {"argnums": (0,)},
+        {"in_dims": 1},
+        {"max_bytes": 2**30},
+        {"out": torch.empty(3, 4, 8, 4, 8, dtype=torch.float64)},
+        {"create_graph": True},
+    ],
+)
+def test_who_asks_for_more_gets_the_general_way(asked: dict[str, Any]) -> None:
+    model, x = encoder(), tokens()
+    assert find(model, x) is not None
+    assert find(model, x, **asked) is None
+
+
+def test_inputs_that_are_refused() -> None:
+    model, x = encoder(), tokens()
+    assert find(model, x, x) is None
+    assert find(model) is None
+    for other in (x[0], x[..., :7], x.float(), x[:0], x[:, :0], None, x.tolist()):
+        assert find(model, other) is None
+    for other in (nn.Parameter(x), x.as_subclass(Odd), x.to("meta"), x.bfloat16()):
+        assert find(model, other) is None
+    assert find(model.bfloat16(), x.bfloat16()) is None
+
+
+def test_large_ones_are_refused() -> None:
+    model = encoder()
+    small, large = tokens(38), tokens(40)  # 38 x 32 replicas of 4 tokens, 8 + 12 wide
+    assert 38 * 32 * 4 * 20 <= replicas.SMALL < 40 * 32 * 4 * 20
+    assert find(model, small) is not None
+    assert find(model, large) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (F, "linear"),
+        (F, "layer_norm"),
+        (F, "scaled_dot_product_attention"),
+        (F, "multi_head_attention_forward"),
+        (F, "gelu"),
+        (nn.Linear, "forward"),
+        (nn.TransformerEncoderLayer, "_sa_block"),
+        (nn.TransformerEncoderLayer, "_ff_block"),
+        (nn.TransformerEncoderLayer, "forward"),
+        (nn.MultiheadAttention, "forward"),
+    ],
+)
+def test_what_somebody_replaced_is_seen(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = encoder(), tokens()
+    real = getattr(where, name)
+    monkeypatch.setattr(where, name, lambda *a, **k: real(*a, **k))
+    assert find(model, x) is None
+
+
+def test_under_autocast_it_is_refused() -> None:
+    model, x = encoder().float(), tokens().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert find(model, x) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_the_plan_says_how_much_is_held(count: int) -> None:
+    model, x = encoder(count), tokens()
+    plan = gradlib.plan_jacobian(model, x, check=False)
+    assert plan.mode == "replicas"
+
+    def ask() -> Any:
+        return gradlib.per_sample_jacobian(model, x, check=False)
+
+    ask()
+    peak = measure_memory(ask, torch.device("cpu")).peak
+    assert plan.bytes / 3 < peak <= plan.bytes
