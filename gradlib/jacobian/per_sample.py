@@ -84,7 +84,9 @@ def per_sample_jacobian(
             both ways from the narrowest tensor in the middle, and ``"loop"`` one row at
             a time, as a reference. ``"auto"`` takes the one with the cheapest passes
             or, if the Jacobians of layers and operations are known, their products;
-            rows of known operations go together, as if they were more samples.
+            rows of known operations go together, as if they were more samples. All give
+            the same, up to rounding; where a weight or slope is infinite or NaN, they
+            may have NaN in other entries.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
             ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
             if memory runs out. One at a time where torch goes wrong for several, as
