@@ -471,8 +471,8 @@ def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
 
 
 # As they were when this was imported.
-_CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
-_CALL_IMPL = cast(Any, nn.Module)._call_impl
+_MODULE: Any = nn.Module
+_CALL, _GETATTR, _CALL_IMPL = _MODULE.__call__, _MODULE.__getattr__, _MODULE._call_impl
 
 
 # The hooks that hold for every module, as torch keeps them for good.
@@ -507,7 +507,7 @@ def nobody_looks_on() -> bool:
         or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
         or any_global_hook()
-        or cast(Any, nn.Module)._call_impl is not _CALL_IMPL
+        or _MODULE._call_impl is not _CALL_IMPL
     )
 
 

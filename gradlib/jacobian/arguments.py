@@ -28,20 +28,19 @@ class Call(NamedTuple):
     out: Any
     create_graph: bool
 
-    @property
-    def is_open(self) -> bool:
-        """Whether any way will do, for the first input and each row of it."""
-        argnums, in_dims = self.argnums, self.in_dims
-        return (
-            self.mode == self.chunk_size == "auto"
-            and type(argnums) is type(in_dims) is int
-            and argnums == in_dims == 0
-        )
 
-    @property
-    def needs_no_more(self) -> bool:
-        """Whether only the Jacobian is asked for, in as much memory as it takes."""
-        return self.max_bytes is None and self.out is None and not self.create_graph
+def is_open(call: Call) -> bool:
+    """Tell whether any way will do, for the first input and each row of it."""
+    _, _, argnums, in_dims, mode, chunk_size, _, _, _ = call
+    if mode != "auto" or chunk_size != "auto":
+        return False
+    return type(argnums) is type(in_dims) is int and argnums == in_dims == 0
+
+
+def asks_no_more(call: Call) -> bool:
+    """Tell whether only the Jacobian is asked for, in as much memory as it takes."""
+    _, _, _, _, _, _, max_bytes, out, create_graph = call
+    return max_bytes is None and out is None and not create_graph
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The way into this folder: a chain or another shorter way to a Jacobian, or none."""
 
-from typing import cast, overload
+from typing import Any, cast, overload
 
 from gradlib.jacobian.arguments import Call
-from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain
+from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_small
 from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
@@ -26,6 +26,6 @@ def find_shorter(
         plan: How it would be computed otherwise, if there is a graph.
     """
     if plan is None:
-        call = cast(Call, asked)
-        return find_replicas(call) or find_chain(call)
+        call: Any = asked
+        return find_small(call) or find_replicas(call) or find_chain(call)
     return find_in_graph(cast(Graph, asked), plan)

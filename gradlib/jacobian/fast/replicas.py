@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.chains.own import are_same, found
 from gradlib.jacobian.fresh import keep_what_is_freed
@@ -83,7 +83,7 @@ class Replicas(NamedTuple):
         ones = torch.eye(rows, dtype=y.dtype, device=y.device)
         asked = ones.expand(batch, rows, rows).reshape(y.shape)
         (jacobian,) = torch.autograd.grad(y, replicas, asked)
-        return jacobian.view(batch, *shape, *shape)
+        return jacobian.reshape(batch, *shape, *shape)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to go back once, for all rows."""
@@ -111,7 +111,7 @@ def find_replicas(call: Call) -> Replicas | None:
     if type(net) not in (_LAYER, _ENCODER) or len(call.inputs) != 1:
         return None
     x = call.inputs[0]
-    if not (call.is_open and call.needs_no_more) or type(x) is not Tensor:
+    if not (is_open(call) and asks_no_more(call)) or type(x) is not Tensor:
         return None
     if x.dim() != 3 or x.dtype not in DTYPES or x.device.type != "cpu":
         return None
@@ -148,7 +148,8 @@ def _steps(net: Any, x: Tensor) -> list[Step]:
     inner: Any = own_children(net)
     _parameters(inner["layers"], nn.ModuleList, x)
     steps = [_layer(it, x) for it in own_children(inner["layers"]).values()]
-    norm = inner.get("norm")
+    _require(steps)
+    norm = net.norm
     return steps if norm is None else [*steps, _norm(norm, x)]
 
 

@@ -233,6 +233,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "a tensor of one's own": lambda: of_ones(lambda ones: ones.as_subclass(Odd)),
     "a norm at the end": lambda: encoder(norm=nn.Identity()),
+    "no layer": lambda: encoder(0),
+    "a function at the end": lambda: with_function(encoder()),
     "a forward of its own": lambda: with_forward(encoder()),
     "somebody's list": lambda: listed(encoder()),
 }
@@ -240,6 +242,11 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 def with_forward(model: Any) -> Any:
     model.layers[0].forward = lambda x, **_: x
+    return model
+
+
+def with_function(model: Any) -> Any:
+    model.norm = torch.tanh
     return model
 
 

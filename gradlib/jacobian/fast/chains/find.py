@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
 from gradlib.jacobian.fast.chains.planned import planned
@@ -37,6 +37,17 @@ class ChainOfCall(NamedTuple):
         return planned(plan, self.chain)
 
 
+def find_small(call: Call) -> SmallNet | None:
+    """Return the small net that a call is as it stands, or ``None``.
+
+    Args:
+        call: The call.
+    """
+    if is_open(call) and asks_no_more(call):
+        return small_net(call.fn, call.inputs)
+    return None
+
+
 def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     """Return the chain that a call is, or ``None``.
 
@@ -45,20 +56,13 @@ def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     Args:
         call: The call.
     """
-    if not call.is_open:
+    if not is_open(call):
         return None
-    may_be_small = call.needs_no_more
-    small = small_net(call.fn, call.inputs) if may_be_small else None
-    if small is not None:
-        return small
-    chain, out, create_graph = (
-        chain_of(call.fn, call.inputs),
-        call.out,
-        call.create_graph,
-    )
+    out, create_graph = call.out, call.create_graph
+    chain = chain_of(call.fn, call.inputs)
     if chain is None or not has_room(chain, out, call.max_bytes):
         return None
     if create_graph and (out is not None or chain.x.is_inference()):
         return None
-    small = small_net_of(chain) if may_be_small else None
+    small = small_net_of(chain) if asks_no_more(call) else None
     return small or ChainOfCall(chain, out, create_graph)
