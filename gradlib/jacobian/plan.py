@@ -186,6 +186,30 @@ class Plan(Printable):
             pass_bytes=0,
         )
 
+    def together(
+        self, mode: str, why: str, chunk: int, part_bytes: int, pass_bytes: int
+    ) -> "Plan":
+        """Return the plan of a shorter way to the rows of ``"reverse"``.
+
+        Args:
+            mode: What it is called.
+            why: Why it can be taken.
+            chunk: How many rows one pass computes.
+            part_bytes: What it holds on top of result and passes.
+            pass_bytes: What one pass holds for each row.
+        """
+        taken = {mode: self.work["reverse"]} if "reverse" in self.work else {}
+        return replace(
+            self,
+            mode=mode,
+            why=why,
+            chunk=chunk,
+            counts=self.counts | {mode: self.counts["reverse"]},
+            work=self.work | taken,
+            part_bytes=part_bytes,
+            pass_bytes=pass_bytes,
+        )
+
     def pieces(self, graph: Graph, *, create_graph: bool) -> Iterator[Piece]:
         """Return the Jacobian in pieces."""
         made = WAYS[self.mode](

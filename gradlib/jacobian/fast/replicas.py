@@ -6,7 +6,6 @@ replicas of the batch.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -87,17 +86,13 @@ class Replicas(NamedTuple):
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to go back once, for all rows."""
-        rows = self.x[0].numel()
-        taken = {"replicas": plan.work["reverse"]} if "reverse" in plan.work else {}
-        return replace(
-            plan,
-            mode="replicas",
-            why="it is small, and its layers treat each sample alike",
-            chunk=rows,
-            counts=plan.counts | {"replicas": rows},
-            work=plan.work | taken,
+        return plan.together(
+            "replicas",
+            "it is small, and its layers treat each sample alike",
+            self.x[0].numel(),
+            0,
             # All layers have saved something when the way back begins.
-            pass_bytes=plan.pass_bytes * max(BATCHED, len(self.steps) + 1) // BATCHED,
+            plan.pass_bytes * max(BATCHED, len(self.steps) + 1) // BATCHED,
         )
 
 

@@ -7,7 +7,7 @@ takes some operations one vector after the other, and others in many small steps
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,16 +70,12 @@ class Stacked:
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
-        taken = {"stacked": plan.work["reverse"]} if "reverse" in plan.work else {}
-        return replace(
-            plan,
-            mode="stacked",
-            why="each operation can take rows as more samples",
-            chunk=self.chunk,
-            counts=plan.counts | {"stacked": plan.counts["reverse"]},
-            work=plan.work | taken,
-            part_bytes=self.slope_bytes,
-            pass_bytes=self.vector_bytes,
+        return plan.together(
+            "stacked",
+            "each operation can take rows as more samples",
+            self.chunk,
+            self.slope_bytes,
+            self.vector_bytes,
         )
 
     def blocks(
