@@ -2,12 +2,11 @@
 
 import copy
 import weakref
-from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
@@ -88,14 +87,13 @@ class Held:
     value: Any
 
 
-@dataclass(slots=True)
-class Run:
-    """From one moment to another a module had the same in its attributes.
+@dataclass(slots=True, eq=False)
+class Attributes:
+    """What stood in the attributes of a module at some moment.
 
     Modules of torch have one and the same while it holds for all of them.
 
     Attributes:
-        first: Since when.
         last: When it was last seen, where something in it can change in place.
         names: Under which names.
         values: What stood there: each tensor as a `Was`, what may hold some as `Held`,
@@ -103,7 +101,6 @@ class Run:
         size: How much the module had in its ``vars()``.
     """
 
-    first: int
     last: int
     names: list[str]
     values: list[Any]
@@ -114,71 +111,57 @@ class Run:
         """The values by name."""
         return dict(zip(self.names, self.values, strict=True))
 
+    def stand_in(self, state: dict[str, Any]) -> bool:
+        """Tell whether they stand in ``vars(module)``, and cannot have changed."""
+        # What can change in place is never the very same: something stands for it.
+        return len(state) == self.size and all(
+            map(is_, map(state.get, self.names), self.values)
+        )
+
 
 class PastAttributes:
-    """What stood in the attributes of the modules of a model at each moment."""
+    """Keeps what stands in attributes: what stands in two places, once."""
 
     def __init__(self) -> None:
         """Begin with nothing known."""
-        self._now: dict[nn.Module, Run] = {}
-        self._runs: dict[nn.Module, list[Run]] = {}  # of those that changed
         # Of one module of each class of torch, with the classes of the values.
-        self._likes: dict[type[nn.Module], tuple[Run, list[type[Any]]]] = {}
+        self._likes: dict[type[nn.Module], tuple[Attributes, list[type[Any]]]] = {}
         self._tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
         self._containers: dict[int, tuple[object, dict[str, Any], str]] = {}
 
-    def look_at(self, module: nn.Module, moment: int, since: int) -> None:
-        """Keep what stands in a module.
+    def of(self, module: nn.Module, moment: int) -> Attributes:
+        """Keep what stands in a module that was not looked at before.
+
+        Modules of one class of torch are mostly made alike: nothing in a second one is
+        to be copied if nothing was in the first.
 
         Args:
             module: The module.
             moment: The moment it is.
-            since: Since when it stands there, if it is not what was last seen.
         """
-        state, run = vars(module), self._now.get(module)
-        if run is None:
-            self._now[module] = self._first(module, state, moment)
-            return
-        # What can change in place is never the very same: something stands for it.
-        if len(state) == run.size and all(
-            map(is_, map(state.get, run.names), run.values)
-        ):
-            return
-        new = self._run(state, moment, since)
-        if run.names == new.names and _all_same(run.values, new.values):
-            run.last = moment
-            return
-        self._runs.setdefault(module, [run]).append(new)
-        self._now[module] = new
-
-    def at(self, module: nn.Module, moment: int) -> Run | None:
-        """Return what stood in a module at a moment; ``None`` where nobody looked."""
-        runs = self._runs.get(module)
-        if runs is None:
-            return self._now.get(module)
-        return runs[bisect_right(runs, moment, lo=1, key=attrgetter("first")) - 1]
-
-    def _first(self, module: nn.Module, state: dict[str, Any], moment: int) -> Run:
-        """Return what stands in a module that was not looked at before.
-
-        Modules of one class of torch are mostly made alike: nothing in a second one is
-        to be copied if nothing was in the first.
-        """
-        kind = type(module)
+        kind, state = type(module), vars(module)
         if kind in self._likes:
             like, kinds = self._likes[kind]
             values = [*map(state.get, like.names)]
             if len(state) == like.size and [*map(type, values)] == kinds:
                 if all(map(is_, values, like.values)):
                     return like
-                return Run(-1, moment, like.names, values, like.size)
-        run = self._run(state, moment, -1)
-        if is_of_torch(kind) and all(map(is_, map(state.get, run.names), run.values)):
-            self._likes[kind] = run, [*map(type, run.values)]
-        return run
+                return Attributes(moment, like.names, values, like.size)
+        made = self._made(state, moment)
+        if is_of_torch(kind) and made.stand_in(state):
+            self._likes[kind] = made, [*map(type, made.values)]
+        return made
 
-    def _run(self, state: dict[str, Any], moment: int, since: int) -> Run:
+    def anew(self, known: Attributes, module: nn.Module, moment: int) -> Attributes:
+        """Keep what stands in a module now; what is known of it, if it is the same."""
+        made = self._made(vars(module), moment)
+        if known.names == made.names and _all_same(known.values, made.values):
+            known.last = moment
+            return known
+        return made
+
+    def _made(self, state: dict[str, Any], moment: int) -> Attributes:
         found = {
             name: value
             if _stays(type(cast(object, value))) or name in NOT_COPIED
@@ -186,7 +169,7 @@ class PastAttributes:
             for name, value in state.copy().items()  # other threads may change it
             if name not in OF_TORCH
         }
-        return Run(since, moment, [*found], [*found.values()], len(state))
+        return Attributes(moment, [*found], [*found.values()], len(state))
 
     def _stood(self, value: Any, state: dict[str, Any], name: str) -> Any:
         kept = self._kept(value, DEPTH, [MANY])

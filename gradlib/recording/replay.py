@@ -323,16 +323,16 @@ class _Scene:
 
     def _set_attributes(self, modules: Iterable[nn.Module]) -> None:
         moment = self._trace.moment
-        runs = {it: self._history.attributes(it, moment) for it in modules}
+        stood = {it: self._history.attributes(it, moment) for it in modules}
         # What several hold is what the one held that was looked at first.
-        for module in sorted(runs, key=lambda it: run.last if (run := runs[it]) else 0):
-            state, run = vars(module), runs[module]
-            if run is not None:
-                for name in state.keys() - OF_TORCH - run.found.keys():
+        for module in sorted(stood, key=lambda it: at.last if (at := stood[it]) else 0):
+            state, then = vars(module), stood[module]
+            if then is not None:
+                for name in state.keys() - OF_TORCH - then.found.keys():
                     del state[name]
                 state.update(
                     (name, value)
-                    for name, value in run.found.items()
+                    for name, value in then.found.items()
                     if value is not NOT_KEPT
                 )
             with self._explained("Copying the attributes for {}"):

@@ -1,13 +1,11 @@
 """What a call needs besides its arguments to be computed again."""
 
 import random
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Literal, cast
 
 import numpy
 import torch
@@ -19,7 +17,6 @@ from gradlib.private import (
     BUFFERS,
     CHILDREN,
     FORWARD_HOOKS,
-    PARAMETERS,
     any_autocast,
     any_global_hook,
     is_of_torch,
@@ -29,7 +26,8 @@ from gradlib.private import (
     tensors_may_be_dual,
 )
 from gradlib.recording.kept import Kept
-from gradlib.recording.past_attributes import PastAttributes, Run
+from gradlib.recording.past_attributes import Attributes, PastAttributes
+from gradlib.recording.seen import Children, Hooks, Seen, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +40,6 @@ class World:
     is_dual: bool  # whether tensors may have carried tangents, of forward-mode AD
 
 
-Children: TypeAlias = dict[str, nn.Module | None]
-"""What stands in a module, by name."""
-
-
-GONE: Final = object()
-"""Stands where a name was taken away."""
-
-Values: TypeAlias = dict[nn.Module, dict[str, list[Any]]]
-"""What stood under each name in each module: a moment and what stood there since, as
-`Kept`, ``None`` or `GONE`, then the next moment, and so on."""
-
-
-Hooks: TypeAlias = tuple[type[nn.Module], dict[str, Any]]
-"""The class of a module, and its hooks, as its attributes."""
-
-
-Mode: TypeAlias = tuple[bool, type[nn.Module]]
-"""Whether a module is in training, and its class: some are given another one."""
-
-
 class History:
     """The weights, buffers, modes, children and hooks of a model at each moment.
 
@@ -72,27 +50,17 @@ class History:
     def __init__(self, modules: Collection[nn.Module]) -> None:
         """Begin with nothing known of `modules`, which may become others."""
         self._modules = modules
-        # What is kept of each tensor, by its id; what stood in each place, since when.
-        self._kept: dict[int, Kept] = {}
-        self._parameters: Values = {}
-        self._buffers: Values = {}
-        self._since: dict[nn.Module, int] = {}  # when each was seen first
-        # The modes of each module: as last seen, and since when, of those that changed.
-        self._mode: dict[nn.Module, Mode] = {}
-        self._modes: dict[nn.Module, list[tuple[int, Mode]]] = {}
-        self._children: list[tuple[int, dict[nn.Module, Children]]] = []
-        self._hooks: list[tuple[int, dict[nn.Module, Hooks]]] = []
+        self._seen: dict[nn.Module, Seen] = {}
+        # What is kept of each tensor, by its id. No tensor is kept as none.
+        self._kept: dict[int, Kept | None] = {id(None): None}
+        self._attributes = PastAttributes()
         self.is_set_back = False  # while a call is computed again
         # Whether others stand in the modules than at the last look, or other hooks.
         self.has_changed = True
-        # When that look was, and the modes it saw.
-        self._looked = -1
-        self._seen: dict[nn.Module, Mode] = {}
+        self._looked = -1  # when the last forward began
+        self._met_hooks = -1  # when hooks were last looked at
         self._world: World | None = None
         self._all_are_hooked = False  # by a hook that holds for every module
-        # The moment after the last call of each module that was called since.
-        self._called: dict[nn.Module, int] = {}
-        self._attributes = PastAttributes()
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -102,28 +70,17 @@ class History:
     @torch.no_grad()  # once, and not for each tensor
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
-        modes = self._modes_now()
+        known = self._seen.get
         for module in self._modules:
-            self._attributes.look_at(module, moment, moment)
-            parameters, buffers = own_parameters(module), own_buffers(module)
-            if parameters:
-                self._look_at(self._parameters, module, parameters, moment)
-            if buffers:
-                self._look_at(
-                    self._buffers, module, buffers, self._called.get(module, moment)
-                )
-        self._called.clear()
-        self._looked, self._all_are_hooked = moment, any_global_hook()
-        if modes != self._seen:
-            for module, mode in modes.items():
-                self._look_at_mode(module, mode, moment)
-            self._seen = modes
+            seen = known(module)
+            if seen is None:
+                self._meet(module, moment)
+            else:
+                self._look_again(seen, module, moment)
         if self.has_changed:
-            self._children.append((moment, self._standing()))
-            self._look_at_hooks(moment)
-            for module in self._modules:
-                self._since.setdefault(module, moment)
+            self.meet_hooks(moment)
             self.has_changed = False
+        self._looked, self._all_are_hooked = moment, any_global_hook()
 
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes.
@@ -133,18 +90,30 @@ class History:
         if all(map(is_of_torch, {*map(type, self._modules)})):
             return
         for module in self._modules:
-            if not is_of_torch(type(module)):
-                since = self._called.get(module, moment)
-                self._attributes.look_at(module, moment, since)
+            seen = self._seen.get(module)
+            if seen is not None and not is_of_torch(type(module)):
+                self._look_at_attributes(
+                    seen, module, moment, self._called(seen, moment)
+                )
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call meets for the first time, or has made, if it was lazy."""
-        self._look_at(self._parameters, module, own_parameters(module), moment)
-        self._look_at(self._buffers, module, own_buffers(module), moment)
+        seen = self._seen.get(module)
+        if seen is None:
+            self._meet(module, moment)
+        else:
+            self._look_at_tensors(seen, "parameters", own_parameters(module), moment)
+            self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
 
     def meet_hooks(self, moment: int) -> None:
-        """Keep the hooks anew: a forward has set one before a call that begins now."""
-        self._look_at_hooks(moment)
+        """Keep the hooks of the modules anew; nothing for none at all."""
+        have_none = all_are_ours(self._modules)
+        for module in self._modules:
+            seen = self._seen.get(module)
+            if seen is not None and not (have_none and seen.hooks is None):
+                hooks = None if have_none else (type(module), hooks_of_others(module))
+                seen.change("hooks", hooks, moment)
+        self._met_hooks = moment
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
@@ -182,9 +151,9 @@ class History:
 
     def children(self, module: nn.Module, moment: int) -> Children:
         """Return what stood in `module` at a moment."""
-        until = bisect_right(self._children, moment, key=itemgetter(0))
-        known = self._children[max(until - 1, 0)][1].get(module)
-        return dict(own_children(module).items() if known is None else known)
+        seen = self._seen.get(module)
+        known = own_children(module) if seen is None else seen.at("children", moment)
+        return dict(known)
 
     def inside(self, module: nn.Module, moment: int) -> list[nn.Module]:
         """Return `module` and all that stood in it at a moment."""
@@ -202,60 +171,82 @@ class History:
         both = self.parameters(module, moment) | self.buffers(module, moment)
         return {name: kept for name, kept in both.items() if kept is not None}
 
-    def parameters(self, module: nn.Module, moment: int) -> dict[str, Kept | None]:
+    def parameters(self, module: nn.Module, moment: int) -> Tensors:
         """Return what stood among the parameters of `module` at a moment.
 
         A module that was not seen until later is as it was first seen. A tensor that
         stood in two places is one tensor here too.
         """
-        return self._at(self._parameters, module, own_parameters(module), moment)
+        return self._known(module, moment).at("parameters", moment)
 
-    def buffers(self, module: nn.Module, moment: int) -> dict[str, Kept | None]:
+    def buffers(self, module: nn.Module, moment: int) -> Tensors:
         """Return what stood among the buffers of `module`, in the same way."""
-        return self._at(self._buffers, module, own_buffers(module), moment)
+        return self._known(module, moment).at("buffers", moment)
 
-    def attributes(self, module: nn.Module, moment: int) -> Run | None:
+    def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
-        return self._attributes.at(module, moment)
+        seen = self._seen.get(module)
+        return None if seen is None else seen.at("attributes", moment)
 
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
         """Return the hooks `module` had as it was called, as its attributes."""
-        until = bisect_right(self._hooks, moment, key=itemgetter(0))
-        every = self._hooks[max(until - 1, 0)][1]
-        if not every:
-            return NO_HOOKS
-        known = every.get(module)
-        if known is None or known[0] is not type(module):
-            # A lazy module has taken another class since, which has not what they call.
+        seen = self._seen.get(module)
+        if seen is None:
             return hooks_of_others(module)
-        return known[1]
+        known: Hooks | None = seen.at("hooks", moment)
+        if known is None:
+            return NO_HOOKS
+        # A lazy module has taken another class since, which has not what they call.
+        return known[1] if known[0] is type(module) else hooks_of_others(module)
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
-        return self._mode_at(module, moment)[0]
+        seen = self._seen.get(module)
+        return module.training if seen is None else seen.at("training", moment)
 
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
-        return self._mode_at(module, moment)[1]
+        seen = self._seen.get(module)
+        return type(module) if seen is None else seen.at("kind", moment)
 
-    def _modes_now(self) -> dict[nn.Module, Mode]:
-        """Return the mode of each module: one and the same for all that have it."""
-        modes: dict[Mode, Mode] = {}
-        now = zip(map(_TRAINING, self._modules), map(type, self._modules), strict=True)
-        each = [modes.setdefault(mode, mode) for mode in now]
-        return dict(zip(self._modules, each, strict=True))
+    def _known(self, module: nn.Module, moment: int) -> Seen:
+        return self._seen.get(module) or self._meet(module, moment)
 
-    def _mode_at(self, module: nn.Module, moment: int) -> Mode:
-        if module not in self._modes:
-            return self._mode.get(module, (module.training, type(module)))
-        until = bisect_right(self._modes[module], moment, key=itemgetter(0))
-        return self._modes[module][until - 1][1]
+    def _meet(self, module: nn.Module, moment: int) -> Seen:
+        """Look at a module for the first time."""
+        seen = self._seen[module] = Seen(
+            moment,
+            module.training,
+            type(module),
+            dict(own_children(module)),
+            self._attributes.of(module, moment),
+        )
+        if own := own_parameters(module):
+            self._look_at_tensors(seen, "parameters", own, moment)
+        if own := own_buffers(module):
+            self._look_at_tensors(seen, "buffers", own, moment)
+        return seen
 
-    def _look_at_mode(self, module: nn.Module, mode: Mode, since: int) -> None:
-        before = self._mode.setdefault(module, mode)
-        if before != mode:
-            self._modes.setdefault(module, [(-1, before)]).append((since, mode))
-            self._mode[module] = mode
+    def _look_again(self, seen: Seen, module: nn.Module, moment: int) -> None:
+        if seen.training is not module.training:
+            seen.change("training", module.training, moment)
+        if seen.kind is not type(module):
+            seen.change("kind", type(module), moment)
+        if self.has_changed:  # their order counts too
+            children = dict(own_children(module))
+            if [*children.items()] != [*seen.children.items()]:
+                seen.change("children", children, moment)
+        self._look_at_attributes(seen, module, moment, moment)
+        parameters, buffers = own_parameters(module), own_buffers(module)
+        if parameters or seen.parameters:
+            self._look_at_tensors(seen, "parameters", parameters, moment)
+        if buffers or seen.buffers:  # its last call may have changed them
+            since = self._called(seen, moment)
+            self._look_at_tensors(seen, "buffers", buffers, since)
+
+    def _called(self, seen: Seen, otherwise: int) -> int:
+        """Return the moment after a module's last call in this forward."""
+        return seen.called if seen.called > self._looked else otherwise
 
     def _look_at_called(
         self, module: nn.Module, own: dict[str, Any], moment: int
@@ -265,32 +256,40 @@ class History:
         Of modes and attributes we take it that they are so since the module was last
         seen: what contains it has mostly set them, or what calls that, or itself.
         """
-        seen, called = self._seen.get(module), self._called.get(module, 0)
-        if seen is None:
-            self._meet_new(module, moment)
-        elif seen[0] != module.training:
+        seen = self._seen.get(module) or self._meet_new(module, moment)
+        if seen.training is not module.training:
             self._look_at_modes()
         children = own[CHILDREN]
-        if children and children != self._children[-1][1].get(module, children):
+        if children and children != seen.children:
             self._look_at_children(moment)
-        self._attributes.look_at(module, moment, called or self._looked + 1)
-        for parameter in own[PARAMETERS].values():
-            kept = self._kept.get(id(parameter))
+        since = self._called(seen, self._looked + 1)
+        self._look_at_attributes(seen, module, moment, since)
+        for kept in seen.parameters.values():
             if kept is not None and kept.was_written_to():
                 self._look_at_parameters(moment, by_data=kept.has_its_version())
                 break
         buffers = own[BUFFERS]
         if buffers:  # a call may change its own, as BatchNorm does
-            self._look_at(self._buffers, module, buffers, called or moment)
-        self._called[module] = moment + 1
+            since = self._called(seen, moment)
+            self._look_at_tensors(seen, "buffers", buffers, since)
+        seen.called = moment + 1
+
+    def _look_at_attributes(
+        self, seen: Seen, module: nn.Module, moment: int, since: int
+    ) -> None:
+        known = seen.attributes
+        # What can change in place is never the very same: something stands for it.
+        if not known.stand_in(vars(module)):
+            found = self._attributes.anew(known, module, moment)
+            if found is not known:
+                seen.change("attributes", found, since)
 
     def _look_at_modes(self) -> None:
         """Keep the modes that a forward has set, each since it was last seen."""
-        for module, (training, kind) in self._seen.items():
-            if training != module.training:
-                self._seen[module] = mode = module.training, kind
-                since = self._called.get(module, self._looked + 1)
-                self._look_at_mode(module, mode, since)
+        for module, seen in self._seen.items():
+            if seen.training is not module.training:
+                since = self._called(seen, self._looked + 1)
+                seen.change("training", module.training, since)
 
     def _look_at_parameters(self, moment: int, *, by_data: bool) -> None:
         """Keep what a call has written to weights before it called what has them.
@@ -299,97 +298,58 @@ class History:
         it is done again. So of that we take it too that it is so since last seen.
         """
         for module in self._modules:  # one weight may stand in several
-            since = self._called.get(module, self._looked + 1) if by_data else moment
-            self._look_at(self._parameters, module, own_parameters(module), since)
+            if (seen := self._seen.get(module)) is not None:
+                last_seen = self._called(seen, self._looked + 1)
+                since = last_seen if by_data else moment
+                own = own_parameters(module)
+                self._look_at_tensors(seen, "parameters", own, since)
 
-    def _meet_new(self, module: nn.Module, moment: int) -> None:
+    def _meet_new(self, module: nn.Module, moment: int) -> Seen:
         """Keep a module that a forward has made, as if it had stood there before."""
-        self._since.setdefault(module, moment)
-        self.meet(module, moment)
-        self._seen[module] = mode = module.training, type(module)
-        self._look_at_mode(module, mode, moment)
+        seen = self._meet(module, moment)
         self._look_at_children(moment)
-        self._look_at_hooks(max(self._looked, self._hooks[-1][0]))
+        self.meet_hooks(max(self._looked, self._met_hooks))
+        return seen
 
     def _look_at_children(self, moment: int) -> None:
         """Keep what a forward has put in: as if always, where nothing stood before."""
-        now = self._standing()
-        when, before = self._children[-1]
-        if when < self._looked:
-            copied = {module: dict(stood) for module, stood in before.items()}
-            self._children.append((self._looked, copied))
-        for when, every in reversed(self._children):
-            if when < self._looked:
-                break
-            for module, children in now.items():
-                stood = every.setdefault(module, {})
-                for name, child in children.items():
+        for module in self._modules:
+            seen, now = self._seen.get(module), own_children(module)
+            if seen is None or now == seen.children:
+                continue
+            if all(until <= self._looked for until, _ in seen.past("children")):
+                seen.change("children", seen.children.copy(), self._looked)
+            in_this_forward = [
+                stood for until, stood in seen.past("children") if until > self._looked
+            ]
+            for stood in (*in_this_forward, seen.children):
+                for name, child in now.items():
                     if stood.get(name) is None:
                         stood[name] = child
-        if self._children[-1][1] != now:
-            self._children.append((moment, now))
+            if seen.children != now:
+                seen.change("children", dict(now), moment)
 
-    def _look_at_hooks(self, moment: int) -> None:
-        """Keep the hooks of the modules; nothing for none at all."""
-        hooks: dict[nn.Module, Hooks] = {}
-        if not all_are_ours(self._modules):
-            hooks = {it: (type(it), hooks_of_others(it)) for it in self._modules}
-        self._hooks.append((moment, hooks))
-
-    def _standing(self) -> dict[nn.Module, Children]:
-        """Return what stands in each of the modules."""
-        return {it: dict(own_children(it)) for it in self._modules}
-
-    def _look_at(
+    def _look_at_tensors(
         self,
-        every: Values,
-        module: nn.Module,
+        seen: Seen,
+        field: Literal["parameters", "buffers"],
         own: Mapping[str, Tensor | None],
-        moment: int,
+        since: int,
     ) -> None:
-        known = every.get(module)
-        if known is None:
-            known = every[module] = {}
-        for key, tensor in own.items():
-            values, first = known.get(key), moment
-            if values is None:
-                values = known[key] = []
-            elif not values:
-                first = -1  # it was lazy: as if it had been there at once
-            if tensor is None:
-                kept = None
-            elif is_lazy(tensor):
-                continue
-            else:
-                kept = self._kept.get(id(tensor))
-                if kept is None or kept.has_changed():
-                    kept = self._kept[id(tensor)] = Kept(tensor)
-            if not values:
-                values += first, kept
-            elif values[-1] is not kept:
-                values += max(moment, values[-2]), kept
-        if len(own) < len(known):
-            for key, values in known.items():
-                if values and key not in own and values[-1] is not GONE:
-                    values += moment, GONE
-
-    def _at(
-        self,
-        every: Values,
-        module: nn.Module,
-        own: Mapping[str, Tensor | None],
-        moment: int,
-    ) -> dict[str, Kept | None]:
-        if module not in every and own:
-            self._look_at(every, module, own, moment)
-        moment = max(moment, self._since.get(module, moment))
-        found: dict[str, Any] = {}
-        for name, values in every.get(module, {}).items():
-            until = bisect_right(values[::2], moment)
-            kept = values[2 * until - 1] if until else GONE
-            if kept is not GONE:
-                found[name] = kept
-        return found
+        found: Tensors = {}
+        for name, tensor in own.items():
+            kept = self._kept.get(id(tensor), _UNKNOWN)
+            is_new = kept is _UNKNOWN or (kept is not None and kept.has_changed())
+            if tensor is not None and is_new:
+                if is_lazy(tensor):
+                    seen.lazy |= {name}
+                    continue
+                kept = self._kept[id(tensor)] = Kept(tensor)
+            found[name] = kept
+        for name in seen.lazy & found.keys():
+            seen.fill(field, name, found[name])
+        if found != getattr(seen, field):
+            seen.change(field, found, since)
 
 
 @contextmanager
@@ -416,7 +376,9 @@ def _autocast() -> dict[str, torch.dtype]:
     }
 
 
-_TRAINING: Callable[[nn.Module], bool] = attrgetter("training")
+_UNKNOWN: Final[Any] = object()
+"""Stands for what is kept of a tensor that was not met before."""
+
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _NO_AUTOCAST: dict[str, torch.dtype] = {}
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording.past_attributes import NOT_KEPT, PastAttributes, Run
+from gradlib.recording.past_attributes import NOT_KEPT, Attributes
+from gradlib.recording.state import History
 
 
 class Inside(nn.Module):
@@ -400,17 +401,17 @@ def test_attributes_that_other_threads_change() -> None:
 def test_an_attribute_that_comes_while_they_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    past = PastAttributes()
     module: Any = Inside()
     module.rows = [torch.ones(1)]
+    past = History([module])
 
     def meanwhile(_tensor: Tensor) -> None:
         module.new = 1
         module.rows.append(1)
 
-    monkeypatch.setattr(past, "_was", meanwhile)
-    past.look_at(module, 0, 0)
-    assert "new" not in run_at(past, module, 0).found
+    monkeypatch.setattr(past._attributes, "_was", meanwhile)
+    past.look(0)
+    assert "new" not in at(past, module, 0).found
 
 
 def test_what_vmap_leaves_in_an_attribute() -> None:
@@ -611,38 +612,36 @@ def verified(model: nn.Module) -> gradlib.Verification:
 
 
 def test_a_list_is_known_only_where_it_stands() -> None:
-    past = PastAttributes()
     first: Any = Inside()
     second: Any = Inside()
+    past = History([first, second])
     first.rows = second.rows = rows = [torch.ones(1)]
-    past.look_at(first, 0, 0)
-    past.look_at(second, 1, 1)
-    assert original(past, first, 0, "rows") is original(past, second, 1, "rows")
+    past.look(0)
+    assert original(past, first, 0, "rows") is original(past, second, 0, "rows")
     first.rows = []
-    past.look_at(first, 2, 2)
-    past.look_at(second, 3, 3)  # who says that its list was not made since?
+    past.look(1)  # who says that the list of the second was not made since?
     assert second.rows is rows
-    assert original(past, first, 0, "rows") is not original(past, second, 3, "rows")
+    assert original(past, first, 0, "rows") is not original(past, second, 1, "rows")
 
 
 def test_tensors_that_take_each_others_place_in_memory() -> None:
-    past = PastAttributes()
     module: Any = Inside()
+    past = History([module])
     for number in range(20):
         module.last = torch.tensor(number)
-        past.look_at(module, number, number)
+        past.look(number)
     for number in range(20):
         assert kept(past, module, number, "last").value == number
 
 
 def test_tensors_that_change_without_a_new_version() -> None:
-    past = PastAttributes()
     module: Any = Inside()
+    past = History([module])
     with torch.inference_mode():
         module.count = torch.zeros(3)
     module.scale = torch.ones(3)
     for number in range(3):
-        past.look_at(module, number, number)
+        past.look(number)
         with torch.inference_mode():
             module.count += 1
         module.scale.requires_grad_(number == 0)
@@ -653,54 +652,54 @@ def test_tensors_that_change_without_a_new_version() -> None:
 
 
 def test_large_tensors_that_are_put_elsewhere() -> None:
-    past = PastAttributes()
     module: Any = Inside()
+    past = History([module])
     module.rows = torch.zeros(70_000)
     with torch.inference_mode():
         module.fixed = torch.zeros(70_000)
-    past.look_at(module, 0, 0)
+    past.look(0)
     module.rows.data = torch.ones(70_000)
-    past.look_at(module, 1, 1)
+    past.look(1)
     values = [kept(past, module, number, "rows").value[0] for number in range(2)]
     assert values == [0, 1]
     assert kept(past, module, 1, "fixed").value is not module.fixed
 
 
 def test_what_has_not_changed_is_kept_once() -> None:
-    past = PastAttributes()
     module: Any = Inside()
+    past = History([module])
     module.rows = {"a": [torch.ones(1), {1, 2}], "b": (1, 2)}
     for number in range(3):
-        past.look_at(module, number, number)
-    assert past.at(module, 0) is past.at(module, 2)
+        past.look(number)
+    assert past.attributes(module, 0) is past.attributes(module, 2)
     module.rows["a"][1].add(3)
     module.rows["a"][1].remove(1)
-    past.look_at(module, 3, 3)
-    assert past.at(module, 0) is not past.at(module, 3)
+    past.look(3)
+    assert past.attributes(module, 0) is not past.attributes(module, 3)
 
 
 def test_what_is_not_kept() -> None:
-    past = PastAttributes()
     module: Any = Inside()
+    past = History([module])
     module.words = {str(number): number for number in range(1001)}
     module.rows = [[0] * 600, [1] * 600]
     module.deep = [[[[torch.ones(1)]]]]
     module.left = object()
     module.tensors = {torch.ones(1)}
-    past.look_at(module, 0, 0)
+    past.look(0)
     for name in ("words", "rows", "deep", "left", "tensors"):
         assert kept(past, module, 0, name) is NOT_KEPT
 
 
-def run_at(past: PastAttributes, module: nn.Module, moment: int) -> Run:
-    run = past.at(module, moment)
-    assert run is not None
-    return run
+def at(past: History, module: nn.Module, moment: int) -> Attributes:
+    found = past.attributes(module, moment)
+    assert found is not None
+    return found
 
 
-def kept(past: PastAttributes, module: nn.Module, moment: int, name: str) -> Any:
-    return run_at(past, module, moment).found[name]
+def kept(past: History, module: nn.Module, moment: int, name: str) -> Any:
+    return at(past, module, moment).found[name]
 
 
-def original(past: PastAttributes, module: nn.Module, moment: int, name: str) -> object:
+def original(past: History, module: nn.Module, moment: int, name: str) -> object:
     return kept(past, module, moment, name).original
