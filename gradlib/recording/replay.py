@@ -324,8 +324,9 @@ class _Scene:
     def _set_attributes(self, modules: Iterable[nn.Module]) -> None:
         moment = self._trace.moment
         stood = {it: self._history.attributes(it, moment) for it in modules}
-        # What several hold is what the one held that was looked at first.
-        for module in sorted(stood, key=lambda it: at.last if (at := stood[it]) else 0):
+        # What several hold is what the called one held, or who was looked at first.
+        order = sorted(stood, key=lambda it: at.last if (at := stood[it]) else 0)
+        for module in sorted(order, key=lambda it: it is not self._module):
             state, then = vars(module), stood[module]
             if then is not None:
                 for name in state.keys() - OF_TORCH - then.found.keys():

@@ -58,7 +58,6 @@ class History:
         # Whether others stand in the modules than at the last look, or other hooks.
         self.has_changed = True
         self._looked = -1  # when the last forward began
-        self._met_hooks = -1  # when hooks were last looked at
         self._world: World | None = None
         self._all_are_hooked = False  # by a hook that holds for every module
 
@@ -113,7 +112,6 @@ class History:
             if seen is not None and not (have_none and seen.hooks is None):
                 hooks = None if have_none else (type(module), hooks_of_others(module))
                 seen.change("hooks", hooks, moment)
-        self._met_hooks = moment
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
@@ -308,7 +306,7 @@ class History:
         """Keep a module that a forward has made, as if it had stood there before."""
         seen = self._meet(module, moment)
         self._look_at_children(moment)
-        self.meet_hooks(max(self._looked, self._met_hooks))
+        self.meet_hooks(moment)
         return seen
 
     def _look_at_children(self, moment: int) -> None:
@@ -317,12 +315,10 @@ class History:
             seen, now = self._seen.get(module), own_children(module)
             if seen is None or now == seen.children:
                 continue
-            if all(until <= self._looked for until, _ in seen.past("children")):
-                seen.change("children", seen.children.copy(), self._looked)
-            in_this_forward = [
-                stood for until, stood in seen.past("children") if until > self._looked
-            ]
-            for stood in (*in_this_forward, seen.children):
+            # From here on: in earlier forwards nothing stood there.
+            seen.change("children", seen.children.copy(), self._looked)
+            since = [it for until, it in seen.past("children") if until > self._looked]
+            for stood in (*since, seen.children):
                 for name, child in now.items():
                     if stood.get(name) is None:
                         stood[name] = child

@@ -1,0 +1,244 @@
+"""What stood in a module at a moment, as `History` tells it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.recording.past_attributes import Held
+from gradlib.recording.state import History
+
+
+def parent_of(**children: nn.Module) -> Any:
+    module = nn.Module()
+    for name, child in children.items():
+        module.add_module(name, child)
+    return module
+
+
+def begin(*modules: nn.Module) -> History:
+    """Return what is known of modules that our hooks stand on, as a forward begins."""
+    history = History(modules)
+    history.look(0)
+    return history
+
+
+# Children
+
+
+def test_a_child_put_where_nothing_stood_was_there_since_the_forward_began() -> None:
+    first, other, new = nn.Tanh(), nn.ReLU(), nn.Sigmoid()
+    parent = parent_of(a=first)
+    history = begin(parent)
+    history.look(10)
+    parent.a, parent.b = other, new
+    history.world(parent, 15)
+    assert history.children(parent, 5) == {"a": first}
+    assert history.children(parent, 10) == {"a": first, "b": new}
+    assert history.children(parent, 15) == {"a": other, "b": new}
+
+
+def test_a_child_put_in_after_another_was_replaced() -> None:
+    first, other, new = nn.Tanh(), nn.ReLU(), nn.Sigmoid()
+    parent = parent_of(a=first)
+    history = begin(parent)
+    history.look(10)
+    parent.a = other
+    history.world(parent, 13)
+    parent.b = new
+    history.world(parent, 15)
+    assert history.children(parent, 5) == {"a": first}
+    assert history.children(parent, 12) == {"a": first, "b": new}
+    assert history.children(parent, 13) == {"a": other, "b": new}
+
+
+def test_the_order_of_children() -> None:
+    parent = parent_of(a=nn.Tanh(), b=nn.ReLU())
+    history = begin(parent)
+    parent.a = vars(parent)["_modules"].pop("a")
+    history.has_changed = True
+    history.look(10)
+    assert [*history.children(parent, 0)] == ["a", "b"]
+    assert [*history.children(parent, 10)] == ["b", "a"]
+
+
+# Parameters and buffers
+
+
+def test_what_is_the_same_is_kept_once() -> None:
+    module = nn.BatchNorm1d(2)
+    history = begin(module)
+    for moment in (10, 20):
+        history.look(moment)
+        history.world(module, moment + 1)
+    assert history.parameters(module, 0) is history.parameters(module, 30)
+    assert history.buffers(module, 0) is history.buffers(module, 30)
+
+
+def test_what_is_taken_away_is_gone() -> None:
+    module: Any = nn.BatchNorm1d(2)
+    history = begin(module)
+    for name in ("weight", "bias", "running_mean"):
+        delattr(module, name)
+    for name in ("running_var", "num_batches_tracked"):
+        delattr(module, name)
+    history.look(10)
+    assert [*history.at(module, 9)] == [
+        *("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    ]
+    assert not history.at(module, 10)
+
+
+def test_data_written_after_a_write_that_torch_counts() -> None:
+    first, second, third = (nn.Linear(1, 1, bias=False) for _ in range(3))
+    history = begin(first, second, third)
+    values: list[Tensor] = []
+
+    def write(*modules: Any) -> None:
+        values.append(second.weight.detach().clone())
+        for module in modules:
+            with torch.no_grad():
+                module.weight.mul_(2)
+
+    def write_data(*modules: Any) -> None:
+        values.append(second.weight.detach().clone())
+        for module in modules:
+            module.weight.data = module.weight.data * 2
+
+    write(first, second)
+    history.world(first, 3)
+    write_data(second, third)
+    history.world(third, 5)
+    kept = [history.parameters(second, moment)["weight"] for moment in (2, 3)]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    assert kept[0].value == values[0]
+    assert kept[1].value == 4 * values[0]  # of data we take it that it was so before
+
+
+def test_a_lazy_weight_beside_one_that_changed() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.lazy: Any = nn.LazyLinear(2)
+            self.lazy.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.first.weight.mul_(0.9)
+                self.lazy.scale.mul_(0.9)
+            return self.lazy(self.first(x)) * self.lazy.scale
+
+    model = Scales()
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+    assert recording.verify().agreed == 3
+
+
+# Hooks
+
+
+def doubles_output(module: nn.Module) -> None:
+    module.register_forward_hook(lambda _module, _args, output: output * 2)
+
+
+def doubles_input(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+
+
+@pytest.mark.parametrize("hook", [doubles_output, doubles_input])
+def test_a_module_that_a_forward_makes_with_a_hook(
+    hook: Callable[[nn.Module], None],
+) -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.new: nn.Module | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.new is None:
+                self.new = nn.Linear(3, 3)
+                hook(self.new)
+            return self.new(self.fc(x))
+
+    model = Makes()
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+        model(torch.randn(2, 3)).sum().backward()
+    found = recording.verify()
+    assert found.agreed == found.calls == 6, found
+
+
+def test_the_hooks_of_a_module_that_was_not_seen() -> None:
+    module = nn.Tanh()
+    hook = module.register_forward_hook(lambda *_: None)
+    assert [*History([]).hooks(module, 0)["_forward_hooks"]] == [hook.id]
+
+
+# Attributes
+
+
+class Scales(nn.Module):
+    def __init__(self, rows: list[float]) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.rows[0]
+
+
+class Holds(nn.Module):
+    def __init__(self, inner: Scales) -> None:
+        super().__init__()
+        self.rows, self.inner = inner.rows, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(x)
+
+
+class SetsBack(nn.Module):
+    def __init__(self, inner: Scales) -> None:
+        super().__init__()
+        self.inner, self.holder = inner, Holds(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.holder(x)
+        self.inner.rows[0] = 1.0
+        return self.inner(x)
+
+
+def test_a_list_that_two_modules_hold_and_a_call_changes() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.inner = nn.Linear(3, 3), Scales([1.0])
+            self.outer = SetsBack(self.inner)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(self.fc(x))
+            self.inner.rows[0] = 2.0
+            return self.outer(x)
+
+    model = Net()
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+    found = recording.verify()
+    assert found.agreed == found.calls == 6, found
+
+
+def test_a_tuple_of_one_module_says_nothing_of_that_of_another() -> None:
+    class Pairs(nn.Module):
+        def __init__(self, pair: tuple[Any, ...]) -> None:
+            super().__init__()
+            self.pair = pair
+
+    first, second = Pairs((1, 2)), Pairs((torch.ones(1), 2))
+    history = begin(first, second)
+    attributes = history.attributes(second, 0)
+    assert attributes is not None
+    assert isinstance(attributes.found["pair"], Held)
