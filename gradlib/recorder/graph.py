@@ -43,7 +43,9 @@ class ForwardGraph:
         self.roots: list[Node] = []  # where to begin to walk
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: set[Node] = set()
-        self._edges: dict[End, list[Made]] = {}
+        # Most ends have one edge, so of these it stands alone; of others there are all.
+        self._edges: dict[End, Made] = {}
+        self._several: dict[End, list[Made]] = {}
 
     def leave_out(self, ends: Iterable[End]) -> None:
         """Never walk `ends`, given from outside, whatever numbers they have."""
@@ -52,7 +54,6 @@ class ForwardGraph:
     def walk(self) -> None:
         """Walk what was made since the last time."""
         edges, walked, since = self._edges, self._walked, self.since
-        several: dict[End, list[Made]] = {}
         stack = self.roots  # to which another thread may add
         node: Any
         while stack:
@@ -76,15 +77,17 @@ class ForwardGraph:
                 else:
                     stack.append(target)
                 made = number, node, entry, cast
-                if end not in edges:
-                    edges[end] = [made]
-                else:
-                    edges[end].append(made)
-                    several[end] = edges[end]
+                if edges.setdefault(end, made) is not made:
+                    self._add(end, made)
                 if cast is not None:
-                    edges.setdefault(edge, []).append((number, node, entry, None))
-        for found in several.values():
+                    made = number, node, entry, None
+                    if edges.setdefault(edge, made) is not made:
+                        self._add(edge, made)
+        for found in self._several.values():
             found.sort(key=_NUMBER)
+
+    def _add(self, end: End, made: Made) -> None:
+        self._several.setdefault(end, [self._edges[end]]).append(made)
 
     def leading_to(self, end: End, since: int, until: int) -> Sequence[Made]:
         """Return the edges to `end` of the nodes that a call made.
@@ -94,11 +97,12 @@ class ForwardGraph:
             since: The sequence number when the call began.
             until: And when it returned.
         """
-        edges = self._edges.get(end, ())
-        if len(edges) == 1:
-            return edges if since <= edges[0][0] < until else ()
-        first = bisect_left(edges, since, key=_NUMBER)
-        return edges[first : bisect_left(edges, until, key=_NUMBER)]
+        if end in self._several:
+            every = self._several[end]
+            first = bisect_left(every, since, key=_NUMBER)
+            return every[first : bisect_left(every, until, key=_NUMBER)]
+        only = self._edges.get(end)
+        return (only,) if only is not None and since <= only[0] < until else ()
 
     def computed_from(self, node: Node, since: int, until: int) -> Sequence[Made]:
         """Return what a call made of a tensor that it only laid out anew.
@@ -118,7 +122,7 @@ class ForwardGraph:
             return ()
         end = node, 0
         inside = self.leading_to(end, since, until)
-        return inside if len(inside) == len(self._edges.get(end, ())) else ()
+        return inside if len(inside) == len(self._several.get(end, (end,))) else ()
 
 
 _NUMBER: Callable[[Made], int] = itemgetter(0)
