@@ -93,18 +93,26 @@ def test_options(options: dict[str, Any], layout: str, called: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("ins", "images", "options", "is_plain"),
+    ("ins", "images", "threads", "options", "is_plain"),
     [
-        (1, 20, {}, True),
-        (3, 9, {"stride": 2, "padding": 2}, True),
-        (4, 20, {}, False),  # of 16 outputs each tap goes back to too many
-        (1, 20, {"dilation": 2}, False),
-        (1, 200, {}, False),  # too many
+        (1, 20, 1, {}, True),
+        (3, 9, 1, {"stride": 2, "padding": 2}, True),
+        (4, 20, 1, {}, False),  # of 16 outputs each tap goes back to too many
+        (1, 20, 1, {"dilation": 2}, False),
+        (1, 400, 1, {}, False),  # too many
+        (1, 400, 2, {}, True),
     ],
 )
 def test_back_to_few_channels(
-    ins: int, images: int, options: dict[str, Any], is_plain: bool, called: list[str]
+    ins: int,
+    images: int,
+    threads: int,
+    options: dict[str, Any],
+    is_plain: bool,
+    called: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     model = nn.Sequential(nn.Conv2d(ins, 16, 3, **options), nn.Flatten())
     x = double(images, ins, 12, 12)
     model.append(nn.Linear(model(x.float()).shape[1], 1)).double()
