@@ -46,9 +46,10 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
         raise NoSuchWayError(
             f'There is nothing to split at: {_why(graph)} Use mode="auto".'
         )
-    _require_samples(graph, cut)
+    linear = Linearized(graph.roots, cut.edge, every_other)
+    _require_samples(graph, cut, linear.pulled)
     before = _rows_before(graph, cut, chunk, create_graph)
-    after = _columns_after(graph, cut, chunk, create_graph)
+    after = _columns_after(graph, cut, linear, chunk, create_graph)
     for i, part in enumerate(before):
         if part is None:
             yield Piece((0, i), SAMPLES, 0, graph.batch, None)
@@ -91,9 +92,10 @@ def _rows_before(
     return parts
 
 
-def _columns_after(graph: Graph, cut: Cut, chunk: int, create_graph: bool) -> Tensor:
+def _columns_after(
+    graph: Graph, cut: Cut, linear: Linearized, chunk: int, create_graph: bool
+) -> Tensor:
     """Return dY/dH, ``(batch, out, h)``."""
-    linear = Linearized(graph.roots, cut.edge)
     found: list[Tensor] = []
     for start, length in chunks(cut.width, chunk):
         u = one_hot_for_all(length, _like(cut), start, cut.shape)
@@ -107,19 +109,23 @@ def _columns_after(graph: Graph, cut: Cut, chunk: int, create_graph: bool) -> Te
     return torch.cat(found).movedim(0, 2)
 
 
-def _require_samples(graph: Graph, cut: Cut) -> None:
+def _require_samples(graph: Graph, cut: Cut, at_h: Tensor | None) -> None:
     """Raise unless the first axis of h is the samples, though it is as long.
 
     The vectors of every other sample are zero. If h is what it seems to be, what they
     give is zero elsewhere, before h and after it.
+
+    Args:
+        graph: Where the Jacobian comes from.
+        cut: Where h is.
+        at_h: What such a vector at the output gives there.
     """
     if graph.batch == 1:
         return
-    ends = graph.points
-    y = graph.roots[0]
-    (at_h,) = pull(y, [cut.edge], every_other(y)[None])
-    sides = [at_h, *pull(cut.edge, ends, every_other(_like(cut, cut.shape))[None])]
-    others = sum(it[0, 1::2].abs().sum() for it in sides if it is not None)
+    v = every_other(_like(cut, cut.shape))
+    before = pull(cut.edge, graph.points, v[None])
+    sides = [at_h, *(None if it is None else it[0] for it in before)]
+    others = sum(it.detach()[1::2].abs().sum() for it in sides if it is not None)
     if others:  # asked once: each question waits for the device
         why = (
             "and slopes there are NaN, so it does not show whether"
