@@ -143,11 +143,17 @@ def test_a_lazy_weight_beside_one_that_changed() -> None:
 
 
 def doubles_output(module: nn.Module) -> None:
-    module.register_forward_hook(lambda _module, _args, output: output * 2)
+    def hook(_module: object, _args: object, output: Tensor) -> Tensor:
+        return output * 2
+
+    module.register_forward_hook(hook)
 
 
 def doubles_input(module: nn.Module) -> None:
-    module.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    def hook(_module: object, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (args[0] * 2,)
+
+    module.register_forward_pre_hook(hook)
 
 
 @pytest.mark.parametrize("hook", [doubles_output, doubles_input])
