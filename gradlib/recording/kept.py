@@ -39,10 +39,6 @@ class Kept:
             return True
         return self._address is not None and data_address(tensor) != self._address
 
-    def has_its_version(self) -> bool:
-        """Tell whether it was not written to, or in a way that torch does not count."""
-        return self._version == self._tensor._version
-
     def has_changed(self) -> bool:
         """Tell whether the tensor is not what was kept."""
         tensor = self._tensor

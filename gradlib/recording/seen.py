@@ -31,7 +31,6 @@ class Seen:
     parameters = buffers = _NOTHING
     hooks: Hooks | None = None  # those of others; None for none
     lazy: frozenset[str] = frozenset()  # the names of what was not initialised yet
-    called = -1  # the moment after its last call
     # By field: what stood there, each until when.
     _past: dict[str, list[tuple[int, Any]]] | None = None
 
@@ -44,7 +43,7 @@ class Seen:
         attributes: Attributes,
     ) -> None:
         """Begin with what is seen at a moment: as if it had always been so."""
-        self.since = moment
+        self.since = self.last = moment  # it was seen first, and last
         self.training = training
         self.kind = kind
         self.children = children

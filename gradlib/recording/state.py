@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private import (
-    BUFFERS,
     CHILDREN,
     FORWARD_HOOKS,
     any_autocast,
@@ -91,9 +90,7 @@ class History:
         for module in self._modules:
             seen = self._seen.get(module)
             if seen is not None and not is_of_torch(type(module)):
-                self._look_at_attributes(
-                    seen, module, moment, self._called(seen, moment)
-                )
+                self._look_at_attributes(seen, module, moment, seen.last + 1)
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep what a call meets for the first time, or has made, if it was lazy."""
@@ -226,6 +223,7 @@ class History:
         return seen
 
     def _look_again(self, seen: Seen, module: nn.Module, moment: int) -> None:
+        """Look at a module as a forward begins."""
         if seen.training is not module.training:
             seen.change("training", module.training, moment)
         if seen.kind is not type(module):
@@ -239,38 +237,41 @@ class History:
         if parameters or seen.parameters:
             self._look_at_tensors(seen, "parameters", parameters, moment)
         if buffers or seen.buffers:  # its last call may have changed them
-            since = self._called(seen, moment)
-            self._look_at_tensors(seen, "buffers", buffers, since)
+            self._look_at_tensors(seen, "buffers", buffers, seen.last + 1)
+        seen.last = moment
 
-    def _called(self, seen: Seen, otherwise: int) -> int:
-        """Return the moment after a module's last call in this forward."""
-        return seen.called if seen.called > self._looked else otherwise
+    def _look_during(self, seen: Seen, module: nn.Module, moment: int) -> None:
+        """Look at a module as a call begins: what is new is so since the last look."""
+        since = seen.last + 1
+        if seen.training is not module.training:
+            seen.change("training", module.training, since)
+        children, buffers = own_children(module), own_buffers(module)
+        if children and children != seen.children:
+            self._look_at_children(moment)
+        self._look_at_attributes(seen, module, moment, since)
+        for kept in seen.parameters.values():
+            if kept is not None and kept.was_written_to():
+                own = own_parameters(module)
+                self._look_at_tensors(seen, "parameters", own, since)
+                break
+        if buffers:  # a call may change its own, as BatchNorm does
+            self._look_at_tensors(seen, "buffers", buffers, since)
+        seen.last = moment
 
     def _look_at_called(
         self, module: nn.Module, own: dict[str, Any], moment: int
     ) -> None:
-        """Keep what is not as it was when the forward began.
+        """Keep what is not as it was when last seen, of all that is in a called module.
 
-        Of modes and attributes we take it that they are so since the module was last
-        seen: what contains it has mostly set them, or what calls that, or itself.
+        So what a call begins with is known, also of what it may change before it calls
+        that.
         """
-        seen = self._seen.get(module) or self._meet_new(module, moment)
-        if seen.training is not module.training:
-            self._look_at_modes()
-        children = own[CHILDREN]
-        if children and children != seen.children:
-            self._look_at_children(moment)
-        since = self._called(seen, self._looked + 1)
-        self._look_at_attributes(seen, module, moment, since)
-        for kept in seen.parameters.values():
-            if kept is not None and kept.was_written_to():
-                self._look_at_parameters(moment, by_data=kept.has_its_version())
-                break
-        buffers = own[BUFFERS]
-        if buffers:  # a call may change its own, as BatchNorm does
-            since = self._called(seen, moment)
-            self._look_at_tensors(seen, "buffers", buffers, since)
-        seen.called = moment + 1
+        if moment == self._looked:  # the forward begins with it
+            return
+        inside: Iterable[nn.Module] = module.modules() if own[CHILDREN] else (module,)
+        for it in [*inside]:
+            seen = self._seen.get(it) or self._meet_new(it, moment)
+            self._look_during(seen, it, moment)
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int
@@ -281,26 +282,6 @@ class History:
             found = self._attributes.anew(known, module, moment)
             if found is not known:
                 seen.change("attributes", found, since)
-
-    def _look_at_modes(self) -> None:
-        """Keep the modes that a forward has set, each since it was last seen."""
-        for module, seen in self._seen.items():
-            if seen.training is not module.training:
-                since = self._called(seen, self._looked + 1)
-                seen.change("training", module.training, since)
-
-    def _look_at_parameters(self, moment: int, *, by_data: bool) -> None:
-        """Keep what a call has written to weights before it called what has them.
-
-        What is written to ``.data``, as to normalize them, mostly stays the same where
-        it is done again. So of that we take it too that it is so since last seen.
-        """
-        for module in self._modules:  # one weight may stand in several
-            if (seen := self._seen.get(module)) is not None:
-                last_seen = self._called(seen, self._looked + 1)
-                since = last_seen if by_data else moment
-                own = own_parameters(module)
-                self._look_at_tensors(seen, "parameters", own, since)
 
     def _meet_new(self, module: nn.Module, moment: int) -> Seen:
         """Keep a module that a forward has made, as if it had stood there before."""

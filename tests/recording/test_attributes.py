@@ -304,7 +304,7 @@ def test_what_the_last_call_has_left_for_others() -> None:
             return self.fc(x) * self.before[0].count
 
     counts = Counts()
-    model = nn.Sequential(counts, Last(counts))
+    model = nn.Sequential(counts, Last(counts), counts)
     with gradlib.record(model) as recording:
         step(model)
         step(model)

@@ -254,6 +254,49 @@ def test_a_sparse_weight() -> None:
     all_agree(model)
 
 
+# What depends on how it was before
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.drop = nn.Dropout(0.5)
+        self.scale, self.rows = 1.0, [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x * self.weight) * self.scale * self.rows[0]
+
+
+def scale_weight(scaled: Any) -> None:
+    with torch.no_grad():
+        scaled.weight.mul_(0.5)
+
+
+def scale_data(scaled: Any) -> None:
+    scaled.weight.data = scaled.weight.data * 0.5
+
+
+def scale_more(scaled: Any) -> None:
+    scaled.scale += 1
+
+
+def scale_list(scaled: Any) -> None:
+    scaled.rows[0] += 1
+
+
+def turn_mode(scaled: Any) -> None:
+    scaled.train(not scaled.training)
+
+
+@pytest.mark.parametrize(
+    "change", [scale_weight, scale_data, scale_more, scale_list, turn_mode]
+)
+def test_what_an_inner_module_changes_before_its_call(change: Change) -> None:
+    inner = Net(lambda net: change(net.block[0]), Scaled())
+    all_agree(nn.Sequential(nn.Linear(4, 4), nn.Sequential(inner, nn.Tanh())))
+
+
 # Children
 
 
