@@ -54,6 +54,7 @@ class ForwardGraph:
     def walk(self) -> None:
         """Walk what was made since the last time."""
         edges, walked, since = self._edges, self._walked, self.since
+        grown: dict[End, list[Made]] = {}
         stack = self.roots  # to which another thread may add
         node: Any
         while stack:
@@ -78,16 +79,19 @@ class ForwardGraph:
                     stack.append(target)
                 made = number, node, entry, cast
                 if edges.setdefault(end, made) is not made:
-                    self._add(end, made)
+                    grown[end] = self._added(end, made)
                 if cast is not None:
                     made = number, node, entry, None
                     if edges.setdefault(edge, made) is not made:
-                        self._add(edge, made)
-        for found in self._several.values():
+                        grown[edge] = self._added(edge, made)
+        for found in grown.values():
             found.sort(key=_NUMBER)
 
-    def _add(self, end: End, made: Made) -> None:
-        self._several.setdefault(end, [self._edges[end]]).append(made)
+    def _added(self, end: End, made: Made) -> list[Made]:
+        """Return all edges to an end that has several, with another."""
+        every = self._several.setdefault(end, [self._edges[end]])
+        every.append(made)
+        return every
 
     def leading_to(self, end: End, since: int, until: int) -> Sequence[Made]:
         """Return the edges to `end` of the nodes that a call made.

@@ -123,7 +123,7 @@ class History:
             What surrounds it.
         """
         own = vars(module)
-        self._look_at_called(module, own, moment)
+        self._look_at_called(module, moment)
         known = self._world
         autocast = _autocast() if any_autocast() else _NO_AUTOCAST
         is_dual = tensors_may_be_dual()
@@ -258,9 +258,7 @@ class History:
             self._look_at_tensors(seen, "buffers", buffers, since)
         seen.last = moment
 
-    def _look_at_called(
-        self, module: nn.Module, own: dict[str, Any], moment: int
-    ) -> None:
+    def _look_at_called(self, module: nn.Module, moment: int) -> None:
         """Keep what is not as it was when last seen, of all that is in a called module.
 
         So what a call begins with is known, also of what it may change before it calls
@@ -268,27 +266,29 @@ class History:
         """
         if moment == self._looked:  # the forward begins with it
             return
-        inside: Iterable[nn.Module] = module.modules() if own[CHILDREN] else (module,)
+        has_others = own_children(module)
+        inside: Iterable[nn.Module] = module.modules() if has_others else (module,)
         for it in [*inside]:
-            seen = self._seen.get(it) or self._meet_new(it, moment)
-            self._look_during(seen, it, moment)
+            seen = self._seen.get(it)
+            if seen is None:
+                self._meet_new(it, moment)
+            else:
+                self._look_during(seen, it, moment)
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int
     ) -> None:
         known = seen.attributes
-        # What can change in place is never the very same: something stands for it.
         if not known.stand_in(vars(module)):
             found = self._attributes.anew(known, module, moment)
             if found is not known:
                 seen.change("attributes", found, since)
 
-    def _meet_new(self, module: nn.Module, moment: int) -> Seen:
+    def _meet_new(self, module: nn.Module, moment: int) -> None:
         """Keep a module that a forward has made, as if it had stood there before."""
-        seen = self._meet(module, moment)
+        self._meet(module, moment)
         self._look_at_children(moment)
         self.meet_hooks(moment)
-        return seen
 
     def _look_at_children(self, moment: int) -> None:
         """Keep what a forward has put in: as if always, where nothing stood before."""
