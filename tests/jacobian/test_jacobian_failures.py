@@ -971,3 +971,15 @@ def test_blocks_share_no_memory_with_each_other() -> None:
     )
     assert memory(ours[0]) != memory(ours[1])
     assert all(it.is_contiguous() for it in ours)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_split_where_samples_change_places(where: str) -> None:
+    into, out_of = torch.randn(6, 2), torch.randn(2, 6)
+
+    def fn(x: Tensor) -> Tensor:
+        h = ((x.flip(0) if where == "before" else x) @ into).tanh()
+        return ((h if where == "before" else h.flip(0)) @ out_of).tanh()
+
+    with pytest.raises(gradlib.NoSuchWayError, match="first axis is the samples"):
+        gradlib.per_sample_jacobian(fn, torch.randn(4, 6), mode="split", check=False)
