@@ -41,6 +41,7 @@ from gradlib.recording.attributes import (
 )
 from gradlib.recording.difference import shape_of
 from gradlib.recording.kept import Kept
+from gradlib.recording.lazy_modules import draw_again
 from gradlib.recording.notes import input_name, note
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.state import (
@@ -286,6 +287,8 @@ class _Scene:
         state["training"] = self._history.training(module, moment)
         for kind, hooks in self._history.hooks(module, moment).items():
             state[kind] = copy(hooks)  # one may take itself away
+        if made := self._history.made_since(module, moment):
+            draw_again(module, self._history.kind(module, moment), made)
         if module is self._module:
             for name in self._trace.parameters:
                 parameter = parameters.get(name)

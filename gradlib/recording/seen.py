@@ -1,7 +1,9 @@
 """What stands in one module, and what stood there at each moment before."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -31,6 +33,7 @@ class Seen:
     parameters = buffers = _NOTHING
     hooks: Hooks | None = None  # those of others; None for none
     lazy: frozenset[str] = frozenset()  # the names of what was not initialised yet
+    filled: Mapping[str, int] = MappingProxyType({})  # of what was, and when
     # By field: what stood there, each until when.
     _past: dict[str, list[tuple[int, Any]]] | None = None
 
@@ -59,9 +62,10 @@ class Seen:
             past.append((until, getattr(self, field)))
         setattr(self, field, value)
 
-    def fill(self, field: str, name: str, value: Any) -> None:
-        """Put in what was lazy: as if it had been there at once."""
+    def fill(self, field: str, name: str, value: Any, moment: int) -> None:
+        """Put in what was lazy until a moment: as if it had been there at once."""
         self.lazy -= {name}
+        self.filled = {**self.filled, name: moment}
         if self._past is not None and field in self._past:
             past = self._past[field]
             past[:] = [(until, {**stood, name: value}) for until, stood in past]

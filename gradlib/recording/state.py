@@ -178,6 +178,17 @@ class History:
         """Return what stood among the buffers of `module`, in the same way."""
         return self._known(module, moment).at("buffers", moment)
 
+    def made_since(self, module: nn.Module, moment: int) -> dict[str, Tensor]:
+        """Return the weights of a module that was lazy at a moment, as it made them."""
+        seen = self._seen.get(module)
+        if seen is None:
+            return {}
+        return {
+            name: self.at(module, made)[name].value
+            for name, made in seen.filled.items()
+            if moment <= made
+        }
+
     def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
         seen = self._seen.get(module)
@@ -228,10 +239,8 @@ class History:
             seen.change("training", module.training, moment)
         if seen.kind is not type(module):
             seen.change("kind", type(module), moment)
-        if self.has_changed:  # their order counts too
-            children = dict(own_children(module))
-            if [*children.items()] != [*seen.children.items()]:
-                seen.change("children", children, moment)
+        if self.has_changed:
+            self._look_at_children(seen, module, moment)
         self._look_at_attributes(seen, module, moment, moment)
         parameters, buffers = own_parameters(module), own_buffers(module)
         if parameters or seen.parameters:
@@ -245,16 +254,14 @@ class History:
         since = seen.last + 1
         if seen.training is not module.training:
             seen.change("training", module.training, since)
-        children, buffers = own_children(module), own_buffers(module)
-        if children and children != seen.children:
-            self._look_at_children(moment)
+        self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
         for kept in seen.parameters.values():
             if kept is not None and kept.was_written_to():
                 own = own_parameters(module)
                 self._look_at_tensors(seen, "parameters", own, since)
                 break
-        if buffers:  # a call may change its own, as BatchNorm does
+        if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
             self._look_at_tensors(seen, "buffers", buffers, since)
         seen.last = moment
 
@@ -275,6 +282,11 @@ class History:
             else:
                 self._look_during(seen, it, moment)
 
+    def _look_at_children(self, seen: Seen, module: nn.Module, since: int) -> None:
+        now, known = own_children(module), seen.children
+        if now != known or [*now] != [*known]:  # their order counts too
+            seen.change("children", dict(now), since)
+
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int
     ) -> None:
@@ -285,26 +297,13 @@ class History:
                 seen.change("attributes", found, since)
 
     def _meet_new(self, module: nn.Module, moment: int) -> None:
-        """Keep a module that a forward has made, as if it had stood there before."""
+        """Keep a module that a forward has made, and where it has put it."""
         self._meet(module, moment)
-        self._look_at_children(moment)
+        for parent in self._modules:
+            seen = self._seen.get(parent)
+            if seen is not None:
+                self._look_at_children(seen, parent, seen.last + 1)
         self.meet_hooks(moment)
-
-    def _look_at_children(self, moment: int) -> None:
-        """Keep what a forward has put in: as if always, where nothing stood before."""
-        for module in self._modules:
-            seen, now = self._seen.get(module), own_children(module)
-            if seen is None or now == seen.children:
-                continue
-            # From here on: in earlier forwards nothing stood there.
-            seen.change("children", seen.children.copy(), self._looked)
-            since = [it for until, it in seen.past("children") if until > self._looked]
-            for stood in (*since, seen.children):
-                for name, child in now.items():
-                    if stood.get(name) is None:
-                        stood[name] = child
-            if seen.children != now:
-                seen.change("children", dict(now), moment)
 
     def _look_at_tensors(
         self,
@@ -324,7 +323,7 @@ class History:
                 kept = self._kept[id(tensor)] = Kept(tensor)
             found[name] = kept
         for name in seen.lazy & found.keys():
-            seen.fill(field, name, found[name])
+            seen.fill(field, name, found[name], since)
         if found != getattr(seen, field):
             seen.change(field, found, since)
 

@@ -88,6 +88,9 @@ ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "
     "a hook or a setting"
 )
+DRAWN_ELSEWHERE = (
+    "it draws from Python's random or NumPy, whose states are not kept as torch's are"
+)
 NOT_TWICE = (
     "its backward does not repeat: two passes with the same values differ, as where it "
     "draws random numbers"
@@ -145,8 +148,10 @@ def _check(
                 for path, it in _outputs(trace, replayed)
                 if not tolerance.allows(it)
             ]
+            drawn = bool(others) and _draws_elsewhere(trace, number)
+            why_another = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
             for path, it in others:
-                reason = it.reason or ANOTHER_OUTPUT
+                reason = it.reason or why_another
                 yield _difference(trace, "output" + path, it.error, reason)
         if replayed.shares is None or not through[place]:
             continue
@@ -169,6 +174,18 @@ def _check(
                 yield _difference(trace, field, error, "finite differences disagree")
     if not any(through):
         raise CannotReplayError(BEGAN_INSIDE)
+
+
+def _draws_elsewhere(trace: CallTrace, number: int) -> bool:
+    """Tell whether a forward draws from generators that are not torch's."""
+    states: list[object] = []
+
+    def look() -> None:
+        _, key, *others = cast(Any, numpy.random.get_state())
+        states.append((random.getstate(), key.tobytes(), others))
+
+    replay(trace, number, begin=look, turn=look)
+    return states[0] != states[1]
 
 
 def _differs_again(

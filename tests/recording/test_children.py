@@ -55,6 +55,33 @@ class Rebuilds(nn.Module):
         return self.layer(x)
 
 
+class BuildsUnlessThere(nn.Module):
+    """Makes its layer as `Builds` does, where nothing stood in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "layer"):
+            self.layer = nn.Linear(3, 3)
+        return self.drop(self.layer(self.first(x)))
+
+
+class Turns(nn.Module):
+    """Makes in each forward what the layer before it was not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("layer", None)
+        self.first = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer = nn.Tanh() if isinstance(self.layer, nn.Sigmoid) else nn.Sigmoid()
+        return self.layer(self.first(x))
+
+
 def step(model: nn.Module) -> None:
     """Learn from data of which a gradient is asked too."""
     model(torch.randn(4, 3, requires_grad=True)).square().sum().backward()
@@ -147,7 +174,7 @@ def test_a_module_that_is_gone(change: Callable[[Any], None], where: str) -> Non
     assert (vars(model).get("layer"), dict(model.named_children())) == standing
 
 
-@pytest.mark.parametrize("make", [Builds, Rebuilds])
+@pytest.mark.parametrize("make", [Builds, BuildsUnlessThere, Rebuilds, Turns])
 def test_a_module_that_a_forward_makes(make: Callable[[], nn.Module]) -> None:
     model = make()
     with gradlib.record(model) as recording:

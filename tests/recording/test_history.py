@@ -29,19 +29,7 @@ def begin(*modules: nn.Module) -> History:
 # Children
 
 
-def test_a_child_put_where_nothing_stood_was_there_since_the_forward_began() -> None:
-    first, other, new = nn.Tanh(), nn.ReLU(), nn.Sigmoid()
-    parent = parent_of(a=first)
-    history = begin(parent)
-    history.look(10)
-    parent.a, parent.b = other, new
-    history.world(parent, 15)
-    assert history.children(parent, 5) == {"a": first}
-    assert history.children(parent, 10) == {"a": first, "b": new}
-    assert history.children(parent, 15) == {"a": other, "b": new}
-
-
-def test_a_child_put_in_after_another_was_replaced() -> None:
+def test_a_child_is_there_since_the_module_was_last_seen() -> None:
     first, other, new = nn.Tanh(), nn.ReLU(), nn.Sigmoid()
     parent = parent_of(a=first)
     history = begin(parent)
@@ -50,19 +38,40 @@ def test_a_child_put_in_after_another_was_replaced() -> None:
     history.world(parent, 13)
     parent.b = new
     history.world(parent, 15)
-    assert history.children(parent, 5) == {"a": first}
-    assert history.children(parent, 12) == {"a": first, "b": new}
-    assert history.children(parent, 13) == {"a": other, "b": new}
+    assert history.children(parent, 10) == {"a": first}
+    assert history.children(parent, 11) == {"a": other}
+    assert history.children(parent, 13) == {"a": other}
+    assert history.children(parent, 14) == {"a": other, "b": new}
+
+
+def test_a_child_that_is_called_before_its_parent_is() -> None:
+    parent, made = parent_of(a=nn.Tanh()), nn.Sigmoid()
+    history = begin(parent, made)
+    history.look(10)
+    parent.b = made
+    history.world(made, 13)
+    history.world(parent, 15)
+    assert [*history.children(parent, 10)] == ["a"]
+    assert [*history.children(parent, 15)] == ["a", "b"]
 
 
 def test_the_order_of_children() -> None:
     parent = parent_of(a=nn.Tanh(), b=nn.ReLU())
     history = begin(parent)
-    parent.a = vars(parent)["_modules"].pop("a")
+    last_is_first(parent)
     history.has_changed = True
     history.look(10)
+    last_is_first(parent)
+    history.world(parent, 20)
     assert [*history.children(parent, 0)] == ["a", "b"]
     assert [*history.children(parent, 10)] == ["b", "a"]
+    assert [*history.children(parent, 20)] == ["a", "b"]
+
+
+def last_is_first(parent: nn.Module) -> None:
+    children = vars(parent)["_modules"]
+    for name in [*children][:-1]:
+        children[name] = children.pop(name)
 
 
 # Parameters and buffers

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
@@ -734,6 +735,47 @@ def test_a_lazy_module() -> None:
                 for parameter in model.parameters():
                     parameter.mul_(2)
     assert_replays(recording, model)
+
+
+LazyModule: Any = LazyModuleMixin  # its stubs know no module
+
+
+class LazyNoise(LazyModule, nn.Module):
+    """Draws its weight, and a number, in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Any = nn.UninitializedParameter()
+        self.shift: Any
+        self.register_buffer("shift", nn.UninitializedBuffer())
+        self.level = 0.0
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if self.has_uninitialized_params():
+            self.weight.materialize(x.shape[1:])
+            nn.init.normal_(self.weight)
+            self.shift.materialize(x.shape[1:])
+            nn.init.normal_(self.shift)
+            self.level = torch.rand(()).item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.shift + self.level * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(4), LazyNoise])
+def test_what_is_drawn_after_the_weights_of_a_lazy_module(
+    make: Callable[[], nn.Module],
+) -> None:
+    model = nn.Sequential(make(), nn.Dropout(0.5), nn.Sequential(make(), nn.Dropout()))
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(5, 3, requires_grad=True))).backward()
+    before = {name: it.clone() for name, it in model.state_dict().items()}
+    classes = [*map(type, model.modules())]
+    assert_replays(recording, model)
+    assert recording.verify(numerical=True).ok
+    assert [*map(type, model.modules())] == classes
+    assert all(it.equal(before[name]) for name, it in model.state_dict().items())
 
 
 def test_a_class_that_changes_after_the_call() -> None:

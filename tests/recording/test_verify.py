@@ -413,6 +413,26 @@ def test_what_a_call_reads_from_another_object_may_have_changed() -> None:
     assert grad.reason == ""  # it is that of another output
 
 
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand])
+def test_what_a_call_draws_from_other_generators_is_named(
+    draw: Callable[[], float],
+) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * draw()
+
+    net = nn.Sequential(nn.Linear(3, 3), Scales(), nn.Dropout(0.5))
+    with gradlib.record(net) as recording:
+        net(torch.randn(4, 3)).sum().backward()
+    found = recording.verify()
+    assert found.agreed == 2
+    assert found.disagreements[0].name == "1"
+    assert found.disagreements[0].reason == (
+        "it draws from Python's random or NumPy, whose states are not kept as torch's "
+        "are"
+    )
+
+
 def _doubles(_module: object, _args: object, output: Tensor) -> Tensor:
     return 2 * output
 
