@@ -1,7 +1,7 @@
 """Whether samples influence each other, and which module makes them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look
+from gradlib.jacobian.look import Look, first_coupled
 from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
@@ -66,12 +66,9 @@ def require_no_pair(
     Raises:
         CoupledSamplesError: It does.
     """
-    if not points:
-        return
-    for part in every_pair(len(roots[0])):
-        look = Look.at(caller.chance, roots, points, part)
-        if look.coupled(len(points)) is not None:
-            raise coupled(caller, part, "the input")
+    found = first_coupled(caller.chance, roots, points)
+    if found:
+        raise coupled(caller, found[1], "the input")
 
 
 def require_own_rows(graph: Graph) -> None:
@@ -82,30 +79,14 @@ def require_own_rows(graph: Graph) -> None:
     Raises:
         CoupledSamplesError: It does.
     """
-    chance = Chance()
-    for half in every_pair(graph.batch):
-        look = Look.at(chance, graph.roots, graph.points, half)
-        found = look.coupled(len(graph.points))
-        if found is not None:
-            raise CoupledSamplesError(
-                f"The samples are not independent: the output of one depends on "
-                f"{graph.names[found]} of another, so there is no dY/dX of each "
-                "sample. per_sample_jacobian(fn, x), which can call fn again, says "
-                "where; check=False gives for each sample the sum over all samples' "
-                "outputs."
-            )
-
-
-def every_pair(batch: int) -> Iterator[Tensor]:
-    """Return parts of a batch, so that some part has only the first of any two samples.
-
-    They are those whose number has a bit set, and those whose number has not.
-    """
-    numbers = torch.arange(batch, device="cpu")
-    for bit in range((batch - 1).bit_length()):
-        part = (numbers >> bit) % 2 == 1
-        yield part
-        yield ~part
+    found = first_coupled(Chance(), graph.roots, graph.points)
+    if found:
+        raise CoupledSamplesError(
+            f"The samples are not independent: the output of one depends on "
+            f"{graph.names[found[0]]} of another, so there is no dY/dX of each sample. "
+            "per_sample_jacobian(fn, x), which can call fn again, says where; "
+            "check=False gives for each sample the sum over all samples' outputs."
+        )
 
 
 def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:

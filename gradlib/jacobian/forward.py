@@ -5,7 +5,7 @@ Townsend, "A new trick for calculating Jacobian vector products", 2017). All of 
 the graph of the one forward pass; nothing is computed with other numbers than that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,25 +53,15 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
 class Linearized:
     """The map from a tangent at one place of the graph to those of the outputs."""
 
-    def __init__(
-        self,
-        outputs: Sequence[Tensor],
-        place: Place,
-        vector: Callable[[Tensor], Tensor] = torch.ones_like,
-    ) -> None:
-        """Go back once, with vectors that stay variable.
-
-        Args:
-            outputs: Where to go back from.
-            place: Where to.
-            vector: Gives the vector for each output, which does not matter. But some
-                backward passes answer zeros with nothing.
-        """
-        self._v = [vector(y).requires_grad_() for y in outputs]
+    def __init__(self, outputs: Sequence[Tensor], place: Place) -> None:
+        """Go back once, with vectors that stay variable."""
+        # Which these are does not matter. But some backward passes answer zeros with
+        # nothing.
+        self._v = [torch.ones_like(y).requires_grad_() for y in outputs]
         grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
         found = grad(outputs, [place], self._v, create_graph=True, allow_unused=True)
-        self.pulled: Tensor | None = found[0]  # what those vectors give
-        if self.pulled is not None and not self.pulled.requires_grad:
+        self._pulled: Tensor | None = found[0]
+        if self._pulled is not None and not self._pulled.requires_grad:
             raise NoSuchWayError(
                 "The backward pass of an operation here leaves no graph of its own, so "
                 'it has no columns to give. Use mode="reverse".'
@@ -90,10 +80,10 @@ class Linearized:
         Raises:
             NoSuchWayError: An operation cannot be differentiated twice.
         """
-        if self.pulled is None:
+        if self._pulled is None:
             return [None] * len(self._v)
         try:
-            return pull(self.pulled, self._v, tangents, create_graph=create_graph)
+            return pull(self._pulled, self._v, tangents, create_graph=create_graph)
         except RuntimeError as error:
             if len(tangents) > 1:
                 raise  # it may be that they cannot run together

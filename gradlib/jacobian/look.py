@@ -109,6 +109,40 @@ class Look:
         return None
 
 
+def first_coupled(
+    chance: Chance, roots: Sequence[Tensor], points: Sequence[Tensor]
+) -> tuple[int, Tensor] | None:
+    """Return which point of some samples leads to outputs of others.
+
+    Args:
+        chance: Gives the numbers to go back from.
+        roots: The outputs.
+        points: What they may come from, with a row for each sample.
+
+    Returns:
+        Its number, and the samples; ``None`` where there is none.
+    """
+    if not points:
+        return None
+    for half in every_pair(len(roots[0])):
+        found = Look.at(chance, roots, points, half).coupled(len(points))
+        if found is not None:
+            return found, half
+    return None
+
+
+def every_pair(batch: int) -> Iterator[Tensor]:
+    """Return parts of a batch, so that some part has only the first of any two samples.
+
+    They are those whose number has a bit set, and those whose number has not.
+    """
+    numbers = torch.arange(batch, device="cpu")
+    for bit in range((batch - 1).bit_length()):
+        part = (numbers >> bit) % 2 == 1
+        yield part
+        yield ~part
+
+
 def require_rows(
     graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, columns: bool
 ) -> None:
@@ -144,8 +178,8 @@ def require_rows(
                 f"The Jacobian with respect to {graph.names[point]} is not what a "
                 "backward pass gives. Most likely the backward of an operation here "
                 "has no graph of its own, which columns need, or a hook changes "
-                f"gradients; it may also be that zero meets infinity{lost}. Use "
-                'mode="reverse".'
+                "gradients; it may also be that samples influence each other, or zero "
+                f'meets infinity{lost}. Use mode="reverse".'
             )
 
 
@@ -217,7 +251,11 @@ def _rounding(
     of a multiple, or a sum, is that of what they say, but for rounding.
     """
     found = _rounding_of_rows(graph, look)
-    if columns:
+    own = [
+        it for it, shared in zip(graph.points, graph.shared, strict=True) if not shared
+    ]
+    # Where samples influence each other columns are apart, and not by rounding.
+    if columns and first_coupled(Chance(), graph.roots, own) is None:
         for point, off in found.items():
             in_columns = _rounding_of_columns(graph, blocks, point).to(off)
             found[point] = torch.maximum(off, in_columns)

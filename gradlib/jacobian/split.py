@@ -39,15 +39,14 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
         create_graph: Whether the pieces have a graph too.
 
     Raises:
-        NoSuchWayError: There is no such tensor, or its first axis is not the batch.
+        NoSuchWayError: There is no such tensor.
     """
     cut = find(graph)
     if cut is None:
         raise NoSuchWayError(
             f'There is nothing to split at: {_why(graph)} Use mode="auto".'
         )
-    linear = Linearized(graph.roots, cut.edge, every_other)
-    _require_samples(graph, cut, linear.pulled)
+    linear = Linearized(graph.roots, cut.edge)
     before = _rows_before(graph, cut, chunk, create_graph)
     after = _columns_after(graph, cut, linear, chunk, create_graph)
     for i, part in enumerate(before):
@@ -107,42 +106,6 @@ def _columns_after(
             )
         found.append(tangents.reshape(length, graph.batch, graph.rows(0)))
     return torch.cat(found).movedim(0, 2)
-
-
-def _require_samples(graph: Graph, cut: Cut, at_h: Tensor | None) -> None:
-    """Raise unless the first axis of h is the samples, though it is as long.
-
-    The vectors of every other sample are zero. If h is what it seems to be, what they
-    give is zero elsewhere, before h and after it.
-
-    Args:
-        graph: Where the Jacobian comes from.
-        cut: Where h is.
-        at_h: What such a vector at the output gives there.
-    """
-    if graph.batch == 1:
-        return
-    v = every_other(_like(cut, cut.shape))
-    before = pull(cut.edge, graph.points, v[None])
-    sides = [at_h, *(None if it is None else it[0] for it in before)]
-    others = sum(it.detach()[1::2].abs().sum() for it in sides if it is not None)
-    if others:  # asked once: each question waits for the device
-        why = (
-            "and slopes there are NaN, so it does not show whether"
-            if others != others
-            else "and it is not so that"
-        )
-        raise NoSuchWayError(
-            f"The narrowest tensor inside fn has shape {list(cut.shape)}, {why} its "
-            'first axis is the samples. Use mode="auto".'
-        )
-
-
-def every_other(like: Tensor) -> Tensor:
-    """Return a vector that is not zero for the samples 0, 2, 4 and so on."""
-    made = torch.zeros_like(like)
-    made[::2] = 1
-    return made
 
 
 def _like(cut: Cut, shape: tuple[int, ...] = ()) -> Tensor:

@@ -974,13 +974,19 @@ def test_blocks_share_no_memory_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_split_where_samples_change_places(where: str) -> None:
-    into, out_of = torch.randn(6, 2), torch.randn(2, 6)
+@pytest.mark.parametrize(("mode", "width"), [("split", 12), ("forward", 2)])
+def test_columns_where_samples_change_places(mode: Any, width: int, where: str) -> None:
+    x, into, out_of = torch.randn(4, width), torch.randn(width, 2), torch.randn(2, 12)
 
     def fn(x: Tensor) -> Tensor:
         h = ((x.flip(0) if where == "before" else x) @ into).tanh()
         y = (h @ out_of).tanh()
         return y if where == "before" else y.flip(0)
 
-    with pytest.raises(gradlib.NoSuchWayError, match="first axis is the samples"):
-        gradlib.per_sample_jacobian(fn, torch.randn(4, 6), mode="split", check=False)
+    # It differs by more than rounding, also where that is looked at.
+    with pytest.raises(gradlib.NoSuchWayError, match="samples influence each other"):
+        gradlib.per_sample_jacobian(fn, x, mode=mode, check=False)
+    rows = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    auto = gradlib.per_sample_jacobian(fn, x, check=False)
+    assert gradlib.plan_jacobian(fn, x).mode == mode
+    torch.testing.assert_close(auto, rows)

@@ -107,12 +107,16 @@ def test_an_input_of_no_entries(mode: Any) -> None:
     assert found.shape == (3, 0)
 
 
-def test_a_split_where_slopes_are_nan_says_so() -> None:
+def test_a_split_where_slopes_are_nan() -> None:
     x = torch.tensor([[-1.0, 2.0], [3.0, -4.0], [1.0, 1.0]])
-    with pytest.raises(gradlib.NoSuchWayError, match="slopes there are NaN"):
-        gradlib.per_sample_jacobian(
-            lambda x: torch.where(x > 0, x.sqrt(), 0.0), x, mode="split"
-        )
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x.sqrt(), 0.0)
+
+    rows = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    assert rows.isnan().any()
+    found = gradlib.per_sample_jacobian(fn, x, mode="split")
+    torch.testing.assert_close(found, rows, equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -464,6 +468,21 @@ def test_columns_that_are_a_fifth_off_are_no_rounding(
                 gradlib.per_sample_jacobian(
                     lambda x: more(x.sin() * x), x, mode="forward", check=check
                 )
+
+
+def test_columns_of_what_all_samples_share_that_are_a_fifth_off() -> None:
+    more = cast(Any, MoreInRows.apply)
+    shared = torch.randn(3)
+    with pytest.raises(NoSuchWayError, match="is not what a backward pass"):
+        gradlib.per_sample_jacobian(
+            lambda x, shared: more(x * shared.sin()),
+            torch.randn(4, 3),
+            shared,
+            argnums=1,
+            in_dims=(0, None),
+            mode="forward",
+            check=False,
+        )
 
 
 @pytest.mark.parametrize(
