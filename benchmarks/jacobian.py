@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, and write the results file."""
     options = _options(arguments)
     device = torch.device(options.device)
-    one = options.quick or options.random or device.type == "cuda"
-    threads = (1,) if one else (1, 2)
+    threads = (1,) if options.quick or device.type == "cuda" else (1, 2)
     rounds = 2 if options.quick else options.rounds
     all_nets = random_nets(options.random, device) if options.random else nets(device)
     chosen = [net for net in all_nets if options.net in net.name]

@@ -110,22 +110,25 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
 
 def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
     """Yield what may be said of many networks, and a folded table of them."""
-    nets = {
-        net: {row["contender"]: row for row in ways}
-        for net, ways in grouped(results["rows"], "net")
-    }
-    best = {net: best_other(ways) for net, ways in nets.items()}
-    ratios = sorted(row["to_gradlib"]["median"] for row in best.values())
-    yield (
-        f"{summed_up(nets)} The fastest other way takes {ratios[0]:.2f} to "
-        f"{ratios[-1]:.2f} times as long, {median(ratios):.2f} times in the middle."
-    )
-    rows = [
-        (net, milliseconds(ways[OURS]["ms"]), best[net]["contender"], ratio(best[net]))
-        for net, ways in nets.items()
-    ]
-    heads = "network, and how many samples", "ms", "fastest other way", "its time"
-    yield folded(f"All {len(nets)}", table(heads, rows))
+    for threads, rows in grouped(results["rows"], "threads"):
+        nets = {
+            net: {row["contender"]: row for row in ways}
+            for net, ways in grouped(rows, "net")
+        }
+        best = {net: best_other(ways) for net, ways in nets.items()}
+        ratios = sorted(row["to_gradlib"]["median"] for row in best.values())
+        yield (
+            f"**{counted_threads(threads)}:** {summed_up(nets)} The fastest other way "
+            f"takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, "
+            f"{median(ratios):.2f} times in the middle."
+        )
+        cells = [
+            (net, milliseconds(ways[OURS]["ms"]), row["contender"], ratio(row))
+            for (net, ways), row in zip(nets.items(), best.values(), strict=True)
+        ]
+        heads = "network, and how many samples", "ms", "fastest other way", "its time"
+        name = f"All {len(nets)}, {counted_threads(threads)}"
+        yield folded(name, table(heads, cells))
 
 
 def summed_up(nets: dict[str, Ways]) -> str:

@@ -108,18 +108,21 @@ def test_the_figure_has_a_point_for_each_way_that_was_counted() -> None:
 
 def test_many_networks_in_short() -> None:
     found = results("jacobian-random-cpu")
-    said, folded = tables.jacobian_in_short(found)
-    nets = [net for net, _ in tables.grouped(found["rows"], "net")]
-    assert all(f"| {net} |" in folded for net in nets)
-    first, *rest = nets
+    said = [*tables.jacobian_in_short(found)]
+    nets = [net for net, _ in tables.grouped(found["rows"][::-1], "net")]
+    assert all(f"| {net} |" in folded for net in nets for folded in said[1::2])
+    assert [it.partition(":")[0] for it in said[::2]] == ["**1 thread", "**2 threads"]
+    last, *rest = nets
     for row in found["rows"]:
-        low = row["net"] == first and row["contender"] == "replicate"
+        is_last = row["net"] == last and row["threads"] == 2
+        low = is_last and row["contender"] == "replicate"
         row["to_gradlib"] = {"median": 0.5 if low else 3.0}
         row.setdefault("ms", row.get("ms", {"median": 1.0}))
-    slow, _ = tables.jacobian_in_short(found)
-    assert "0.50 to 3.00 times as long, 3.00 times in the middle" in slow
-    assert f"fastest on {len(rest)} of {len(nets)} networks, not on {first}" in slow
-    assert said != slow
+    one, _, two, _ = tables.jacobian_in_short(found)
+    assert "3.00 to 3.00 times as long, 3.00 times in the middle" in one
+    assert f"fastest on {len(nets)} of {len(nets)} networks." in one
+    assert "0.50 to 3.00 times as long, 3.00 times in the middle" in two
+    assert f"fastest on {len(rest)} of {len(nets)} networks, not on {last}" in two
 
 
 def test_where_and_when_is_said() -> None:
