@@ -43,6 +43,9 @@ Rows = list[dict[str, Any]]
 Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
 
+FEW = 3
+"""How many networks a sentence names; more stand in a table."""
+
 
 def on_page_markdown(
     markdown: str, *, page: Page, config: MkDocsConfig, files: Files
@@ -122,28 +125,42 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
             f"takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, "
             f"{median(ratios):.2f} times in the middle."
         )
-        cells = [
-            (net, milliseconds(ways[OURS]["ms"]), row["contender"], ratio(row))
-            for (net, ways), row in zip(nets.items(), best.values(), strict=True)
-        ]
+        rows_of = {
+            net: (
+                net,
+                milliseconds(nets[net][OURS]["ms"]),
+                row["contender"],
+                ratio(row),
+            )
+            for net, row in best.items()
+        }
         heads = "network, and how many samples", "ms", "fastest other way", "its time"
+        lost = slower(nets)
+        if len(lost) > FEW:
+            yield "On these another way is faster:"
+            yield table(heads, [rows_of[net] for net in lost])
         name = f"All {len(nets)}, {counted_threads(threads)}"
-        yield folded(name, table(heads, cells))
+        yield folded(name, table(heads, [*rows_of.values()]))
 
 
 def summed_up(nets: dict[str, Ways]) -> str:
     """Say where ours is the fastest and where it is not, and what the check takes."""
-    best = {net: best_other(ways) for net, ways in nets.items()}
-    slower = {
-        net: f"{net} ({row['contender']} takes {times(row)} as long)"
-        for net, row in best.items()
-        if row["to_gradlib"]["median"] < 1
-    }
-    lost = f", not on {' or '.join(slower.values())}" if slower else ""
+    lost = slower(nets)
+    named = [
+        f"{net} ({row['contender']} takes {times(row)} as long)"
+        for net, row in lost.items()
+    ]
+    which = f", not on {' or '.join(named)}" if 0 < len(lost) <= FEW else ""
     return (
-        f"gradlib is the fastest on {len(nets) - len(slower)} of {len(nets)} "
-        f"networks{lost}. {_checked(nets)} {_in_code(nets)}"
+        f"gradlib is the fastest on {len(nets) - len(lost)} of {len(nets)} "
+        f"networks{which}. {_checked(nets)} {_in_code(nets)}"
     ).strip()
+
+
+def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
+    """Return the networks on which another way is faster, each with that way."""
+    best = {net: best_other(ways) for net, ways in nets.items()}
+    return {net: row for net, row in best.items() if row["to_gradlib"]["median"] < 1}
 
 
 def _in_code(nets: dict[str, Ways]) -> str:
