@@ -87,10 +87,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
     """Yield a table for each number of threads, and all ways of each network."""
     batches = {plan["net"]: plan["batch"] for plan in results["plans"]}
     for threads, rows in grouped(results["rows"], "threads"):
-        nets = {
-            net: {row["contender"]: row for row in ways}
-            for net, ways in grouped(rows, "net")
-        }
+        nets = by_net(rows)
         yield f"### {counted_threads(threads)}"
         yield summed_up(nets)
         yield table(
@@ -112,12 +109,12 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
 
 
 def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
-    """Yield what may be said of many networks, and a folded table of them."""
+    """Yield what may be said of many networks, for each number of threads.
+
+    Where ours is slower on more than a few these have a table; all have a folded one.
+    """
     for threads, rows in grouped(results["rows"], "threads"):
-        nets = {
-            net: {row["contender"]: row for row in ways}
-            for net, ways in grouped(rows, "net")
-        }
+        nets = by_net(rows)
         best = {net: best_other(ways) for net, ways in nets.items()}
         ratios = sorted(row["to_gradlib"]["median"] for row in best.values())
         yield (
@@ -141,6 +138,14 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
             yield table(heads, [rows_of[net] for net in lost])
         name = f"All {len(nets)}, {counted_threads(threads)}"
         yield folded(name, table(heads, [*rows_of.values()]))
+
+
+def by_net(rows: Rows) -> dict[str, Ways]:
+    """Return the rows of each network."""
+    return {
+        net: {row["contender"]: row for row in ways}
+        for net, ways in grouped(rows, "net")
+    }
 
 
 def summed_up(nets: dict[str, Ways]) -> str:

@@ -124,14 +124,14 @@ def first_coupled(
     """
     if not points:
         return None
-    for half in every_pair(len(roots[0])):
+    for half in _every_pair(len(roots[0])):
         found = Look.at(chance, roots, points, half).coupled(len(points))
         if found is not None:
             return found, half
     return None
 
 
-def every_pair(batch: int) -> Iterator[Tensor]:
+def _every_pair(batch: int) -> Iterator[Tensor]:
     """Return parts of a batch, so that some part has only the first of any two samples.
 
     They are those whose number has a bit set, and those whose number has not.
@@ -251,15 +251,18 @@ def _rounding(
     of a multiple, or a sum, is that of what they say, but for rounding.
     """
     found = _rounding_of_rows(graph, look)
-    own = [
-        it for it, shared in zip(graph.points, graph.shared, strict=True) if not shared
-    ]
-    # Where samples influence each other columns are apart, and not by rounding.
-    if columns and first_coupled(Chance(), graph.roots, own) is None:
+    if columns and not _samples_mix(graph):  # which is no rounding
         for point, off in found.items():
             in_columns = _rounding_of_columns(graph, blocks, point).to(off)
             found[point] = torch.maximum(off, in_columns)
     return {point: ROUNDING**2 * off for point, off in found.items()}
+
+
+def _samples_mix(graph: Graph) -> bool:
+    """Tell whether samples influence each other, by what each has of its own."""
+    places = zip(graph.points, graph.shared, strict=True)
+    own = [point for point, shared in places if not shared]
+    return first_coupled(Chance(), graph.roots, own) is not None
 
 
 def _rounding_of_rows(graph: Graph, look: Look) -> dict[int, Tensor]:

@@ -1,7 +1,9 @@
 """Split: from the narrowest tensor h outwards, dY/dX = dY/dH · dH/dX.
 
 The part before h goes in reverse and the part after it forward, so both take as many
-passes as h has entries, and one batched product joins them.
+passes as h has entries, and one batched product joins them. If the first axis of h is
+not the samples, though it is as long, the product is not what a backward pass gives:
+columns are held against one.
 """
 
 from collections.abc import Iterator
@@ -78,7 +80,7 @@ def _rows_before(
     """Return dH/dX of each X, ``(batch, h, in)``."""
     found: list[list[Tensor | None]] = []
     for start, length in chunks(cut.width, chunk):
-        v = one_hot_for_all(length, _like(cut), start, cut.shape)
+        v = _units(cut, start, length)
         found.append(pull(cut.edge, graph.points, v, create_graph=create_graph))
     parts: list[Tensor | None] = []
     for i, grads in enumerate(zip(*found, strict=True)):
@@ -97,7 +99,7 @@ def _columns_after(
     """Return dY/dH, ``(batch, out, h)``."""
     found: list[Tensor] = []
     for start, length in chunks(cut.width, chunk):
-        u = one_hot_for_all(length, _like(cut), start, cut.shape)
+        u = _units(cut, start, length)
         (tangents,) = linear.push(u, create_graph)
         if tangents is None:
             raise NoSuchWayError(
@@ -108,5 +110,7 @@ def _columns_after(
     return torch.cat(found).movedim(0, 2)
 
 
-def _like(cut: Cut, shape: tuple[int, ...] = ()) -> Tensor:
-    return torch.empty(shape, dtype=cut.dtype, device=cut.device)
+def _units(cut: Cut, start: int, count: int) -> Tensor:
+    """Return unit vectors of h, ``(count, batch, *h)``."""
+    like = torch.empty((), dtype=cut.dtype, device=cut.device)
+    return one_hot_for_all(count, like, start, cut.shape)

@@ -25,12 +25,12 @@ from gradlib.private import (
 def draw_again(
     module: nn.Module, kind: type[nn.Module], made: Mapping[str, Tensor]
 ) -> None:
-    """Have the next call of a module begin with what made its weights then.
+    """Have the next call of a lazy module begin with what made its weights then.
 
     Args:
         module: It has its weights, and hooks that may be changed.
-        kind: The class it had.
-        made: Those that its call made, by name.
+        kind: The class it had, lazy or not.
+        made: Those that its call made, by name; none where it had them by then.
     """
     if not issubclass(kind, LazyModuleMixin):
         return
@@ -38,6 +38,8 @@ def draw_again(
     for key, hook in [*hooks.items()]:
         if getattr(hook, "__func__", None) is cast(Any, kind)._infer_parameters:
             del hooks[key]  # it takes itself away, which was done
+    if not made:
+        return
 
     def draw(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         handle.remove()

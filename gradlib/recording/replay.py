@@ -287,8 +287,8 @@ class _Scene:
         state["training"] = self._history.training(module, moment)
         for kind, hooks in self._history.hooks(module, moment).items():
             state[kind] = copy(hooks)  # one may take itself away
-        if made := self._history.made_since(module, moment):
-            draw_again(module, self._history.kind(module, moment), made)
+        made = self._history.made_since(module, moment)
+        draw_again(module, self._history.kind(module, moment), made)
         if module is self._module:
             for name in self._trace.parameters:
                 parameter = parameters.get(name)

@@ -33,7 +33,8 @@ class Seen:
     parameters = buffers = _NOTHING
     hooks: Hooks | None = None  # those of others; None for none
     lazy: frozenset[str] = frozenset()  # the names of what was not initialised yet
-    filled: Mapping[str, int] = MappingProxyType({})  # of what was, and when
+    # The names of what was, and when it was last seen so.
+    filled: Mapping[str, int] = MappingProxyType({})
     # By field: what stood there, each until when.
     _past: dict[str, list[tuple[int, Any]]] | None = None
 
@@ -62,10 +63,10 @@ class Seen:
             past.append((until, getattr(self, field)))
         setattr(self, field, value)
 
-    def fill(self, field: str, name: str, value: Any, moment: int) -> None:
-        """Put in what was lazy until a moment: as if it had been there at once."""
+    def fill(self, field: str, name: str, value: Any) -> None:
+        """Put in what was lazy: as if it had been there at once."""
         self.lazy -= {name}
-        self.filled = {**self.filled, name: moment}
+        self.filled = {**self.filled, name: self.last}
         if self._past is not None and field in self._past:
             past = self._past[field]
             past[:] = [(until, {**stood, name: value}) for until, stood in past]

@@ -184,9 +184,9 @@ class History:
         if seen is None:
             return {}
         return {
-            name: self.at(module, made)[name].value
-            for name, made in seen.filled.items()
-            if moment <= made
+            name: self.at(module, last_lazy)[name].value
+            for name, last_lazy in seen.filled.items()
+            if moment <= last_lazy
         }
 
     def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
@@ -283,9 +283,9 @@ class History:
                 self._look_during(seen, it, moment)
 
     def _look_at_children(self, seen: Seen, module: nn.Module, since: int) -> None:
-        now, known = own_children(module), seen.children
-        if now != known or [*now] != [*known]:  # their order counts too
-            seen.change("children", dict(now), since)
+        children = dict(own_children(module))
+        if [*children.items()] != [*seen.children.items()]:  # their order counts too
+            seen.change("children", children, since)
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int
@@ -323,7 +323,7 @@ class History:
                 kept = self._kept[id(tensor)] = Kept(tensor)
             found[name] = kept
         for name in seen.lazy & found.keys():
-            seen.fill(field, name, found[name], since)
+            seen.fill(field, name, found[name])
         if found != getattr(seen, field):
             seen.change(field, found, since)
 

@@ -778,6 +778,33 @@ def test_what_is_drawn_after_the_weights_of_a_lazy_module(
     assert all(it.equal(before[name]) for name, it in model.state_dict().items())
 
 
+class LazyShift(LazyModule, nn.Module):
+    """Draws a buffer in its first call, and has no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift: Any
+        self.register_buffer("shift", nn.UninitializedBuffer())
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if self.has_uninitialized_params():
+            self.shift.materialize(x.shape[1:])
+            nn.init.normal_(self.shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift * torch.rand_like(x)
+
+
+def test_a_lazy_module_that_is_called_twice_in_its_first_forward() -> None:
+    shift = LazyShift()
+    model = nn.Sequential(shift, nn.Sequential(shift, nn.Dropout(0.5)))
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(5, 3, requires_grad=True))).backward()
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
 def test_a_class_that_changes_after_the_call() -> None:
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.Tanh())
     with gradlib.record(model) as recording:
