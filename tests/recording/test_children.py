@@ -185,6 +185,26 @@ def test_a_module_that_a_forward_makes(make: Callable[[], nn.Module]) -> None:
     assert_all_agree(recording)
 
 
+class Borrows(nn.Module):
+    """Calls what stands in another module, which is none of its children."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.others = [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.others[0].layer(x)
+
+
+def test_a_module_that_a_forward_makes_and_another_module_calls() -> None:
+    makes = BuildsUnlessThere()
+    model = nn.Sequential(makes, Borrows(makes))
+    with gradlib.record(model) as recording:
+        step(model)
+        step(model)
+    assert_all_agree(recording)
+
+
 def test_weights_and_modes_of_a_module_that_is_gone() -> None:
     model = Net()
     model.layer = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
