@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian.fast.chains import convolutions, norms
-from gradlib.jacobian.fast.chains.convolutions import narrow_images, plain_images
+from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
 from gradlib.jacobian.fast.chains.layers import aten
 
 from .test_chain import require_same
@@ -18,11 +18,12 @@ from .test_line import double
 
 MANY = 2**30
 LAYOUTS: dict[str, dict[str, int]] = {
-    "all plain": dict.fromkeys(("IMAGES", "CHANNELS", "PATCHES", "PRODUCTS"), MANY)
-    | {"PLACES": 1},
-    "some plain": {"PLACES": 1, "CHANNELS": 2},
-    "channels first, none plain": {"IMAGES": 0, "BACK": 0, "CHANNELS": MANY},
-    "channels last, none plain": {"CHANNELS": 0, "BACK": 0},
+    "all plain": dict.fromkeys(
+        ("IMAGES", "CHANNELS", "PATCHES", "PRODUCTS", "APART"), MANY
+    ),
+    "some plain": {"CHANNELS": 2},
+    "channels first, none plain": {"IMAGES": 0, "FEW": 0, "CHANNELS": MANY},
+    "channels last, none plain": {"CHANNELS": 0, "FEW": 0},
 }
 
 
@@ -98,9 +99,14 @@ def test_options(options: dict[str, Any], layout: str, called: list[str]) -> Non
         (1, 20, 1, {}, True),
         (3, 9, 1, {"stride": 2, "padding": 2}, True),
         (4, 20, 1, {}, False),  # of 16 outputs each tap goes back to too many
+        (4, 20, 1, {"stride": (1, 2)}, True),  # the library is slower still
+        (5, 20, 1, {"stride": 2}, False),
+        (2, 20, 1, {"stride": 2, "groups": 2}, False),
+        (2, 20, 1, {"stride": 2, "dilation": 2}, False),
         (1, 20, 1, {"dilation": 2}, False),
         (1, 400, 1, {}, False),  # too many
         (1, 400, 2, {}, True),
+        (1, 400, 1, {"stride": 2}, True),
     ],
 )
 def test_back_to_few_channels(
@@ -137,7 +143,7 @@ def test_gradients_do_not_flow_through_plain_products(called: list[str]) -> None
         (lambda: nn.Conv2d(8, 8, 3, padding=1, stride=2), (8, 16, 16), 8),
         (lambda: nn.Conv2d(8, 64, 3, padding=1), (8, 16, 16), 0),  # too much work
         (lambda: nn.Conv2d(9, 9, 3, padding=1), (9, 16, 16), 0),
-        (lambda: nn.Conv2d(1, 8, 3, padding=1, stride=3), (1, 16, 16), 0),  # 6 x 6
+        (lambda: nn.Conv2d(8, 8, 5, stride=3), (8, 12, 12), 5),  # 3 x 3, as 64
         (lambda: nn.Conv2d(2, 8, 3, groups=2), (2, 16, 16), 0),
         (lambda: nn.Conv2d(1, 8, 3, dilation=2), (1, 16, 16), 0),
     ],
@@ -148,10 +154,16 @@ def test_which_are_plain(
     assert plain_images(make(), size) == images
 
 
-def test_which_are_narrow() -> None:
-    assert narrow_images(nn.Conv2d(8, 8, 3), (8, 16, 16)) == 32
-    assert narrow_images(nn.Conv2d(8, 9, 3), (8, 16, 16)) == 0
-    assert narrow_images(nn.Conv2d(4, 4, 3, groups=2), (4, 16, 16)) == 0
+def test_forward_fewer_are_plain_with_strides() -> None:
+    strided, dense = nn.Conv2d(3, 8, 5, 2, padding=2), nn.Conv2d(3, 8, 5, padding=2)
+    assert plain_images(strided, (3, 20, 20)) == 5
+    assert plain_images(strided, (3, 20, 20), forth=True) == 2
+    assert plain_images(dense, (3, 10, 10), forth=True) == 5
+
+
+def test_groups_and_dilation_may_be_small() -> None:
+    assert small_images(nn.Conv2d(8, 8, 3, stride=2, groups=2), (8, 17, 17)) == 8
+    assert small_images(nn.Conv2d(1, 8, 5, dilation=2), (1, 20, 20)) == 8
 
 
 def test_channels_stay_first_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

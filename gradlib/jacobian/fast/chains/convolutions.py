@@ -9,11 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import aten
-from gradlib.jacobian.fast.chains.norms import FEW as FEW_OF_GROUPS
 from gradlib.private import grad_is_enabled
 
 FEW = 4
-"""Up to how many input channels the library of convolutions is slow to go back."""
+"""Up to how many input channels the library of convolutions is slow to go back.
+
+With strides it takes as long as without. There plain products took a fifth to three
+quarters of its time, with 3 x 3 and 5 x 5 taps a stride of 2 apart, 1 to 4 input and 8
+or 24 output channels, and 8 to 160 images, on a core of an AMD EPYC with torch 2.13;
+and hardly more than all of it on two.
+"""
 
 MANY = 2**12
 """From how many places of its output on, of all vectors, another way is faster then.
@@ -46,15 +51,23 @@ With 3 x 3 taps and 2 x 2 to 12 x 12 places, on a core of an Intel Xeon with tor
 With a single tap it is faster so.
 """
 
-IMAGES, CHANNELS, PLACES = 8, 8, 64
-"""Up to how many images and input channels, and from how many places of each image's
-output on, plain products may be faster than the library, which takes 20 µs to begin."""
+IMAGES, CHANNELS = 8, 8
+"""Up to how many images and input channels plain products may be faster than the
+library, which takes 20 to 60 µs to begin."""
 
-PATCHES, PRODUCTS = 5 * 2**13, 2**19
-"""How many entries there may be then in all that the taps see, and multiply-adds.
+PATCHES, PRODUCTS, PLACES = 5 * 2**13, 2**19, 64
+"""How many entries there may be then in all that the taps see, and multiply-adds, where
+fewer than so many places of an image's output take as long as these.
 
 With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, they took half the
-time going back and three quarters going forward.
+time going back and three quarters going forward; and a third to a half, and no more
+than four fifths of it for 36 places and fewer, on one of an older generation.
+"""
+
+APART = 2**14
+"""How many entries taps may see going forward, where they are strides apart.
+
+On the older core they took more time at twice as many.
 """
 
 
@@ -81,9 +94,8 @@ class Convolved(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         del ours
-        shape = v.shape
-        v = _pulled(self, v.flatten(0, 1).movedim(-1, 1))
-        return v.movedim(1, -1).view(*shape[:2], *v.shape[2:], v.shape[1]), True
+        made = _pulled(self, v.flatten(0, 1))
+        return made.view(*v.shape[:2], *made.shape[1:]), True
 
 
 def convolved(
@@ -97,8 +109,8 @@ def convolved(
         last: Whether channels are to be last in memory, as most are faster so.
     """
     shape = x.shape[1:]
-    most = plain_images(module, shape)
-    if is_few(x, most):
+    back = plain_images(module, shape) if x.shape[0] <= IMAGES else 0
+    if is_few(x, back) and is_few(x, plain_images(module, shape, forth=True)):
         y = aten._slow_conv2d_forward.default(
             x.contiguous(),
             module.weight,
@@ -117,7 +129,7 @@ def convolved(
             module.dilation,
             module.groups,
         )
-    return Convolved(module, shape, last, most), channels_last(y) if last else y
+    return Convolved(module, shape, last, back), channels_last(y) if last else y
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -126,41 +138,43 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if on_cpu else x
 
 
-def plain_images(module: nn.Conv2d, size: Sequence[int]) -> int:
+def plain_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False) -> int:
     """Return up to how many images plain products are faster than the library.
 
     Args:
         module: The convolution.
         size: Channels, height and width of what it is given.
+        forth: Whether they go forward; otherwise back.
     """
-    channels, *sides = size
-    if channels > CHANNELS or module.groups > 1 or max(module.dilation) > 1:
-        return 0
-    places = 1
-    for side, padding, taps, stride in zip(
-        sides, _pair(module.padding), module.kernel_size, module.stride, strict=True
-    ):
-        places *= (side + 2 * padding - taps) // stride + 1
-    if places < PLACES:
-        return 0
-    patches = places * channels * math.prod(module.kernel_size)
-    products = patches * module.out_channels
-    return min(IMAGES, PATCHES // patches, PRODUCTS // products)
+    can_be_plain = module.groups == 1 == max(module.dilation)
+    return small_images(module, size, forth=forth) if can_be_plain else 0
 
 
-def narrow_images(module: nn.Conv2d, size: Sequence[int]) -> int:
-    """Return up to how many images the library is as fast with channels first.
-
-    It puts 8 of them together, and group norms that want them first take as long as
-    they do. Going back it is slower so.
+def small_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False) -> int:
+    """Return up to how many images the library takes as long for as to begin.
 
     Args:
         module: The convolution.
         size: Channels, height and width of what it is given.
+        forth: Whether they go forward; otherwise back.
     """
-    if max(module.in_channels, module.out_channels) > CHANNELS or module.groups > 1:
+    channels, *sides = size
+    if channels > CHANNELS:
         return 0
-    return FEW_OF_GROUPS // math.prod(size)
+    places = 1
+    for side, padding, taps, stride, dilation in zip(
+        sides,
+        _pair(module.padding),
+        module.kernel_size,
+        module.stride,
+        module.dilation,
+        strict=True,
+    ):
+        places *= (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+    taps = channels // module.groups * math.prod(module.kernel_size)
+    most = APART if forth and max(module.stride) > 1 else PATCHES
+    products = max(places, PLACES) * taps * module.out_channels
+    return min(IMAGES, most // (places * taps), PRODUCTS // products)
 
 
 def is_few(images: Tensor, most: int) -> bool:
@@ -174,19 +188,25 @@ def is_few(images: Tensor, most: int) -> bool:
 
 def _is_plain_back(module: nn.Conv2d, v: Tensor) -> bool:
     """Tell whether plain products are faster back to few channels, of more images."""
-    if v.device.type != "cpu" or grad_is_enabled():
+    if v.device.type != "cpu" or grad_is_enabled() or max(module.dilation) > 1:
         return False
-    if v.numel() > BACK * torch.get_num_threads():
-        return False
-    return goes_by_shifts(module) and max(module.dilation) == 1
+    if max(module.stride) > 1:  # what the library takes as long for as without strides
+        return _has_few_channels(module)
+    return goes_by_shifts(module) and v.numel() <= BACK * torch.get_num_threads()
 
 
 def goes_by_shifts(module: nn.Conv2d) -> bool:
     """Tell whether all taps may be multiplied at once, and added up afterwards."""
-    ins, outs = module.in_channels, module.out_channels
+    if not _has_few_channels(module) or max(module.stride) > 1:
+        return False
     taps = math.prod(module.kernel_size)
-    few = ins <= FEW and module.groups == 1
-    return few and taps > 1 and ins**2 * taps <= TALL * outs
+    return module.in_channels**2 * taps <= TALL * module.out_channels
+
+
+def _has_few_channels(module: nn.Conv2d) -> bool:
+    """Tell whether the library may be slow to go back through a convolution."""
+    is_narrow = module.in_channels <= FEW and module.groups == 1
+    return is_narrow and max(module.kernel_size) > 1
 
 
 def _is_wide(module: nn.Conv2d, x: Tensor) -> bool:
@@ -208,10 +228,8 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
             [True, False, False],
         )
         return channels_last(made) if last else made
-    if not last:
-        v = channels_last(v)
     many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
-    if many and goes_by_shifts(module) and not grad_is_enabled():
+    if last and many and goes_by_shifts(module) and not grad_is_enabled():
         return _pulled_by_shifts(convolved, v)
     made = F.conv_transpose2d(
         v.contiguous() if _is_wide(module, v) else v,
@@ -223,7 +241,7 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
         module.groups,
         module.dilation,
     )
-    return channels_last(made) if last else made.contiguous()
+    return channels_last(made) if last else made
 
 
 def _left_over(module: nn.Conv2d, shape: torch.Size) -> tuple[int, ...]:
@@ -251,18 +269,15 @@ def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:
     weight = module.weight.flatten(1)  # (outs, channels * taps)
     flat = v.movedim(1, -1).reshape(-1, v.shape[1])
     taps = (weight.t() @ flat.t()).view(channels, -1, count, rows, columns)
-    (up, left), (down, right) = _pair(module.padding), module.stride
+    up, left = _pair(module.padding)
     made = v.new_zeros(count, channels, height + 2 * up, width + 2 * left)
     across = module.kernel_size[1]
     for number in range(taps.shape[1]):
         top = number // across * module.dilation[0]
         first = number % across * module.dilation[1]
-        made[
-            :,
-            :,
-            top : top + down * (rows - 1) + 1 : down,
-            first : first + right * (columns - 1) + 1 : right,
-        ] += taps[:, number].transpose(0, 1)
+        made[:, :, top : top + rows, first : first + columns] += taps[
+            :, number
+        ].transpose(0, 1)
     return made[:, :, up : up + height, left : left + width]
 
 

@@ -13,10 +13,10 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.convolutions import (
     goes_by_shifts,
-    narrow_images,
-    plain_images,
+    small_images,
 )
 from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, Joined, Layer
+from gradlib.jacobian.fast.chains.norms import FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.private import own_buffers, own_parameters
@@ -48,10 +48,8 @@ class Maps(NamedTuple):
         widest: How many go into the one with the most.
         narrowest: How many there are where everything passes the fewest.
         multiply_adds: What all convolutions and linear layers take.
-        plain_images: Up to how many samples all convolutions are fastest as plain
-            products.
-        narrow_images: Up to how many they are as fast forward with channels first.
-        of_groups: Whether there is a group norm, which wants them there.
+        small_images: Up to how many samples the size of no convolution matters much.
+        of_groups: Whether there is a group norm, which wants channels first.
     """
 
     layers: list[Any]
@@ -60,8 +58,7 @@ class Maps(NamedTuple):
     widest: int
     narrowest: int
     multiply_adds: int
-    plain_images: int = sys.maxsize
-    narrow_images: int = sys.maxsize
+    small_images: int = sys.maxsize
     of_groups: bool = False
 
     @property
@@ -70,8 +67,8 @@ class Maps(NamedTuple):
 
         That is where each has one vector that goes back.
         """
-        narrow = self.narrow_images if self.of_groups else 0
-        return max(self.plain_images, narrow)
+        of_groups = FEW // self.widest if self.of_groups else 0
+        return max(self.small_images, of_groups)
 
     @property
     def outs(self) -> int:
@@ -93,7 +90,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     found: list[Any] = []
     entries = multiply_adds = 0
     widest = narrowest = math.prod(size)
-    plain = narrow = sys.maxsize
+    small = sys.maxsize
     of_groups = False
     for layer in layers:
         of_one = _of_joined if type(layer) is Joined else _of_layer
@@ -106,8 +103,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         widest = max(widest, one.widest)
         narrowest = min(narrowest, one.narrowest)
         multiply_adds += one.multiply_adds
-        plain = min(plain, one.plain_images)
-        narrow = min(narrow, one.narrow_images)
+        small = min(small, one.small_images)
         of_groups = of_groups or one.of_groups
     return Maps(
         found,
@@ -116,8 +112,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         widest,
         narrowest,
         multiply_adds,
-        plain,
-        narrow,
+        small,
         of_groups,
     )
 
@@ -133,8 +128,7 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
         max(one.widest, other.widest),
         one.outs,
         one.multiply_adds + other.multiply_adds,
-        min(one.plain_images, other.plain_images),
-        min(one.narrow_images, other.narrow_images),
+        min(one.small_images, other.small_images),
         one.of_groups or other.of_groups,
     )
 
@@ -145,7 +139,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     if shape is None:
         return None
     after, entries, multiply_adds = shape[1:], math.prod(size), 0
-    plain = narrow = sys.maxsize
+    small = sys.maxsize
     if kind in (nn.Conv2d, nn.Linear):
         parameters = parameters_of(layer, like)
         if parameters is None or (kind is nn.Linear and len(size) != 1):
@@ -155,8 +149,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             return None
         multiply_adds = math.prod(after) * math.prod(each)
         if kind is nn.Conv2d:
-            plain = plain_images(layer, size)
-            narrow = narrow_images(layer, size)
+            small = small_images(layer, size)
             if goes_by_shifts(layer):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
@@ -176,8 +169,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
         width,
         width,
         multiply_adds,
-        plain,
-        narrow,
+        small,
         kind is nn.GroupNorm,
     )
 

@@ -32,7 +32,7 @@ class Step(Protocol):
         """Go back.
 
         Args:
-            v: Vectors, ``(batch, count, ..., channels)``.
+            v: Vectors, ``(batch, count, channels, ...)``.
             ours: Whether they may be overwritten.
 
         Returns:
@@ -49,7 +49,7 @@ class Bent(NamedTuple):
     """What is elementwise.
 
     Attributes:
-        bend: The layer, and its value: ``(batch, ..., channels)``.
+        bend: The layer, and its value: ``(batch, channels, ...)``.
     """
 
     bend: Bend
@@ -64,7 +64,7 @@ class Bent(NamedTuple):
 
 
 class ChannelsLast(NamedTuple):
-    """No layer: where vectors come in, in memory too channels are put last."""
+    """No layer: where vectors come in, channels are put last in memory."""
 
     def part(self, start: int, stop: int) -> "ChannelsLast":
         """Return it for some samples: it is the same for all."""
@@ -73,7 +73,7 @@ class ChannelsLast(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Put them there."""
-        return v.contiguous(), ours
+        return _last_in_memory(v.flatten(0, 1)).view(v.shape), ours
 
 
 class Multiplied(NamedTuple):
@@ -114,7 +114,7 @@ class Averaged(NamedTuple):
         """Go back. What comes of it are views of one memory."""
         del ours
         v = v / self.size.numel()
-        return v.expand(*v.shape[:2], *self.size, v.shape[-1]), False
+        return v.expand(*v.shape[:3], *self.size), False
 
 
 class Picked(NamedTuple):
@@ -135,11 +135,12 @@ class Picked(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back. Windows may overlap."""
         del ours
-        (batch, count), channels = v.shape[:2], v.shape[-1]
+        batch, count, channels = v.shape[:3]
         made = v.new_zeros(batch, count, self.size.numel(), channels)
-        flat = v.reshape(batch, count, -1, channels)
+        flat = v.movedim(2, -1).reshape(batch, count, -1, channels)
         made = made.scatter_add(2, self.places.expand_as(flat), flat)
-        return made.view(batch, count, *self.size, channels), True
+        made = made.view(batch, count, *self.size, channels)
+        return made.movedim(-1, 2), True
 
 
 class Forked(NamedTuple):
@@ -190,12 +191,8 @@ def part(seen: Seen, start: int, stop: int) -> Seen:
 
 
 def backward(seen: Seen, v: Tensor) -> Tensor:
-    """Return the VJPs of vectors ``(batch, count, channels, ...)`` through all layers.
-
-    On the way channels come last.
-    """
-    v, _ = _pulled(seen, v.movedim(2, -1), ours=False)  # it may still be a weight
-    return v.movedim(-1, 2)
+    """Return the VJPs of vectors ``(batch, count, channels, ...)``, of all layers."""
+    return _pulled(seen, v, ours=False)[0]  # it may still be a weight
 
 
 def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tensor]:
@@ -212,11 +209,17 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             ours = True
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
-            value = bend.value.movedim(1, -1)
-            value = value if of is _FOR_ONE_FIRST else value.contiguous()
-            seen.append(Bent(Bend(layer, value)))
+            if of is not _FOR_ONE_FIRST:
+                bend = Bend(layer, _last_in_memory(bend.value))
+            seen.append(Bent(bend))
             ours = False
     return seen, x
+
+
+def _last_in_memory(x: Tensor) -> Tensor:
+    """Return images, or vectors, with channels last in memory on every device."""
+    last = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return x.contiguous(memory_format=last)
 
 
 def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:

@@ -45,6 +45,7 @@ class Normed(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         n, steep, groups = self
+        v = v.movedim(2, -1)
         flat = v.reshape(*v.shape[:2], -1, v.shape[-1])
         mean = _means(flat.sum(2, keepdim=True) * steep, groups, n.shape[2])
         along = _means((flat * n).sum(2, keepdim=True) * steep, groups, n.shape[2])
@@ -53,7 +54,7 @@ class Normed(NamedTuple):
         else:
             made = flat.mul_(steep) if ours else flat * steep
             made.addcmul_(n, along, value=-1).sub_(mean)
-        return made.view(v.shape), True
+        return made.view(v.shape).movedim(-1, 2), True
 
 
 class Saved(NamedTuple):
@@ -123,14 +124,14 @@ class Grouped(Saved):
         """Go back."""
         del ours
         x, mean, rate, weight = self
-        given = v[:, 0].movedim(-1, 1)
+        given = v[:, 0]
         made, _, _ = aten.native_group_norm_backward.default(
             given.contiguous(),
             *(x, mean, rate, weight),
             *_sizes(x, mean.shape[1]),
             [True, False, False],
         )
-        return _laid_out_as(given, made).movedim(1, -1).unsqueeze(1), True
+        return _laid_out_as(given, made).unsqueeze(1), True
 
 
 def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
@@ -223,7 +224,7 @@ class Scaled(NamedTuple):
     """A norm by a model's mean and deviation: nothing but a factor.
 
     Attributes:
-        steep: The factor of each channel, ``(channels,)``.
+        steep: The factor of each channel, ``(channels, ...)``.
     """
 
     steep: Tensor
@@ -252,5 +253,6 @@ def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
     shift = -module.running_mean * steep
     if module.bias is not None:
         shift = shift + module.bias
-    y = torch.addcmul(shift, x.movedim(1, -1), steep)
-    return Scaled(steep), y.movedim(-1, 1)
+    sides = [1] * (x.dim() - 2)
+    steep = steep.view(-1, *sides)
+    return Scaled(steep), torch.addcmul(shift.view(-1, *sides), x, steep)
