@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian.fast.chains import convolutions, norms
+from gradlib.jacobian.fast.chains import convolutions, mapped, maps
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
 from gradlib.jacobian.fast.chains.layers import aten
 
@@ -166,20 +166,24 @@ def test_groups_and_dilation_may_be_small() -> None:
     assert small_images(nn.Conv2d(1, 8, 5, dilation=2), (1, 20, 20)) == 8
 
 
-def test_channels_stay_first_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_channels_stay_first_on_the_way(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     are_first: list[bool] = []
-    laid_out_as = norms._laid_out_as  # pyright: ignore[reportPrivateUsage] (watched)
+    grouped = maps._CHANNELS_FIRST[nn.GroupNorm]  # pyright: ignore[reportPrivateUsage] (watched)
 
-    def noting(given: Tensor, made: Tensor) -> Tensor:
-        are_first.append(given.is_contiguous())
-        return laid_out_as(given, made)
+    def noting(module: nn.GroupNorm, x: Tensor) -> Any:
+        are_first.append(x.is_contiguous())
+        return grouped(module, x)
 
-    monkeypatch.setattr(norms, "_laid_out_as", noting)
+    monkeypatch.setitem(maps._CHANNELS_FIRST, nn.GroupNorm, noting)  # pyright: ignore[reportPrivateUsage]
     body = nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3)
-    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)
+    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, rows)
     model = nn.Sequential(*body, *ending).double()
     require_same(model, double(10, 2, 12, 12))
-    assert are_first == [True, True]  # forth and back
+    assert are_first == [True]
     are_first.clear()
-    require_same(model, double(400, 2, 12, 12))
-    assert not any(are_first)
+    monkeypatch.setattr(mapped, "FEW", 10 * 8 * 10 * 10 * rows - 1)  # one too many
+    require_same(model, double(10, 2, 12, 12))
+    assert not are_first

@@ -63,10 +63,7 @@ class Maps(NamedTuple):
 
     @property
     def first_images(self) -> int:
-        """Up to how many samples channels are better first in memory.
-
-        That is where each has one vector that goes back.
-        """
+        """Up to how many vectors of all samples channels are better first in memory."""
         of_groups = FEW // self.widest if self.of_groups else 0
         return max(self.small_images, of_groups)
 

@@ -16,7 +16,7 @@ from gradlib.jacobian.fast.chains.convolutions import (
 )
 from gradlib.jacobian.fast.chains.layers import Joined
 from gradlib.jacobian.fast.chains.mapped import Maps
-from gradlib.jacobian.fast.chains.norms import normed, normed_for_one, scaled
+from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
 
@@ -177,11 +177,11 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
         x: ``(batch, *in)``.
         count: How many vectors of each sample will go back.
     """
-    if count == 1 and x.dim() == 4 and is_few(x, maps.first_images):
-        return _forward(maps.layers, x.contiguous(), _FOR_ONE_FIRST)
+    if x.dim() == 4 and is_few(x, maps.first_images // count):
+        return _forward(maps.layers, x.contiguous(), _CHANNELS_FIRST)
     if maps.layers and x.dim() == 4:
         x = channels_last(x)
-    seen, y = _forward(maps.layers, x, _FOR_ONE if count == 1 else _FORWARD)
+    seen, y = _forward(maps.layers, x, _CHANNELS_LAST)
     return [*seen, ChannelsLast()] if seen else seen, y
 
 
@@ -209,7 +209,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             ours = True
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
-            if of is not _FOR_ONE_FIRST:
+            if of is _CHANNELS_LAST:
                 bend = Bend(layer, _last_in_memory(bend.value))
             seen.append(Bent(bend))
             ours = False
@@ -251,7 +251,7 @@ def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
 
 _Steps: TypeAlias = dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]]
 
-_FORWARD: _Steps = {
+_CHANNELS_LAST: _Steps = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
     nn.GroupNorm: normed,
@@ -262,8 +262,10 @@ _FORWARD: _Steps = {
     nn.MaxPool2d: _picked,
 }
 
-_FOR_ONE: _Steps = {**_FORWARD, nn.GroupNorm: normed_for_one}
-"""The same where one vector of each sample goes back."""
-
-_FOR_ONE_FIRST: _Steps = {**_FOR_ONE, nn.Conv2d: partial(convolved, last=False)}
-"""The same with channels first in memory, as small convolutions are faster so."""
+_CHANNELS_FIRST: _Steps = {
+    **_CHANNELS_LAST,
+    nn.Conv2d: partial(convolved, last=False),
+    nn.GroupNorm: grouped,
+}
+"""The same with channels first in memory, as small convolutions and kernels of group
+norms are faster so."""

@@ -6,7 +6,9 @@ by the deviation. Ba, Kiros, Hinton, "Layer Normalization", 2016; Wu, He, "Group
 Normalization", 2018.
 """
 
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +16,13 @@ from torch import Tensor, nn
 from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.private import grad_is_enabled
 
-FEW = 2**16
-"""Up to how many entries torch's kernels of group norms are faster, for one vector.
+FEW = 2**20
+"""Up to how many entries of all vectors torch's kernels of group norms are faster.
 
-With 8 channels of 16 x 16 places, on a core of an AMD EPYC with torch 2.13, a chain
-with two norms took a fifth less time at 2**14 entries and hardly less at 2**18; with
-24, 6 per cent less at 2**15 and 8 per cent more at 2**18. Those kernels want channels
-first.
+With two norms of 8 and of 24 channels of 16 x 16 places, and of 2 and of 8 samples with
+6 vectors each, chains took a tenth to two fifths less time on one core and on two of an
+AMD EPYC with torch 2.13; with 32 channels and 2**21 entries about as long. Those
+kernels want channels first, and convolutions take less time with channels last.
 """
 
 
@@ -57,99 +59,51 @@ class Normed(NamedTuple):
         return made.view(v.shape).movedim(-1, 2), True
 
 
-class Saved(NamedTuple):
-    """What torch's kernels of norms save.
+class Kernel(NamedTuple):
+    """A norm by a sample's own mean and deviation, as torch's kernels have it.
 
     Attributes:
-        x: What the norm was given, contiguous.
-        mean: Its means.
-        rate: One divided by its deviations.
+        x: What it was given, ``(batch, channels, ...)``, contiguous: in any other
+            layout the kernels lose the digits of bright images.
+        mean: Of each sample, or of each of its groups: ``(batch, ...)``.
+        rate: One divided by the deviations.
         weight: ``(channels,)``, or ``None``.
+        back: Goes back, with one vector for each x: of the vectors and the others.
     """
 
     x: Tensor
     mean: Tensor
     rate: Tensor
     weight: Tensor | None
+    back: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
-    def part(self, start: int, stop: int) -> Self:
+    def part(self, start: int, stop: int) -> "Kernel":
         """Return it for some samples."""
-        x, mean, rate, weight = self
-        return type(self)(x[start:stop], mean[start:stop], rate[start:stop], weight)
-
-
-class Fused(Saved):
-    """A layer norm of vectors, as torch's kernels have it.
-
-    Attributes:
-        x: What it was given, ``(batch, channels)``, contiguous.
-        mean: Of each sample, ``(batch, 1)``.
-        rate: One divided by the deviation, ``(batch, 1)``.
-        weight: ``(channels,)``, or ``None``.
-    """
-
-    __slots__ = ()
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        x, mean, rate, weight = self
-        if v.shape[1] == 1:  # for more the kernel would need a copy of x for each
-            v = v[:, 0].contiguous()  # the kernel takes for granted that it is
-            made, _, _ = aten.native_layer_norm_backward.default(
-                v, x, x.shape[1:], mean, rate, weight, None, [True, False, False]
-            )
-            return made.unsqueeze(1), True
-        n = ((x - mean).mul_(rate)).unsqueeze(1)
-        steep = (rate if weight is None else rate * weight).unsqueeze(1)
-        made = v.mul_(steep) if ours else v * steep
-        mean = made.mean(-1, keepdim=True)
-        along = (made * n).mean(-1, keepdim=True)
-        return made.addcmul_(n, along, value=-1).sub_(mean), True
-
-
-class Grouped(Saved):
-    """A group norm that one vector goes back through, as torch's kernels have it.
-
-    Attributes:
-        x: What it was given, ``(batch, channels, ...)``, contiguous: in any other
-            layout the kernels lose the digits of bright images.
-        mean: Of each group, ``(batch, groups)``.
-        rate: One divided by the deviation, ``(batch, groups)``.
-        weight: ``(channels,)``, or ``None``.
-    """
-
-    __slots__ = ()
+        x, mean, rate = (it[start:stop] for it in (self.x, self.mean, self.rate))
+        return self._replace(x=x, mean=mean, rate=rate)
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         del ours
-        x, mean, rate, weight = self
-        given = v[:, 0]
-        made, _, _ = aten.native_group_norm_backward.default(
-            given.contiguous(),
-            *(x, mean, rate, weight),
-            *_sizes(x, mean.shape[1]),
-            [True, False, False],
-        )
-        return _laid_out_as(given, made).unsqueeze(1), True
+        x, mean, rate, weight, back = self
+        if (count := v.shape[1]) > 1:
+            x, mean, rate = (it.repeat_interleave(count, 0) for it in (x, mean, rate))
+        v = v.contiguous()  # which the kernels take for granted
+        return back(v.flatten(0, 1), x, mean, rate, weight).view(v.shape), True
 
 
-def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
+def normed(module: Any, x: Tensor) -> tuple[Normed | Kernel, Tensor]:
     """Return what is needed to go back through a group or layer norm, and its output.
 
     Args:
         module: The norm.
         x: ``(batch, channels, ...)``.
     """
-    groups = module.num_groups if type(module) is nn.GroupNorm else 1
-    weight, bias = module.weight, module.bias
     # The kernels' own derivatives have none that is right.
     if type(module) is nn.LayerNorm and not grad_is_enabled():
-        x = x.contiguous()
-        y, mean, rate = aten.native_layer_norm.default(
-            x, x.shape[1:], weight, bias, module.eps
-        )
-        return Fused(x, mean, rate, weight), y
+        return _layered(module, x)
+    groups = module.num_groups if type(module) is nn.GroupNorm else 1
+    weight, bias = module.weight, module.bias
     # No kernel here: where channels are last that of images subtracts the square of the
     # mean from the mean of squares, and of a bright one no digit is left. And to put
     # them first takes long where there is much.
@@ -172,38 +126,47 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Fused, Tensor]:
     return Normed(n, steep, groups), y.view(last.shape).movedim(-1, 1)
 
 
-def normed_for_one(module: Any, x: Tensor) -> tuple[Normed | Fused | Grouped, Tensor]:
-    """Do the same for a group norm that one vector of each sample goes back through.
+def grouped(module: nn.GroupNorm, x: Tensor) -> tuple[Kernel, Tensor]:
+    """Do the same for a group norm by a kernel, whose derivatives are not right.
 
     Args:
         module: The norm.
         x: ``(batch, channels, ...)``.
     """
-    if x.numel() > FEW or grad_is_enabled():  # kernels have no right derivatives
-        return normed(module, x)
-    given, x, weight = x, x.contiguous(), module.weight
+    x, weight, groups = x.contiguous(), module.weight, module.num_groups
     y, mean, rate = aten.native_group_norm.default(
-        x, weight, module.bias, *_sizes(x, module.num_groups), module.eps
+        x, weight, module.bias, *_sizes(x), groups, module.eps
     )
-    return Grouped(x, mean, rate, weight), _laid_out_as(given, y)
+    return Kernel(x, mean, rate, weight, partial(_back_by_groups, groups)), y
 
 
-def _laid_out_as(given: Tensor, made: Tensor) -> Tensor:
-    """Return what was made with channels last in memory, unless they are first there.
-
-    Args:
-        given: ``(batch, channels, ...)``, laid out as what follows wants it.
-        made: The same, contiguous.
-    """
-    if given.is_contiguous():
-        return made
-    return made.movedim(1, -1).contiguous().movedim(-1, 1)
+def _back_by_groups(
+    groups: int, v: Tensor, x: Tensor, mean: Tensor, rate: Tensor, weight: Tensor | None
+) -> Tensor:
+    return aten.native_group_norm_backward.default(
+        *(v, x, mean, rate, weight), *_sizes(x), groups, [True, False, False]
+    )[0]
 
 
-def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
-    """Return what the kernels of group norms ask for: all sizes, and the groups."""
+def _sizes(x: Tensor) -> tuple[int, int, int]:
     batch, channels = x.shape[:2]
-    return batch, channels, x.numel() // (batch * channels), groups
+    return batch, channels, x.numel() // (batch * channels)
+
+
+def _layered(module: nn.LayerNorm, x: Tensor) -> tuple[Kernel, Tensor]:
+    x, weight = x.contiguous(), module.weight
+    y, mean, rate = aten.native_layer_norm.default(
+        x, x.shape[1:], weight, module.bias, module.eps
+    )
+    return Kernel(x, mean, rate, weight, _back_by_layers), y
+
+
+def _back_by_layers(
+    v: Tensor, x: Tensor, mean: Tensor, rate: Tensor, weight: Tensor | None
+) -> Tensor:
+    return aten.native_layer_norm_backward.default(
+        v, x, x.shape[1:], mean, rate, weight, None, [True, False, False]
+    )[0]
 
 
 def _means(sums: Tensor, groups: int, places: int) -> Tensor:
