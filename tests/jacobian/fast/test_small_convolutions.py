@@ -126,6 +126,40 @@ def test_back_to_few_channels(
     assert called[:1] == ["_slow_conv2d_backward"] * is_plain
 
 
+@pytest.mark.parametrize(
+    ("ins", "images", "size", "options", "are_apart"),
+    [
+        (6, 9, (12, 13), {}, True),
+        (6, 9, (13, 12), {"groups": 2}, True),
+        (6, 8, (12, 12), {}, False),
+        (9, 9, (12, 12), {}, False),
+        (6, 9, (12, 12), {"padding": 1}, False),
+        (6, 9, (13, 13), {}, False),  # nothing is left over
+    ],
+)
+def test_what_strides_leave_over(
+    ins: int,
+    images: int,
+    size: tuple[int, int],
+    options: dict[str, Any],
+    are_apart: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_in: list[int] = []
+    pad = nn.functional.pad
+
+    def noting(*args: Any) -> Tensor:
+        put_in.append(1)
+        return pad(*args)
+
+    monkeypatch.setattr(nn.functional, "pad", noting)
+    body = nn.Sequential(nn.Conv2d(ins, 6, 3, stride=2, **options), nn.Flatten())
+    x = double(images, ins, *size)
+    body.append(nn.Linear(body(x.float()).shape[1], 1)).double()
+    require_same(body, x)
+    assert bool(put_in) is are_apart
+
+
 def test_gradients_do_not_flow_through_plain_products(called: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(200, 1))
     x = torch.randn(2, 1, 12, 12)
