@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian.fast.chains import convolutions, mapped, maps
+from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
 from gradlib.jacobian.fast.chains.layers import aten
 
@@ -221,3 +222,19 @@ def test_channels_stay_first_on_the_way(
     monkeypatch.setattr(mapped, "FEW", 10 * 8 * 10 * 10 * rows - 1)  # one too many
     require_same(model, double(10, 2, 12, 12))
     assert not are_first
+
+
+def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    are_last: list[bool] = []
+    pulled = maps.pulled
+
+    def noting(v: Tensor, bends: list[Bend], *, ours: bool) -> Tensor:
+        for it in (v.flatten(0, 1), bends[0].value):
+            are_last.append(it.is_contiguous(memory_format=torch.channels_last))
+        return pulled(v, bends, ours=ours)
+
+    monkeypatch.setattr(maps, "pulled", noting)
+    body = nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh()
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(512, 3)).double()
+    require_same(model, double(10, 2, 12, 12))
+    assert are_last == [True] * 4
