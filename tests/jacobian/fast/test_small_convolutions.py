@@ -229,8 +229,9 @@ def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     pulled = maps.pulled
 
     def noting(v: Tensor, bends: list[Bend], *, ours: bool) -> Tensor:
-        for it in (v.flatten(0, 1), bends[0].value):
-            are_last.append(it.is_contiguous(memory_format=torch.channels_last))
+        both = v.flatten(0, 1), bends[0].value
+        last = torch.channels_last
+        are_last.extend(it.is_contiguous(memory_format=last) for it in both)
         return pulled(v, bends, ours=ours)
 
     monkeypatch.setattr(maps, "pulled", noting)
