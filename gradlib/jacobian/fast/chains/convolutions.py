@@ -14,10 +14,10 @@ from gradlib.private import grad_is_enabled
 FEW = 4
 """Up to how many input channels the library of convolutions is slow to go back.
 
-With strides it takes as long as without. There plain products took a fifth to three
-quarters of its time, with 3 x 3 and 5 x 5 taps a stride of 2 apart, 1 to 4 input and 8
-or 24 output channels, and 8 to 160 images, on a core of an AMD EPYC with torch 2.13;
-and hardly more than all of it on two.
+With strides it takes as long as without. There plain products took an eighth to nearly
+all of its time on a core of an AMD EPYC with torch 2.13, and up to a quarter more on
+two: with 3 x 3 and 5 x 5 taps a stride of 2 apart, 1 to 4 input and 8 or 24 output
+channels, and 8 to 160 images.
 """
 
 MANY = 2**12
@@ -60,8 +60,8 @@ PATCHES, PRODUCTS, PLACES = 5 * 2**13, 2**19, 64
 fewer than so many places of an image's output take as long as these.
 
 With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, they took half the
-time going back and three quarters going forward; and a third to a half, and no more
-than four fifths of it for 36 places and fewer, on one of an older generation.
+time going back and three quarters going forward; and, of 4 and 8 images, a fifth to
+five sixths either way on one of an older generation.
 """
 
 APART = 2**14
