@@ -78,7 +78,7 @@ class Convolved(NamedTuple):
         module: The convolution.
         shape: Of what it was given, without the batch axis.
         last: Whether channels are last in memory around it.
-        plain_images: Up to how many images plain products are faster.
+        plain_images: Up to how many images plain products are faster going back.
     """
 
     module: nn.Conv2d
