@@ -50,6 +50,8 @@ CONTRAST = """async ([within, options, fine]) => {
 }"""
 # After these a page has answered to its new size and scheme.
 TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
+# How many milliseconds a page may take to answer: a busy machine is slow, not wrong.
+PATIENCE = 60_000
 LOUD = ("error", "warning")
 AXE = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],

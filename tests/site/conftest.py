@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from .browsing import Server, no_browser
+from .browsing import PATIENCE, Server, no_browser
+
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="package")
@@ -35,7 +37,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh page: the theme remembers a chosen scheme between pages."""
     page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(5000)
+    page.set_default_timeout(PATIENCE)
     yield page
     page.close()
 
@@ -44,7 +46,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def tab(browser: Browser) -> Iterator[Page]:
     """A page that is not fresh: to open one takes longer than to look at it."""
     page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(5000)
+    page.set_default_timeout(PATIENCE)
     yield page
     page.close()
 

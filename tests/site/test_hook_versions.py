@@ -15,6 +15,7 @@ from mkdocs_hooks import hook_recordings, hook_versions
 from mkdocs_hooks.hook_recordings import HOOKS
 
 from .browsing import (
+    PATIENCE,
     SCHEMES,
     STILL,
     TWO_FRAMES,
@@ -69,7 +70,7 @@ LEAVE_OUT_TABLES = """() => {
 @pytest.fixture(scope="module")
 def opened(browser: Browser, site: Server) -> Iterator[Page]:
     page = browser.new_page(reduced_motion="reduce", viewport=WIDE)
-    page.set_default_timeout(5000)
+    page.set_default_timeout(PATIENCE)
     heard = listen(page, site)
     page.goto(site.url + URL)
     page.add_style_tag(content=STILL)

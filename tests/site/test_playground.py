@@ -16,6 +16,7 @@ from torch import Tensor
 from mkdocs_hooks import jacobians
 
 from .browsing import (
+    PATIENCE,
     SCHEMES,
     STILL,
     TWO_FRAMES,
@@ -110,7 +111,7 @@ def as_shown(values: Any) -> Any:
 @pytest.fixture(scope="module")
 def opened(browser: Browser, site: Server) -> Iterator[Page]:
     page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(5000)
+    page.set_default_timeout(PATIENCE)
     heard = listen(page, site)
     page.goto(site.url + URL)
     page.add_style_tag(content=STILL)

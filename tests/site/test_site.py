@@ -235,7 +235,7 @@ def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
     page.keyboard.press("/")
     page.keyboard.type("grad_input")
     result = page.locator(".md-search-result__item", has_text="grad_input").first
-    expect(result).to_be_visible(timeout=5000)
+    expect(result).to_be_visible()
     assert heard == []
 
 
@@ -268,9 +268,7 @@ def test_search_finds_the_page_of_a_message(
     # The theme looks at the box when a key goes up, which fill() does without.
     box.press("End")
     first = page.locator(".md-search-result__link").first
-    expect(first).to_have_attribute(
-        "href", re.compile(f"errors/{code}/"), timeout=10000
-    )
+    expect(first).to_have_attribute("href", re.compile(f"errors/{code}/"))
 
 
 def test_the_button_in_the_header_switches_the_scheme(page: Page, site: Server) -> None:
