@@ -206,13 +206,14 @@ def test_channels_stay_first_on_the_way(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     are_first: list[bool] = []
-    grouped = maps._CHANNELS_FIRST[nn.GroupNorm]  # pyright: ignore[reportPrivateUsage] (watched)
+    steps = maps._CHANNELS_FIRST  # pyright: ignore[reportPrivateUsage] (watched)
+    grouped = steps[nn.GroupNorm]
 
     def noting(module: nn.GroupNorm, x: Tensor) -> Any:
         are_first.append(x.is_contiguous())
         return grouped(module, x)
 
-    monkeypatch.setitem(maps._CHANNELS_FIRST, nn.GroupNorm, noting)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(steps, nn.GroupNorm, noting)
     body = nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3)
     ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, rows)
     model = nn.Sequential(*body, *ending).double()
@@ -222,6 +223,14 @@ def test_channels_stay_first_on_the_way(
     monkeypatch.setattr(mapped, "FEW", 10 * 8 * 10 * 10 * rows - 1)  # one too many
     require_same(model, double(10, 2, 12, 12))
     assert not are_first
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_no_rows_at_all() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 0))
+    x = torch.randn(3, 1, 8, 8)
+    found = gradlib.per_sample_jacobian(model, x, check=False)
+    assert found.shape == (3, 0, 1, 8, 8)
 
 
 def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
         x: ``(batch, *in)``.
         count: How many vectors of each sample will go back.
     """
-    if x.dim() == 4 and is_few(x, maps.first_images // count):
+    if x.dim() == 4 and is_few(x, maps.first_images // max(1, count)):
         return _forward(maps.layers, x.contiguous(), _CHANNELS_FIRST)
     if maps.layers and x.dim() == 4:
         x = channels_last(x)
