@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.faster import find_shorter
+from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
@@ -95,18 +96,13 @@ def _shortened(
         # It comes first, while the graph is still in the caches.
         look = found.look(graph) if prove else None
         blocks = found.blocks(graph, out)
-        if look is None and not _are_finite(blocks.values()):
+        if look is None and not are_finite(blocks.values()):
             look = found.look(graph)
         if look is not None:
             require_rows(graph, blocks, look, columns=False)
     except RuntimeError:
         return None
     return blocks
-
-
-def _are_finite(blocks: Iterable[Tensor]) -> bool:
-    """Tell whether all entries are finite, and so is their sum, which is soon had."""
-    return all(math.isfinite(it.sum().item()) for it in blocks)
 
 
 def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:

@@ -18,6 +18,7 @@ from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import find_shorter
+from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
 from gradlib.jacobian.memory import is_out_of_memory, room_on
@@ -85,8 +86,9 @@ def per_sample_jacobian(
             a time, as a reference. ``"auto"`` takes the one with the cheapest passes
             or, if the Jacobians of layers and operations are known, their products;
             rows of known operations go together, as if they were more samples. All give
-            the same, up to rounding; where a weight or slope is infinite or NaN, they
-            may have NaN in other entries.
+            the same, up to rounding. Where a weight or slope is infinite or NaN, they
+            may have NaN in other entries; with `check`, ``"auto"`` then gives what
+            ``"loop"`` does.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
             ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
             if memory runs out. One at a time where torch goes wrong for several, as
@@ -107,9 +109,10 @@ def per_sample_jacobian(
             in an embedding, the symmetry of a matrix that goes to
             ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero half of one
             that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``, whose
-            columns there mean nothing. It costs nothing for a chain of known layers,
-            which has nothing to find. Meanwhile modules that `fn` calls have other
-            parameters: where several threads call one model, pass ``check=False``.
+            columns there mean nothing. For a chain of known layers there is nothing to
+            find, and it only asks whether all numbers are finite. Meanwhile modules
+            that `fn` calls have other parameters: where several threads call one model,
+            pass ``check=False``.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
@@ -146,10 +149,15 @@ def per_sample_jacobian(
     chain = find_shorter(call)
     if chain is not None:
         try:
-            return chain.jacobian()
+            found = chain.jacobian()
         except RuntimeError as error:  # what was free others may have taken since
             if not is_out_of_memory(error):
                 raise
+        else:
+            # While a CUDA graph is captured no number can be read.
+            if not check or graph_is_captured() or are_finite((found, *chain.factors)):
+                return found
+            call = call._replace(mode="loop")
     return _from_one_graph(call, check, progress)
 
 
@@ -192,6 +200,16 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             create_graph=create_graph,
             progress=progress,
         )
+        if check and mode == "auto" and not are_finite(blocks.values()):
+            # Zero times infinity is NaN, so it matters in which order one multiplies.
+            blocks = compute(
+                graph,
+                _plan(arguments, graph, call._replace(mode="loop"), check=True),
+                may_change=False,
+                out=given,
+                create_graph=create_graph,
+                progress=progress,
+            )
         if look and not plan.check_first:
             seen = look()
         if seen is not None:

@@ -282,7 +282,14 @@ def test_what_reads_numbers_is_refused_while_a_graph_is_captured() -> None:
     for mode in ("reverse", "loop"):
         how = {"mode": mode, "max_bytes": 2**20, "check": False}
         assert gradlib.per_sample_jacobian(bent, X, **how).any()
-    assert gradlib.per_sample_jacobian(TANH, X).any()  # a chain, which reads nothing
+
+
+@pytest.mark.usefixtures("captured")
+def test_a_chain_is_not_looked_at_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(per_sample, "are_finite", pytest.fail)
+    assert gradlib.per_sample_jacobian(TANH, X).any()
 
 
 def test_an_rnn_that_cudnn_does_not_go_back_through(

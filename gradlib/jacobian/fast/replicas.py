@@ -66,6 +66,11 @@ class Replicas(NamedTuple):
     steps: list[Step]
     x: Tensor
 
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        """What it may hide that is not finite: nothing, as it goes back row by row."""
+        return ()
+
     @torch.inference_mode(False)
     @torch.enable_grad()
     def jacobian(self) -> Tensor:

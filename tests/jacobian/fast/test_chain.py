@@ -540,6 +540,12 @@ def test_out_is_no_memory_that_the_result_is_computed_from() -> None:
     model = plain_net()
     model[2].weight.data = memory[:10].view(2, 5)
     assert chain(model, x.clone(), out=out) is None
+    conv, linear = nn.Conv2d(1, 1, (1, 2)), nn.Linear(2, 2)
+    images = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), linear).double()
+    x, out = x.reshape(4, 1, 1, 3).clone(), memory[:24].view(4, 2, 1, 1, 3)
+    assert chain(images, x, out=out) is not None
+    conv.weight.data = memory[:2].view(1, 1, 1, 2)
+    assert chain(images, x, out=out) is None
 
 
 def brute_force(widths: tuple[int, ...]) -> int:

@@ -14,6 +14,7 @@ from gradlib.jacobian.fast.chains.layers import (
     SQUEEZED,
     Joined,
     Layer,
+    every,
 )
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
 from gradlib.jacobian.fast.chains.mapped import (
@@ -71,6 +72,18 @@ class Chain(NamedTuple):
         """The shape of the Jacobian, ``(batch, *out, *in)``."""
         samples, *rest = self.x.shape
         return (samples, *([] if self.squeezed else [self.outs]), *rest)
+
+    @property
+    def factors(self) -> list[Tensor]:
+        """What the Jacobian is computed from: x, weights and buffers."""
+        found = [
+            self.x,
+            *(it for linear in self.linears for it in linear if it is not None),
+        ]
+        for layer in every(self.maps.layers):
+            if layer.pointwise is None:
+                found += [*layer.module.parameters(), *layer.module.buffers()]
+        return found
 
     @property
     def softens_early(self) -> bool:

@@ -27,6 +27,11 @@ class ChainOfCall(NamedTuple):
     out: Tensor | None
     create_graph: bool
 
+    @property
+    def factors(self) -> list[Tensor]:
+        """What it is computed from."""
+        return self.chain.factors
+
     def jacobian(self) -> Tensor:
         """Return the Jacobian."""
         chain, out, create_graph = self

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import every
 from gradlib.jacobian.memory import room_on
 
 IN_CACHE = 2**21
@@ -95,12 +94,7 @@ def _is_good(out: Any, chain: Chain) -> bool:
         return False
     if out.layout != torch.strided:
         return False
-    used = [x, *(it for linear in chain.linears for it in linear if it is not None)]
-    modules = [it.module for it in every(chain.maps.layers) if it.pointwise is None]
-    used += [
-        it for module in modules for it in (*module.parameters(), *module.buffers())
-    ]
     memory = out.untyped_storage().data_ptr()
     return out.is_contiguous() and all(
-        it.untyped_storage().data_ptr() != memory for it in used
+        it.untyped_storage().data_ptr() != memory for it in chain.factors
     )

@@ -69,6 +69,14 @@ class SmallNet(NamedTuple):
     x: Tensor
     linears: Sequence[Parameters]
 
+    @property
+    def factors(self) -> list[Tensor]:
+        """What the Jacobian is computed from."""
+        return [
+            self.x,
+            *(it for both in self.linears for it in both if it is not None),
+        ]
+
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
         before = grad_is_enabled()
