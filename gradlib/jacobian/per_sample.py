@@ -155,7 +155,7 @@ def per_sample_jacobian(
                 raise
         else:
             # While a CUDA graph is captured no number can be read.
-            if not check or graph_is_captured() or are_finite((found, *chain.factors)):
+            if not check or graph_is_captured() or are_finite((found, *chain.may_hide)):
                 return found
             call = call._replace(mode="loop")
     return _from_one_graph(call, check, progress)

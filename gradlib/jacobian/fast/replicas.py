@@ -67,8 +67,8 @@ class Replicas(NamedTuple):
     x: Tensor
 
     @property
-    def factors(self) -> tuple[Tensor, ...]:
-        """What it may hide that is not finite: nothing, as it goes back row by row."""
+    def may_hide(self) -> tuple[Tensor, ...]:
+        """What may be infinite where the Jacobian is not: rows would hide the same."""
         return ()
 
     @torch.inference_mode(False)

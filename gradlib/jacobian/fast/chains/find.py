@@ -28,8 +28,8 @@ class ChainOfCall(NamedTuple):
     create_graph: bool
 
     @property
-    def factors(self) -> list[Tensor]:
-        """What it is computed from."""
+    def may_hide(self) -> list[Tensor]:
+        """What may be infinite where the Jacobian is not, as a slope is zero."""
         return self.chain.factors
 
     def jacobian(self) -> Tensor:

@@ -70,12 +70,9 @@ class SmallNet(NamedTuple):
     linears: Sequence[Parameters]
 
     @property
-    def factors(self) -> list[Tensor]:
-        """What the Jacobian is computed from."""
-        return [
-            self.x,
-            *(it for both in self.linears for it in both if it is not None),
-        ]
+    def may_hide(self) -> tuple[Tensor, ...]:
+        """What may be infinite where the Jacobian is not: rows would hide the same."""
+        return ()
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
