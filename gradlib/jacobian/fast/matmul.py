@@ -1,9 +1,9 @@
 """Vectors times a matrix that all of them share, by the faster of two libraries.
 
 torch multiplies float32 matrices on a CPU with MKL, where it was built with it. oneDNN,
-which it has for convolutions, does the same: on AMD's newest processors in half the time,
-on older ones in nine tenths of it, on Intel's in the same. So both are timed once, when the first product comes that is large
-enough for it to matter.
+which it has for convolutions, does the same: on the newest of AMD's processors in half
+the time, on the ones before in nine tenths of it, on Intel's in the same. So both are
+timed once, when the first product comes that is large enough for it to matter.
 """
 
 import time
