@@ -88,7 +88,7 @@ def per_sample_jacobian(
             rows of known operations go together, as if they were more samples. All give
             the same, up to rounding. Where a weight or slope is infinite or NaN, they
             may have NaN in other entries; with `check`, ``"auto"`` then gives what
-            ``"loop"`` does.
+            ``"loop"`` does, and takes as long.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
             ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
             if memory runs out. One at a time where torch goes wrong for several, as
