@@ -28,7 +28,7 @@ from gradlib.jacobian.coupling import (
 from gradlib.jacobian.directions import Moves, key, meant
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, closeness, require_rows
+from gradlib.jacobian.look import BY_COLUMNS, Look, closeness, require_rows
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
@@ -53,11 +53,13 @@ class Seen:
 
     Attributes:
         caller: Calls it again.
+        mode: How its Jacobian is computed.
         look: One backward pass, where columns are to be held against it.
         slopes: How steep it is along a direction; ``None`` where nobody can tell.
     """
 
     caller: Caller
+    mode: str
     look: Look | None
     slopes: "_Slopes | None"
 
@@ -77,7 +79,7 @@ def see(
     points: Sequence[Tensor | None],
     random: RandomState,
     *,
-    columns: bool,
+    mode: str,
 ) -> Seen | None:
     """Go back once, and call the function again. The Jacobian need not be there yet.
 
@@ -86,7 +88,7 @@ def see(
         graph: What it left.
         points: For each leaf of the inputs what stands for it in the graph.
         random: Where torch's generators stood before.
-        columns: Whether the Jacobian will come from columns, and nobody proves them.
+        mode: How the Jacobian will be computed, if nobody else proves it.
 
     Returns:
         ``None`` where there is nothing to look at.
@@ -107,9 +109,9 @@ def see(
     caller = Caller(arguments, random, meant(arguments, graph), IN_DOUBLE)
     with random.kept():
         look = require_own_samples(caller, graph, points)
-        kept = look if columns else None
+        kept = look if mode in BY_COLUMNS else None
         del look
-        return Seen(caller, kept, _in_float64_or_less(caller, graph, _slopes))
+        return Seen(caller, mode, kept, _in_float64_or_less(caller, graph, _slopes))
 
 
 def require_truth(
@@ -142,7 +144,7 @@ def require_truth(
             look_again(caller, graph, root, unclear)
 
     if seen.look is not None:
-        _require_rows(seen.caller, seen.look, graph, points, blocks)
+        _require_rows(seen, seen.look, graph, points, blocks)
     if slopes is not None and _unclear_samples(slopes, graph, blocks):
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, require)
@@ -182,7 +184,7 @@ def _in_float64_or_less(
 
 
 def _require_rows(
-    caller: Caller,
+    seen: Seen,
     look: Look,
     graph: Graph,
     points: Sequence[Tensor | None],
@@ -190,8 +192,9 @@ def _require_rows(
 ) -> None:
     """Raise where columns are no Jacobian; where samples are coupled, that is why."""
     try:
-        require_rows(graph, blocks, look, columns=True)
+        require_rows(graph, blocks, look, mode=seen.mode)
     except NoSuchWayError:
+        caller = seen.caller
         pairs = zip(points, caller.arguments.shared, strict=True)
         own = [it for it, shared in pairs if it is not None and not shared]
         with caller.random.kept():

@@ -10,7 +10,7 @@ from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, require_rows
+from gradlib.jacobian.look import BY_COLUMNS, Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
 from gradlib.jacobian.plan import FEWER, Plan, in_words
@@ -54,9 +54,9 @@ def compute(
 
     def carry(attempt: Plan) -> dict[Block, Tensor]:
         blocks = _carried_out(graph, attempt, out, create_graph, progress)
-        by_columns = attempt.mode in ("forward", "split")
-        if (by_columns and prove) or (check and attempt.chunk > 1):
-            require_rows(graph, blocks, Look.at_all(graph), columns=by_columns)
+        proves = prove and attempt.mode in BY_COLUMNS
+        if proves or (check and attempt.chunk > 1):
+            require_rows(graph, blocks, Look.at_all(graph), mode=attempt.mode)
         return blocks
 
     *others, last = list(_attempts(plan, may_change))
@@ -99,7 +99,7 @@ def _shortened(
         if look is None and not are_finite(blocks.values()):
             look = found.look(graph)
         if look is not None:
-            require_rows(graph, blocks, look, columns=False)
+            require_rows(graph, blocks, look)
     except RuntimeError:
         return None
     return blocks

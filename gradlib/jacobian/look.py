@@ -60,6 +60,9 @@ TIMES = (1.37, 2.23, 3.71)
 """What a vector is multiplied by, to see how rows are rounded. By whole numbers they
 would all be rounded alike."""
 
+BY_COLUMNS = frozenset(("forward", "split"))
+"""The modes that ask for columns."""
+
 DRAWS = 3
 """How many sums of columns are asked for, to see how those are rounded."""
 
@@ -144,7 +147,7 @@ def _every_pair(batch: int) -> Iterator[Tensor]:
 
 
 def require_rows(
-    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, columns: bool
+    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, mode: str = "reverse"
 ) -> None:
     """Raise where a Jacobian is another than a backward pass has it.
 
@@ -155,8 +158,8 @@ def require_rows(
         graph: What it is of.
         blocks: The Jacobian.
         look: The backward pass.
-        columns: Whether it was computed by columns, which are rounded in ways of their
-            own.
+        mode: How it was computed: ``"forward"`` by columns, which are rounded in ways
+            of their own, ``"split"`` as a product of rows and columns, or by rows.
 
     Raises:
         NoSuchWayError: They do.
@@ -168,10 +171,12 @@ def require_rows(
     ]
     if not wrong:
         return
-    rounding = _rounding(graph, blocks, look, columns=columns)
+    rounding = _rounding(graph, blocks, look, mode)
     dtype, lost = narrowest_dtype(graph), ""
-    if columns and dtype.itemsize < 4:
+    if mode in BY_COLUMNS and dtype.itemsize < 4:
         lost = f", or that derivatives cancel and {dtype} keeps too few digits of them"
+    if mode == "split":
+        lost += ", or that what it is split at has no row for each sample"
     for point, is_wrong in _wrong(graph, blocks, look, rounding).items():
         if is_wrong:
             raise NoSuchWayError(
@@ -243,17 +248,19 @@ def _parts(
 
 
 def _rounding(
-    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, columns: bool
+    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, mode: str
 ) -> dict[int, Tensor]:
     """Return the square of what rounding may make of each point's gradient.
 
     Where derivatives cancel there is nothing else. Both ways are linear: what they say
     of a multiple, or a sum, is that of what they say, but for rounding.
     """
-    found = _rounding_of_rows(graph, look)
-    if columns and not _samples_mix(graph):  # which is no rounding
+    found, most = _rounding_of_rows(graph, look)
+    if mode in BY_COLUMNS and not _samples_mix(graph):  # which is no rounding
         for point, off in found.items():
             in_columns = _rounding_of_columns(graph, blocks, point).to(off)
+            if mode == "split":  # it may have taken another axis for the samples
+                in_columns = torch.minimum(in_columns, most.to(off))
             found[point] = torch.maximum(off, in_columns)
     return {point: ROUNDING**2 * off for point, off in found.items()}
 
@@ -265,21 +272,26 @@ def _samples_mix(graph: Graph) -> bool:
     return first_coupled(Chance(), graph.roots, own) is not None
 
 
-def _rounding_of_rows(graph: Graph, look: Look) -> dict[int, Tensor]:
+def _rounding_of_rows(graph: Graph, look: Look) -> tuple[dict[int, Tensor], Tensor]:
     """Return the square of what rounding made of backward passes, by point.
 
     A hook may be no linear function: then there is more than rounding makes.
+
+    Returns:
+        With it, the most that rounding can make.
     """
     eps = torch.finfo(narrowest_dtype(graph)).eps
     found: dict[int, Tensor] = {}
+    limits: list[Tensor] = []
     for times in TIMES:
-        scaled, most = _seen(graph, [times * it for it in look.vectors])
+        scaled, largest = _seen(graph, [times * it for it in look.vectors])
+        limits.append(eps * largest)
         for point, (grad, it) in enumerate(zip(look.grads, scaled, strict=True)):
             if grad is not None and it is not None:
                 off = _square(it.double() / times - grad)
-                off = torch.minimum(off, eps * most.to(off))
+                off = torch.minimum(off, limits[-1].to(off))
                 found[point] = torch.maximum(found.get(point, off), off)
-    return found
+    return found, torch.stack(limits).max()
 
 
 def _rounding_of_columns(

@@ -183,11 +183,8 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
         given = blocks_of(out, graph, arguments.inner)
         require_own_memory(given, arguments.used())
     with without_hooks(graph.points), grads_kept(graph.others):
-        # With "auto" they are proven, or rows by now.
-        columns = mode in ("forward", "split")
-        look = random and partial(
-            see, arguments, graph, points, random, columns=columns
-        )
+        # With "auto" columns are proven, or rows by now.
+        look = random and partial(see, arguments, graph, points, random, mode=mode)
         seen = look() if look and plan.check_first else None
         blocks = compute(
             graph,

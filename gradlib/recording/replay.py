@@ -220,6 +220,7 @@ class _Scene:
         self, output: Tree, grads: Mapping[Key, Tensor | None]
     ) -> dict[Key, Tensor | None]:
         """Return the gradients of the inputs and own parameters."""
+        self._shares.clear()  # of passes that the call itself has run, as for forces
         returned = Tree.of(self._returned).leaves
         # What is returned twice is one tensor, and has one gradient.
         roots = {

@@ -990,3 +990,22 @@ def test_columns_where_samples_change_places(mode: Any, width: int, where: str) 
     auto = gradlib.per_sample_jacobian(fn, x, check=False)
     assert gradlib.plan_jacobian(fn, x).mode == mode
     torch.testing.assert_close(auto, rows)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_split_at_what_has_another_axis_first(check: bool) -> None:
+    encode, decode = nn.Linear(64, 2), nn.Linear(2, 64)
+
+    def fn(x: Tensor) -> Tensor:
+        h = encode(x).transpose(0, 1).contiguous()  # the steps, and then the samples
+        return decode((h + h.roll(1, 0)).tanh()).transpose(0, 1)
+
+    for samples in (3, 4, 5):
+        x = torch.randn(samples, 4, 64)
+        assert gradlib.plan_jacobian(fn, x).mode == "split"
+        rows = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+        torch.testing.assert_close(
+            gradlib.per_sample_jacobian(fn, x, check=check), rows
+        )
+    with pytest.raises(gradlib.NoSuchWayError, match="no row for each sample"):
+        gradlib.per_sample_jacobian(fn, x[:4], mode="split", check=check)

@@ -847,6 +847,31 @@ def test_grad_output_of_which_parts_are_none() -> None:
     assert_replays(recording, model)
 
 
+@pytest.mark.parametrize("wakes", [True, False])
+def test_a_forward_that_goes_backward_itself(wakes: bool) -> None:
+    """As for forces: what that pass gives is no part of what a later one does."""
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            energy = (x.requires_grad_().tanh() @ self.w).sum()
+            (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+            return energy, -slope
+
+    with gradlib.record(model := Forces()) as recording:
+        x = torch.tensor([[0.3, -0.2]]).requires_grad_(not wakes)
+        energy, forces = model(x)
+        (energy + forces.square().sum()).backward()
+    last = recording[""].passes[-1]
+    assert_close(last.grad_input, (x.grad,))
+    assert_close(last.replay().grad_input, (x.grad,))
+    assert recording.verify().ok
+    assert recording.verify(numerical=True).ok
+
+
 def test_one_tensor_in_two_places_stays_one() -> None:
     class Same(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
