@@ -102,6 +102,16 @@ def test_in_a_loss(make: Make) -> None:
     assert_same(found, loop(fn, create_graph=True))
 
 
+@pytest.mark.parametrize("kind", [nn.ReLU6, nn.Hardtanh, nn.Hardswish])
+def test_slopes_at_nan_of_which_torch_is_unsure(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    fn = nn.Sequential(nn.Linear(4, 6), kind(), nn.Linear(6, 2))
+    x = torch.randn(4, 4)
+    x[0, 1] = math.nan
+    want = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    assert_same(gradlib.per_sample_jacobian(fn, x), want)
+
+
 def test_fn_is_called_once_for_both() -> None:
     """What it computes the second time may be something else."""
     inner, drawn = net(math.nan), nn.Dropout()

@@ -1009,3 +1009,19 @@ def test_a_split_at_what_has_another_axis_first(check: bool) -> None:
         )
     with pytest.raises(gradlib.NoSuchWayError, match="no row for each sample"):
         gradlib.per_sample_jacobian(fn, x[:4], mode="split", check=check)
+
+
+NESTED_FOR: dict[str, Any] = {
+    "a function": lambda x: x.sin(),  # pyright: ignore[reportUnknownLambdaType]
+    "a layer": nn.Linear(3, 2),
+    "a small net": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+    "a transformer": nn.TransformerEncoderLayer(3, 1, 4, batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("fn", NESTED_FOR.values(), ids=NESTED_FOR.keys())
+def test_a_nested_tensor_of_strided_parts(fn: Any) -> None:
+    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    with pytest.raises(gradlib.JacobianArgumentError, match="is a nested tensor"):
+        gradlib.per_sample_jacobian(fn, x)

@@ -113,7 +113,7 @@ def find_replicas(call: Call) -> Replicas | None:
     x = call.inputs[0]
     if not (is_open(call) and asks_no_more(call)) or type(x) is not Tensor:
         return None
-    if x.dim() != 3 or x.dtype not in DTYPES or x.device.type != "cpu":
+    if x.dim() != 3 or x.is_nested or x.dtype not in DTYPES or x.device.type != "cpu":
         return None
     if not 0 < _entries(x) <= SMALL:
         return None

@@ -107,7 +107,7 @@ def is_for_chains(inputs: tuple[Any, ...]) -> bool:
     if len(inputs) != 1 or not nobody_looks_on():
         return False
     x = inputs[0]
-    if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES:
+    if type(x) not in (Tensor, Parameter) or x.dtype not in DTYPES or x.is_nested:
         return False
     return x.dim() > 1 and x.numel() > 0 and x.layout is strided
 

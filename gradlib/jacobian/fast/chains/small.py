@@ -40,6 +40,10 @@ SMALL = 2**20
 For larger ones it matters how much memory there is, and which library multiplies.
 """
 
+UNSURE = frozenset(("hardswish", "hardtanh", "relu6"))
+"""The functions whose slope at NaN is one or the other, in torch, by how many entries
+there are and where they stand in memory."""
+
 Parameters: TypeAlias = tuple[Tensor, Tensor | None]
 """The weight and the bias of a linear layer."""
 
@@ -70,9 +74,13 @@ class SmallNet(NamedTuple):
     linears: Sequence[Parameters]
 
     @property
-    def may_hide(self) -> tuple[Tensor, ...]:
-        """What may be infinite where the Jacobian is not: rows would hide the same."""
-        return ()
+    def may_hide(self) -> list[Tensor]:
+        """What may be infinite where the Jacobian is not: mostly rows hide the same."""
+        bends = [it.pointwise for it in joined.from_iterable(self.between)]
+        if not any(it is not None and it.name in UNSURE for it in bends):
+            return []
+        parameters = joined.from_iterable(self.linears)
+        return [self.x, *(it for it in parameters if it is not None)]
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
@@ -128,7 +136,7 @@ def small_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> SmallNet | Non
             tuple(map(type, tensors)),
             tuple([kind_of(it) for it in tensors if it is not None]),
         )
-    except (AttributeError, KeyError, TypeError):  # no module, no linear layer, no x
+    except (AttributeError, KeyError, RuntimeError, TypeError):  # no module, layer, x
         return None
     if form is None or not are_same(form.own):
         return None
