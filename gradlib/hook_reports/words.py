@@ -116,6 +116,9 @@ class HookedCall:
         name = self._known.name(grad, outputs_first=field != "grad_input")
         if name is not None:
             return name
+        if not of_last_node and field == "grad":  # as of an argument that is returned
+            output = self.place(field, i).removeprefix("grad of ")
+            return f"gradient of {output}, with all its other uses"
         if not of_last_node:
             return "gradient of an inner tensor"
         if not needed:

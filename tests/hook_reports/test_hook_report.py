@@ -392,6 +392,18 @@ def test_one_tensor_in_several_places() -> None:
     assert [entry.what for entry in twice] == [both, both]
 
 
+def test_an_argument_that_is_returned_and_used_elsewhere() -> None:
+    class ReturnsOne(nn.Module):
+        def forward(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+            return x, z.sin()
+
+    x = given(4, 3)
+    found = whats(report_of(ReturnsOne(), x, x).kinds["Tensor.register_hook"])
+    assert (
+        found["grad of output[0]"] == "gradient of output[0], with all its other uses"
+    )
+
+
 def test_an_output_used_in_another_output() -> None:
     def chained(a: Tensor) -> tuple[Tensor, Tensor]:
         y = a.exp()
