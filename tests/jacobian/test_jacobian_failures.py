@@ -1012,7 +1012,7 @@ def test_a_split_at_what_has_another_axis_first(check: bool) -> None:
 
 
 NESTED_FOR: dict[str, Any] = {
-    "a function": lambda x: x.sin(),  # pyright: ignore[reportUnknownLambdaType]
+    "a function": torch.sin,
     "a layer": nn.Linear(3, 2),
     "a small net": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
     "a transformer": nn.TransformerEncoderLayer(3, 1, 4, batch_first=True),
