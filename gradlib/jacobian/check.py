@@ -26,9 +26,10 @@ from gradlib.jacobian.coupling import (
     require_own_samples,
 )
 from gradlib.jacobian.directions import Moves, key, meant
+from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import BY_COLUMNS, Look, closeness, require_rows
+from gradlib.jacobian.look import Look, closeness, require_rows
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block

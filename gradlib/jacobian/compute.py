@@ -9,8 +9,9 @@ from torch import Tensor
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
+from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import BY_COLUMNS, Look, require_rows
+from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
 from gradlib.jacobian.plan import FEWER, Plan, in_words
@@ -107,7 +108,7 @@ def _shortened(
 
 def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
     plans = [plan]
-    if may_change and plan.mode in ("forward", "split"):
+    if may_change and plan.mode in BY_COLUMNS:
         plans.append(replace(plan, mode="reverse"))
     for it in plans:
         if it.chunk > 1:

@@ -16,6 +16,9 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.passes import Place, chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import COLUMNS, Piece
 
+BY_COLUMNS = ("forward", "split")
+"""The modes that ask for columns, and so differentiate twice."""
+
 
 def passes(graph: Graph) -> int:
     """Return how many columns there are to ask for."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
-from gradlib.jacobian.forward import Linearized
+from gradlib.jacobian.forward import BY_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.passes import Place
@@ -59,9 +59,6 @@ ROUNDING = 10
 TIMES = (1.37, 2.23, 3.71)
 """What a vector is multiplied by, to see how rows are rounded. By whole numbers they
 would all be rounded alike."""
-
-BY_COLUMNS = frozenset(("forward", "split"))
-"""The modes that ask for columns."""
 
 DRAWS = 3
 """How many sums of columns are asked for, to see how those are rounded."""

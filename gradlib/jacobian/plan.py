@@ -444,14 +444,14 @@ def _least_width(graph: Graph, enough: int) -> float:
 
 def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
     """Take out the ways that differentiate twice, which somebody does once more."""
-    if mode in ("forward", "split"):
+    if mode in forward.BY_COLUMNS:
         raise NoSuchWayError(
             f"mode={mode!r} with create_graph=True asks for the third derivative of "
             f"{name}, which torch gets wrong: it takes what that has saved for "
             'constants. Pass mode="auto" or mode="reverse".'
         )
     counts |= dict.fromkeys(
-        ("forward", "split"), f"torch differentiates {name} wrongly a third time"
+        forward.BY_COLUMNS, f"torch differentiates {name} wrongly a third time"
     )
 
 
