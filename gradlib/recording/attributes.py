@@ -32,7 +32,7 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Return the attributes of a module that are tensors, or may hold some."""
     return [
         (name, value)
-        for name, value in vars(module).items()
+        for name, value in vars(module).copy().items()
         if name not in OF_TORCH and _is_copied(value)
     ]
 
@@ -83,9 +83,8 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
         module: Whose call it was.
         given: Its arguments.
     """
-    own = vars(module)
-    places = [own[name] for name in own.keys() - OF_TORCH]
-    return _nodes_in([*places, *given], DEPTH)
+    own = vars(module)  # other threads may change it, and what is in it
+    return _nodes_in([*map(own.get, own.keys() - OF_TORCH), *given], DEPTH)
 
 
 def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
@@ -99,7 +98,7 @@ def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
             elif depth > 1 and len(entry) <= MANY:
                 is_dict = isinstance(entry, dict)
                 held: Any = cast(Any, entry).values() if is_dict else entry
-                found += _nodes_in(held, depth - 1)
+                found += _nodes_in([*held], depth - 1)
     return found
 
 

@@ -1,6 +1,7 @@
 """A call is computed again with what stood in the attributes when it began."""
 
 import gc
+import random
 import sys
 import threading
 import weakref
@@ -8,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording import attributes, past_attributes
 from gradlib.recording.past_attributes import NOT_KEPT, Attributes
 from gradlib.recording.state import History
 
@@ -396,6 +398,52 @@ def test_attributes_that_other_threads_change() -> None:
         sys.setswitchinterval(interval)
         ended.set()
         thread.join()
+
+
+def test_attributes_that_change_at_every_step_of_who_looks_at_them() -> None:
+    """As another thread could, which comes to it at the same place once in weeks."""
+    model: Any = Counts()
+    model.last = torch.ones(2, requires_grad=True) * 2
+
+    chance = random.Random(0)
+    rows: dict[int, Any] = {}
+    row: deque[Any] = deque()
+    kinds: set[Any] = set()
+    model.rows, model.row, model.kinds = rows, row, kinds
+
+    def change() -> None:
+        if hasattr(model, "made"):
+            del model.made
+            for it in (rows, row, kinds):
+                it.clear()
+        else:
+            model.made = [model.last]
+            rows.update({1: [model.last], 2: model.last})
+            row.extend([rows, model.last])
+            kinds.update({model.last, 3})
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        looks = frame.f_code.co_filename in (
+            attributes.__file__,
+            past_attributes.__file__,
+        )
+        if not looks:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and chance.random() < 0.5:
+            change()
+        return trace
+
+    change()
+    with gradlib.record(model) as recording:
+        sys.settrace(trace)
+        try:
+            for _ in range(100):
+                model(torch.randn(2, 3))
+        finally:
+            sys.settrace(None)
+        step(model)
+    assert len(recording) == 202
 
 
 def test_an_attribute_that_comes_while_they_are_looked_at(
