@@ -184,6 +184,15 @@ class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
     code = "GL114"
 
 
+class GradOutputsLayoutError(GradOutputsError):
+    """GL115: a ``grad_outputs`` is sparse, nested or the like, and its output is not.
+
+    Or the other way round, or an operation does not take a sparse one.
+    """
+
+    code = "GL115"
+
+
 class JacobianArgumentError(GradlibError, ValueError):
     """GL300: an argument of ``per_sample_jacobian`` is not what it must be."""
 

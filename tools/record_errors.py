@@ -120,6 +120,11 @@ MISTAKES = {
         "torch.autograd.grad(y.sum(), [])",
         "y.sum().backward(inputs=[])",
     ],
+    "GL115": [
+        "torch.autograd.grad(y.reshape(3, 1), x, torch.ones(3, 1).to_sparse_csr())",
+        "torch.autograd.grad(y, x, torch.ones(3).to_mkldnn())",
+        "torch.autograd.grad(y.reshape(3, 1), x, torch.ones(3, 1).to_sparse())",
+    ],
 }  # by the code of gradlib; each comes after START
 
 

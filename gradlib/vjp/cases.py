@@ -367,6 +367,30 @@ _CASES = [
             print([tuple(gradient.shape) for gradient in gradients])
             """,
     ),
+    _case(
+        errors.GradOutputsLayoutError,
+        "A grad_outputs of another layout than its output",
+        "v is a gradient with respect to the output, and has the output's layout. "
+        "torch also takes a v of layout sparse_coo, with which only some operations "
+        "can go on, and a strided v for a sparse output.",
+        wrong="""
+            import torch
+
+            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+            y = x**2
+            v = torch.eye(2).to_sparse_csr()
+            torch.autograd.grad(y, x, v)
+            """,
+        right="""
+            import torch
+
+            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+            y = x**2
+            v = torch.eye(2).to_sparse_csr()
+            (gradient,) = torch.autograd.grad(y, x, v.to_dense())
+            print(gradient)
+            """,
+    ),
 ]
 
 CASES = {case.code: case for case in _CASES}

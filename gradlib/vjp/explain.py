@@ -35,6 +35,8 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
 
     Raises:
         Exception: What hooks and custom backward functions raise, unchanged.
+        RuntimeError: torch's own, where an operation has no derivative at this point,
+            such as ``torch.linalg.eig`` for a loss that depends on a phase.
 
     Example:
         ```python

@@ -79,13 +79,14 @@ def _explanation(error: Exception) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error."""
     frames = frames_of(error)
     arguments = innermost_call(error)
-    code = code_of(str(error)) if isinstance(error, RuntimeError) else None
+    is_torchs = isinstance(error, RuntimeError)
+    code = code_of(str(error)) if is_torchs else None
     if arguments is not None and code not in _ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.
         found = diagnose(arguments, frames=frames)
         if found is not None and _is_refused(found, code, arguments):
             return found
-    return explain_raised(error, arguments, frames=frames) if code else None
+    return explain_raised(error, arguments, frames=frames) if is_torchs else None
 
 
 def _is_refused(found: Diagnosis, code: str | None, arguments: Arguments) -> bool:

@@ -61,7 +61,8 @@ def grad(
 
     The result is that of ``torch.autograd.grad``, bit for bit. A wrong call raises
     before the graph is used, so that you can correct it and call again; only a freed
-    graph, and a tensor changed in place, are found while the gradients are computed.
+    graph, a tensor changed in place, and an operation that takes no sparse gradient are
+    found while the gradients are computed.
     Two calls that torch silently accepts raise here: a `grad_outputs` of integers or
     booleans, and more of them than there are outputs.
 
@@ -94,6 +95,8 @@ def grad(
         ChangedInPlaceError: A tensor that is needed was changed in place.
         NotDifferentiableArgumentError: `outputs` or `inputs` holds something else than
             tensors, or nothing.
+        RuntimeError: torch's own, where an operation has no derivative at this point,
+            such as ``torch.linalg.eig`` for a loss that depends on a phase.
 
     Example:
         ```python

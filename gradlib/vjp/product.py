@@ -169,7 +169,7 @@ def _why_not(vectors: list[Tensor], results: list[Tensor]) -> str:
     if any(it.is_nested for it in every) or any(
         v.layout != torch.strided for v in vectors
     ):
-        return "J is not computed: an output is sparse, or a tensor nested."
+        return "J is not computed: an output or its v is sparse, or a tensor nested."
     if any(it.is_meta for it in every):
         return 'J is not computed: on the device "meta" there are no values.'
     if any(it.is_complex() for it in vectors):

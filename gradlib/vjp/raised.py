@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import FrameType
 
 from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.calls import is_of_torch
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnosis import (
     CALL,
@@ -16,6 +17,7 @@ from gradlib.vjp.diagnosis import (
     recomputed,
 )
 from gradlib.vjp.earlier_pass import earlier_pass
+from gradlib.vjp.layout_checks import sparse_refused
 from gradlib.vjp.names import called, named_tensors
 from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.wordings import code_of
@@ -42,7 +44,7 @@ def explain_raised(
     """
     code = code_of(str(error))
     if code is None:
-        return None
+        return _of_another_layout(error, arguments)
     if arguments is not None and code in _OF_A_CALL:
         return in_own_names(_OF_A_CALL[code](error, arguments, frames), arguments)
     case = CASES[code]
@@ -53,6 +55,16 @@ def explain_raised(
         intent="A program that does it right:",
         fix=case.right.rstrip(),
     )
+
+
+def _of_another_layout(
+    error: BaseException, arguments: Arguments | None
+) -> Diagnosis | None:
+    """Explain what an operation of torch's own raises at a sparse gradient."""
+    if arguments is None or not is_of_torch(error):
+        return None
+    found = sparse_refused(arguments, str(error))
+    return None if found is None else in_own_names(found, arguments)
 
 
 def _freed(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradlib.vjp.arguments import Arguments, Form, form_of, shape_of
 from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis, mended
+from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess
 from gradlib.vjp.vector_batches import check_batch_axis, check_batch_sizes
@@ -23,6 +24,8 @@ def check_vectors(arguments: Arguments, frames: Frames) -> Diagnosis | None:
     """Find a grad_outputs that does not fit its output."""
     for i, output in enumerate(arguments.outputs.values):
         form, vector = form_of(output), arguments.grad_outputs.values[i]
+        if (found := check_layout(arguments, i)) is not None:
+            return found
         if form is None or (vector is not None and shape_of(vector) is None):
             continue  # nested tensors: torch compares them
         found = check_batch_axis(arguments, i, form)
@@ -122,6 +125,9 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         expression = "{v}.real"
     elif wanted.is_complex:
         intent = "The gradient of a complex output is complex."
+    elif vector.is_quantized:
+        intent = "torch goes back with floats only, not with quantized numbers."
+        expression = "{v}.dequantize()"
     else:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     fix = mended(arguments, i, expression)

@@ -25,6 +25,17 @@ WORDINGS = (
     Wording("GL102", r"invalid gradient at index \d+ - got \["),
     Wording("GL103", r"got \d+ tensors and \d+ gradients$"),
     Wording("GL105", "For complex Tensors, both grad_output and output are required"),
+    # Before those of dtypes and devices, whose first words are the same.
+    Wording(
+        "GL115",
+        r"invalid gradient at index \d+ - expected type .*\blayout=(\w+).* but got "
+        r".*\blayout=(?!\1)",
+    ),
+    Wording(
+        "GL115",
+        r"invalid gradient at index \d+ - expected type \S+ but got (Variable\[)?"
+        "Mkldnn",
+    ),
     Wording("GL105", r"invalid gradient at index \d+ - expected type torch\."),
     Wording("GL105", r"Expected isFloatingType\(grads\[i\]"),
     Wording("GL106", r"invalid gradient at index \d+ - expected type TensorOptions"),
@@ -44,6 +55,7 @@ WORDINGS = (
     ),
     Wording("GL114", "all inputs have to be Tensors"),
     Wording("GL114", r"['`]inputs['`] argument to `?\w+\(\)`? cannot be empty"),
+    Wording("GL115", r"invalid gradient at index \d+ - expected layout "),
 )
 
 

@@ -257,6 +257,10 @@ def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
         ),
         ("GL110", "One of the differentiated Tensors does not require grad"),
         ("GL114", "'Linear' object is not iterable"),
+        (
+            "GL115",
+            "invalid gradient at index 0 - expected layout Strided but got SparseCsr",
+        ),
     ],
 )
 def test_search_finds_the_page_of_a_message(

@@ -541,6 +541,10 @@ def test_what_is_not_finite_by_both_ways_is_not_spoken_of() -> None:
         (lambda x, y: (y, x, [torch.ones(4, 4)] * 2), gradlib.GradOutputsCountError),
         (lambda x, y: (y.sum(), x, 1.0), gradlib.GradOutputsTypeError),
         (lambda x, y: (y, x, torch.ones(4, 4).int()), gradlib.GradOutputsDtypeError),
+        (
+            lambda x, y: (y, x, torch.ones(4, 4).to_sparse_csr()),
+            gradlib.GradOutputsLayoutError,
+        ),
         (lambda x, y: (y.detach(), x), gradlib.OutputNeedsNoGradError),
         (lambda x, y: (y.sum(), x[0]), gradlib.UnusedInputError),
         (lambda x, _: ("y", x), gradlib.NotDifferentiableArgumentError),

@@ -1,0 +1,85 @@
+"""Whether each grad_outputs has a layout that fits its output."""
+
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.diagnosis import ONES, Diagnosis, diagnosis, mended
+
+
+def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:
+    """Find a grad_outputs of a layout that torch does not take for its output.
+
+    Args:
+        arguments: Of the call.
+        i: Which output and grad_outputs.
+    """
+    output, vector = arguments.outputs.values[i], arguments.grad_outputs.values[i]
+    if not isinstance(output, Tensor) or vector is None:
+        return None  # of a gradient edge torch does not tell the layout
+    return None if _takes(output, vector) else _apart(arguments, i)
+
+
+def sparse_refused(arguments: Arguments, message: str) -> Diagnosis | None:
+    """Return what a failed backward pass means that began with another layout.
+
+    Args:
+        arguments: Of the call, in which `check_layout` finds nothing wrong.
+        message: What torch has raised.
+
+    Returns:
+        ``None`` where it began with the layouts of the outputs.
+    """
+    pairs = zip(arguments.outputs.values, arguments.grad_outputs.values, strict=True)
+    for i, (output, vector) in enumerate(pairs):
+        if not isinstance(output, Tensor) or vector is None:
+            continue
+        if layout_of(output) != layout_of(vector):
+            said = message.split("\n", 1)[0].rstrip(".")
+            return _apart(arguments, i, f" An operation has raised: {said}.")
+    return None
+
+
+def layout_of(tensor: Tensor) -> str:
+    """Return the layout of a tensor: ``"strided"``, ``"sparse_csr"``, ``"nested"``."""
+    layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    return "nested" if tensor.is_nested and layout == "strided" else layout
+
+
+def _takes(output: Tensor, vector: Tensor) -> bool:
+    """Tell whether torch lets a backward pass from an output begin with a vector.
+
+    An operation on the way may still not take it.
+    """
+    wanted, given = layout_of(output), layout_of(vector)
+    if wanted == given:
+        return True
+    if output.is_nested:
+        return False
+    is_for_sparse = given == "strided" and wanted.startswith("sparse")
+    return given == "sparse_coo" or is_for_sparse
+
+
+def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
+    outputs, vectors = arguments.outputs, arguments.grad_outputs
+    output, vector = outputs.values[i], vectors.values[i]
+    place = vectors.places[i]
+    what = (
+        f"{place} is {layout_of(vector)}, and {outputs.places[i]} is "
+        f"{layout_of(output)}.{raised}"
+    )
+    expression, intent = _like(output, vector)
+    fix = mended(arguments, i, expression)
+    return diagnosis("GL115", place, what, intent=intent, fix=fix)
+
+
+def _like(output: Any, vector: Any) -> tuple[str, str]:
+    """Return the code that gives a vector the layout of its output, and what it is."""
+    if output.is_nested or vector.is_nested:
+        ones = ONES if output.is_nested else "torch.ones({y}.shape)"
+        made, intent = ones, "Weights of one give the gradient of the output's sum."
+    else:
+        made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
+        intent = "Likely meant: these weights, in a layout that is taken here."
+    return made + ".to_mkldnn()" * (layout_of(output) == "mkldnn"), intent
