@@ -5,6 +5,7 @@ A page is loaded once, then resized and switched on the spot.
 
 import html
 import re
+import string
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -273,6 +274,37 @@ def test_search_finds_the_page_of_a_message(
     box.press("End")
     first = page.locator(".md-search-result__link").first
     expect(first).to_have_attribute("href", re.compile(f"errors/{code}/"))
+
+
+# Asks the theme's search for what begins with each of some characters, as the box does.
+SEARCH = """async (characters) => {
+    const of = (type) => new Promise((resolve) => {
+        worker.onmessage = ({ data }) => data.type === type && resolve(data.data)
+    })
+    const { base, search } = JSON.parse(document.getElementById("__config").textContent)
+    const worker = new Worker(new URL(search, location))
+    const index = await (await fetch(`${base}/search/search_index.json`)).json()
+    let answer = of(1)
+    worker.postMessage({ type: 0, data: { ...index, options: {} } })
+    await answer
+    const found = {}
+    for (const character of characters) {
+        answer = of(3)
+        worker.postMessage({ type: 2, data: character })
+        found[character] = (await answer).items.length
+    }
+    return found
+}"""
+
+
+def test_search_finds_what_begins_with_any_character(
+    page: Page, searchable_site: Server
+) -> None:
+    heard = listen(page, searchable_site)
+    page.goto(searchable_site.url)
+    found = page.evaluate(SEARCH, string.ascii_lowercase + string.digits)
+    assert [character for character, count in found.items() if not count] == []
+    assert heard == []
 
 
 def test_the_button_in_the_header_switches_the_scheme(page: Page, site: Server) -> None:
