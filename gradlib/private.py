@@ -57,6 +57,10 @@ CopySlices: type[Node] = _C._functions.CopySlices
 # The node of Tensor.to() and of autocast's casts.
 ToCopy: type[Node] = _C._functions.ToCopyBackward0
 
+# The node of the CTC loss. On a CPU its threads read what the loss was, and there torch
+# refuses to read memory that is shared lazily.
+CtcLoss: type[Node] = _C._functions.CtcLossBackward0
+
 # Nodes of what only lays out a tensor anew: they can be called with a gradient alone.
 LAID_OUT: frozenset[type[Node]] = frozenset(
     (
@@ -128,6 +132,8 @@ _VMAP = _C._dispatch_key_parse("VmapMode")
 # What torch.func and torch.jit.trace do now; None while they do nothing.
 _transform: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _tracing: Callable[[], object] = _C._get_tracing_state
+_dispatch_mode: Callable[[object], object] = _C._get_dispatch_mode
+_FAKE = _C._TorchDispatchModeKey.FAKE
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -282,9 +288,19 @@ _EAGER_LOCK = threading.Lock()
 _eager: list[Any] = []  # the stance, and a place for each thread that is within
 
 
+def is_replica(module: nn.Module) -> bool:
+    """Tell whether a module is a copy that `nn.DataParallel` runs on one of its GPUs."""
+    return vars(module).get("_is_replica", False)
+
+
 def values_are_stand_ins() -> bool:
     """Tell whether tensors stand for others: under torch.func, or while jit traces."""
     return _transform() is not None or _tracing() is not None
+
+
+def values_are_fake() -> bool:
+    """Tell whether tensors have no values: in a FakeTensorMode, as in torch.export."""
+    return _dispatch_mode(_FAKE) is not None
 
 
 def for_several(

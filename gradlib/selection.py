@@ -75,7 +75,7 @@ def selector(
     names = recorded_names(modules_of(model, remove_duplicate=False))
     for pattern in patterns:
         _must_be_a_name(pattern, model)
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(_is_meant(name, pattern) for name in names):
             raise NoSuchModuleError(
                 f'record(modules=...): no module of the model fits "{pattern}". '
                 f"{nearest(pattern, names)}"
@@ -84,9 +84,14 @@ def selector(
     def fits(name: str, _module: nn.Module) -> bool:
         # A module that stands in two places is meant by either name.
         known = [name, *(other for other, first in names.items() if first == name)]
-        return any(fnmatchcase(it, pattern) for it in known for pattern in patterns)
+        return any(_is_meant(it, pattern) for it in known for pattern in patterns)
 
     return fits
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    """Tell whether a pattern fits a name, or is that name: one may have brackets."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _must_be_a_name(given: object, model: nn.Module) -> None:

@@ -281,9 +281,21 @@ def _plain(tensor: Tensor) -> tuple[Tensor, bytes]:
         values = torch.view_as_real(values) if values.is_complex() else values
         values = values.clone(memory_format=torch.contiguous_format)
         content: Any = values.reshape(-1).view(torch.uint8).numpy()
-        return values, hashlib.sha256(content).digest()
     except (RuntimeError, TypeError) as error:
         raise _not_storable(tensor) from error
+    if not _is_read_back(values.dtype):
+        raise _not_storable(tensor)
+    return values, hashlib.sha256(content).digest()
+
+
+@cache
+def _is_read_back(dtype: torch.dtype) -> bool:
+    """Tell whether safetensors reads a dtype: it writes some that it does not read."""
+    try:
+        written = safetensors.torch.save({"one": torch.empty(1, dtype=dtype)})
+        return safetensors.torch.load(written)["one"].dtype == dtype
+    except (SafetensorError, KeyError, ValueError):
+        return False
 
 
 def _not_storable(tensor: Tensor) -> NotStorableError:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -190,9 +191,15 @@ class _Attribute(str):
     __slots__ = ()
 
 
+_OPEN = frozenset({dict, OrderedDict, defaultdict})
+"""The dicts that optree opens by itself."""
+
+
 @cache
 def _made_open(kind: type[Any]) -> bool:
     """Teach optree to open a class, if it is a dataclass or made of a dict."""
+    if kind in _OPEN:
+        return False  # this one holds itself
     if issubclass(kind, dict):
         flatten = _flatten_dict
     elif dataclasses.is_dataclass(kind):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradlib
 
@@ -31,3 +31,19 @@ def test_a_module_is_told_its_name() -> None:
     stranger: Any = [nn.ReLU()]
     with pytest.raises(gradlib.NoSuchModuleError, match=r"type ReLU is no name\.$"):
         gradlib.record(model, modules=stranger)
+
+
+@pytest.mark.parametrize("modules", ["d.conv[1]", "d.conv[[]1]", ["d.*"]])
+def test_a_name_with_brackets(modules: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.d = nn.ModuleDict({"conv[1]": nn.Linear(2, 2)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.d["conv[1]"](x)
+
+    model = Net()
+    with gradlib.record(model, modules=modules) as recording:
+        model(torch.ones(1, 2))
+    assert [call.name for call in recording] == ["d.conv[1]"]

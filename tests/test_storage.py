@@ -463,6 +463,7 @@ REFUSED = {
         [torch.ones(2), torch.ones(3)], layout=torch.jagged
     ),
     "fake": fake,
+    "what only a reader refuses": lambda: torch.ones(2).to(torch.float8_e8m0fnu),
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.private import CtcLoss
 from gradlib.recorder.graph import End
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
@@ -101,6 +102,7 @@ class Values:
                 known.tap.remove()  # detach_() makes another of it, and leaves hooks
         node = tensor.grad_fn
         copy_now = foreign and node is None and not tensor.is_cuda
+        copy_now = copy_now or node.__class__ is CtcLoss
         kept = self._keep(tensor.detach().clone() if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, version, node, kept)
         return value

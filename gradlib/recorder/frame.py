@@ -61,6 +61,7 @@ class Frame:
         self.handled = sys.exception()
         self.flow = Flow()
         self.inputs: dict[int, Value] = {}
+        self.idle: dict[int, Tensor] = {}  # inputs that did not require grad
 
     def stand_alone(self) -> None:
         """Take a graph of its own: all that is made between what it is given and gives.
@@ -90,7 +91,7 @@ class Frame:
                 _, node, entry, cast = made
                 part: Part | None = None
                 if cast is not None:
-                    if cast[0] in ends:
+                    if cast[0] in ends or graph.has_walked(cast[0]):
                         continue
                     part = partial(Tensor.to, dtype=cast[1])
                 # Nobody but torch has the tensor, so nobody has hooked it.

@@ -14,6 +14,7 @@ from gradlib.private import (
     AccumulateGrad,
     CopySlices,
     ToCopy,
+    any_autocast,
     leaf_of,
     next_sequence_number,
     sequence_number,
@@ -40,6 +41,8 @@ class ForwardGraph:
         """Begin with nothing made."""
         # Whoever has a lower number was made by others.
         self.since = next_sequence_number()
+        # Only then may autocast have an older cast at hand.
+        self.autocasts = any_autocast()
         self.roots: list[Node] = []  # where to begin to walk
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: set[Node] = set()
@@ -71,7 +74,11 @@ class ForwardGraph:
                 cast: Cast | None = None
                 if kind is AccumulateGrad:
                     end = id(target.variable)
-                elif kind is ToCopy and (leaf := _leaf_behind(target)) is not None:
+                elif (
+                    kind is ToCopy
+                    and (self.autocasts or sequence_number(target) >= since)
+                    and (leaf := _leaf_behind(target)) is not None
+                ):
                     # autocast shares it between calls, so it belongs to none of them.
                     end = id(leaf)
                     cast = edge, leaf.dtype
@@ -92,6 +99,14 @@ class ForwardGraph:
         every = self._several.setdefault(end, [self._edges[end]])
         every.append(made)
         return every
+
+    def has_walked(self, edge: Edge) -> bool:
+        """Tell whether the node that an edge leads to was walked.
+
+        The cast of a leaf is, if somebody has seen what came of it: then it is no cast
+        of autocast's, and the edge from it to the leaf counts, not those to it.
+        """
+        return edge[0] in self._walked
 
     def leading_to(self, end: End, since: int, until: int) -> Sequence[Made]:
         """Return the edges to `end` of the nodes that a call made.

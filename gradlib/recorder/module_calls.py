@@ -11,7 +11,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from types import FrameType
@@ -28,11 +28,13 @@ from gradlib.private import (
     grad_is_enabled,
     graph_is_captured,
     is_of_torch,
+    is_replica,
     never_compiled,
     next_sequence_number,
     parameters_at_call,
     put_hooks_around,
     running_frame,
+    values_are_fake,
     values_are_stand_ins,
     when_pass_ends,
 )
@@ -88,7 +90,7 @@ class ModuleCalls:
         self._moments = itertools.count()
         # What each thread runs; the number of one that ended goes to a new one.
         self._stacks: dict[int, list[Frame]] = {}
-        self._now = _Running(keep, self._stacks)
+        self._now = _Running(keep, self._stacks, itertools.count())
         self._checkpoints = Checkpoints(self.traces)
         # The calls that have returned and whose part of the graph is not hooked yet.
         self._returned: list[Frame] = []
@@ -118,6 +120,8 @@ class ModuleCalls:
         """Write down that a call begins, and hook what flows into it."""
         if kwargs is None or hooked.before not in forward_pre_hooks(module):
             return  # somebody has set it anew: the module has one of its own
+        if module is not hooked.module and not is_replica(module):
+            return  # a copy, which shares the hooks of what it is one of
         now, python = self._now, running_frame(1)
         stack = now.stack
         for frame in stack:
@@ -170,7 +174,7 @@ class ModuleCalls:
         if own := parameters_at_call(module):
             self._take_parameters(frame, own)
         if not stack:
-            frame.graph.leave_out(value.end for value in frame.inputs.values())
+            self._leave_out_older(now, frame)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
         stack.append(frame)
 
@@ -265,6 +269,7 @@ class ModuleCalls:
             leaves[place] = value.kept
             if not leaf.requires_grad:
                 call.idle = [*call.idle, place]
+                frame.idle[place] = leaf
             elif gathers:
                 frame.inputs[place] = value
                 if value.base is not None:
@@ -276,6 +281,15 @@ class ModuleCalls:
                     self._hook_value(value, frame.within)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
+
+    def _leave_out_older(self, now: "_Running", frame: Frame) -> None:
+        """Never walk what was there before the forward that begins."""
+        frame.graph.leave_out(value.end for value in frame.inputs.values())
+        if now.number or len(self._stacks) > 1:
+            # Each thread counts for itself: numbers do not tell that others are older.
+            modules: Any = frame.module.modules()
+            left = [it for each in modules for it in nodes_left_in(each, ())]
+            frame.graph.leave_out((node, 0) for node in left)
 
     def _take_parameters(
         self, frame: Frame, own: dict[str, nn.Parameter | None]
@@ -433,6 +447,8 @@ class ModuleCalls:
         """Write down that a call returns, and hook what flows back to it."""
         if output is _NOT_GIVEN or hooked.after not in forward_hooks(module):
             return  # somebody has set it anew
+        if module is not hooked.module and not is_replica(module):
+            return
         now = self._now
         stack = now.stack
         if stack and stack[-1].module is module:
@@ -450,8 +466,8 @@ class ModuleCalls:
                 self._take_parameters_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
-            if frame.gathers and self._gathers_inputs and frame.call.idle:
-                self._take_wakened(now, frame, args, kwargs)
+            if frame.gathers and self._gathers_inputs and frame.idle:
+                self._take_wakened(now, frame)
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
@@ -461,19 +477,10 @@ class ModuleCalls:
             if self._block.history is not None:
                 self._block.history.forward_ends(next(self._moments))
 
-    def _take_wakened(
-        self,
-        now: "_Running",
-        frame: Frame,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def _take_wakened(self, now: "_Running", frame: Frame) -> None:
         """Hook the inputs that a call has made to require grad, as for forces."""
         call = frame.call
-        places = [key for key in call.idle if isinstance(key, int)]
-        leaves = flatten_call(args, kwargs)[0] if places else []
-        for place in places:
-            leaf = leaves[place]
+        for place, leaf in frame.idle.items():
             if leaf.requires_grad and leaf.is_leaf:
                 value = frame.inputs[place] = now.values.of(leaf)
                 if value.tap is None:
@@ -501,7 +508,7 @@ class ModuleCalls:
             if leaf.requires_grad:
                 asked[place] = value
         call.output = Tree(leaves, spec)
-        if not (frame.gathers and grad_is_enabled()):
+        if not frame.gathers:
             return
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         if frame.has_threads:
@@ -596,9 +603,12 @@ class ModuleCalls:
 class _Running(threading.local):
     """The forward that runs in a thread."""
 
-    def __init__(self, keep: Keep, stacks: dict[int, list[Frame]]) -> None:
+    def __init__(
+        self, keep: Keep, stacks: dict[int, list[Frame]], threads: Iterator[int]
+    ) -> None:
         self.stack: list[Frame] = []
         stacks[threading.get_ident()] = self.stack
+        self.number = next(threads)  # how many there were before this one
         self.values = Values(keep)  # the tensors met
         self.views: list[tuple[Value, Tap]] = []  # hooked, each with its base's hook
         self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
@@ -651,7 +661,7 @@ def _has_no_values(stack: list[Frame]) -> str:
     """Tell why a call that begins works on nothing that has a value, or ``""``."""
     if stack and stack[-1].has_no_values:
         return stack[-1].has_no_values
-    if values_are_stand_ins():
+    if values_are_stand_ins() or values_are_fake():
         return notes.STAND_INS
     return notes.CAPTURED if not stack and graph_is_captured() else ""
 

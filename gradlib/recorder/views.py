@@ -101,6 +101,7 @@ def watch(tensor: Tensor) -> Callable[[], bool]:
     It keeps none of the tensor's memory alive.
     """
     probe = tensor.detach()
-    probe.data = torch.empty(0)  # the version counter stays the tensor's
+    nothing = torch.empty(0, dtype=probe.dtype, device=probe.device)
+    probe.data = nothing  # the version counter stays the tensor's
     version = probe._version
     return lambda: probe._version != version

@@ -13,16 +13,16 @@ class Kept:
         "_address",
         "_place",
         "_shares_memory",
-        "_tensor",
         "_version",
         "is_copy",
         "requires_grad",
+        "tensor",
         "value",
     )
 
     def __init__(self, tensor: Tensor) -> None:
         """Keep the value `tensor` has now."""
-        self._tensor = tensor
+        self.tensor = tensor
         self._version = UNKNOWN if tensor.is_inference() else tensor._version
         self.requires_grad = tensor.requires_grad
         self._keep()
@@ -32,7 +32,7 @@ class Kept:
 
         `has_changed` sees more, and whether it was only read.
         """
-        tensor = self._tensor
+        tensor = self.tensor
         if self._version == UNKNOWN:
             return False
         if self._version != tensor._version:
@@ -41,7 +41,7 @@ class Kept:
 
     def has_changed(self) -> bool:
         """Tell whether the tensor is not what was kept."""
-        tensor = self._tensor
+        tensor = self.tensor
         if self._version == UNKNOWN:
             return False
         if (
@@ -67,7 +67,7 @@ class Kept:
         return self._place
 
     def _keep(self) -> None:
-        tensor = self._tensor
+        tensor = self.tensor
         # What is not learned may be given another size, which ends in an error inside
         # torch where memory is shared until somebody writes.
         learned = isinstance(tensor, nn.Parameter)

@@ -240,8 +240,10 @@ class Recording(Printable):
                 This finds a backward that is wrong, even on purpose, as with a
                 ``detach()``. It finds torch's own too: ``nn.CTCLoss``, whose backward
                 takes its input for normalised log-probabilities, and ``nn.Embedding``
-                with `scale_grad_by_freq`, or with a `max_norm` that it applies. Only
-                the row of `padding_idx`, which gets no gradient, is left out. What a
+                with `scale_grad_by_freq`, or with a `max_norm` that it applies, and
+                functions of symmetric matrices, as ``torch.linalg.eigh``, whose
+                gradients are symmetric too. Only the row of `padding_idx`, which gets
+                no gradient, is left out. What a
                 tensor hook on the output of a call does, as in an implicit layer, is in
                 ``grad_output`` and no part of the VJP, so such a layer is found. It
                 takes two forwards in float64 along each of a few random directions, for

@@ -273,7 +273,7 @@ class _Scene:
         parameters: dict[str, Any] = lazy.copy()
         buffers: dict[str, Any] = {}
         for name, kept in self._history.parameters(module, moment).items():
-            parameters[name] = kept and self._weight(kept.value, kept.requires_grad)
+            parameters[name] = kept and self._weight(kept)
             if kept is not None:
                 self._copies.know(now.get(name), parameters[name])
         for name, kept in self._history.buffers(module, moment).items():
@@ -347,12 +347,13 @@ class _Scene:
                 made = map(self._copies.of, filled.values())
                 fill_slots(module, dict(zip(filled, made, strict=True)))
 
-    def _weight(self, value: Tensor, requires_grad: bool) -> nn.Parameter:
-        known = self._weights.get(id(value))
+    def _weight(self, kept: Kept) -> nn.Parameter:
+        known = self._weights.get(id(kept.value))
         if known is None:
-            made = keep(self._change(value))
-            known = nn.Parameter(made, requires_grad=requires_grad)
-            self._weights[id(value)] = known
+            made = keep(self._change(kept.value))
+            known = nn.Parameter(made, requires_grad=kept.requires_grad)
+            _be_like(known, kept.tensor)
+            self._weights[id(kept.value)] = known
         return known
 
     def _buffer(self, kept: Kept, now: Tensor | None) -> Tensor:
@@ -362,6 +363,7 @@ class _Scene:
         made = self._change(kept.value)
         # As it was kept: the call may give a small one another size.
         made = made.clone() if kept.is_copy else keep(made)
+        _be_like(made, kept.tensor)
         self._copies.know(now, made)
         return made
 
@@ -412,6 +414,13 @@ def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
         torch.autograd.backward(outputs, grads)
     else:
         torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+
+
+def _be_like(made: Tensor, original: Tensor) -> None:
+    """Give a copy the class of a parameter, and the attributes that a tensor has."""
+    vars(made).update(vars(original))
+    if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
+        made.__class__ = type(original)
 
 
 def _nothing(*_: object) -> None:

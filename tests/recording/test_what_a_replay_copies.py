@@ -148,3 +148,47 @@ def test_what_a_module_keeps_in_slots_stays() -> None:
     assert not hasattr(net, "empty")
     assert net.seen is seen
     assert torch.equal(net.seen[0], torch.ones(2))
+
+
+class Scales(nn.Module):
+    """What it computes stands in attributes of a parameter and a buffer."""
+
+    b: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w: Any = nn.Parameter(torch.ones(2))
+        self.register_buffer("b", torch.ones(2))
+        self.w.scale, self.b.scale = 3.0, 5.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w * self.w.scale + x * self.b * self.b.scale
+
+
+class Doubles(nn.Parameter):
+    """A parameter that counts twice where a tensor is multiplied by it."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        return made * 2 if function is Tensor.mul else made
+
+
+class HasDoubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = Doubles(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul(self.w).as_subclass(Tensor)
+
+
+@pytest.mark.parametrize("kind", [Scales, HasDoubles])
+def test_the_class_and_attributes_of_a_tensor(kind: type[nn.Module]) -> None:
+    model = kind()
+    with gradlib.record(model) as recording:
+        model(torch.ones(2)).sum().backward()
+    assert recording.verify().disagreements == ()
+    assert recording.verify().skipped == ()

@@ -1,0 +1,136 @@
+"""Casts of leaves: of autocast's each use counts, of the model's own all at once."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+
+
+class Cast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+
+class Hands(nn.Module):
+    """Gives the cast of its own weight to a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0]))
+        self.times = Times()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(x, self.w.double())
+
+
+class Leaves(Hands):
+    """Leaves it in an attribute, from where the next call takes it."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is None:
+            self.last = self.w.double()
+        return x * self.last
+
+
+class Returns(Hands):
+    """Returns it beside the result."""
+
+    def forward(self, x: Tensor) -> Any:
+        w = self.w.double()
+        return x * w, w
+
+
+class Beside(Hands):
+    """Uses the weight itself too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(x, self.w.double()) + self.w
+
+
+class Checkpointed(Hands):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Half(nn.Module):
+    """Casts to what autocast would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.to(torch.bfloat16))
+
+
+def results(output: Any) -> Tensor:
+    return sum(it.sum() for it in (output if isinstance(output, tuple) else (output,)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "a child": lambda: nn.Sequential(Cast(), nn.Linear(2, 2).double()),
+    "an argument": Hands,
+    "an attribute": Leaves,
+    "a result": Returns,
+    "and a use": Beside,
+    "a checkpoint": Checkpointed,
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+def test_what_flows_through_a_cast_counts_once(model: Callable[[], nn.Module]) -> None:
+    ours = model()
+    alone = copy.deepcopy(ours)
+    x, y = (torch.tensor([[1.0, 5.0]], requires_grad=True) for _ in range(2))
+    with gradlib.record(ours) as recording:
+        loss = results(ours(x)) + results(ours(x))
+        loss.backward()
+    (results(alone(y)) + results(alone(y))).backward()
+    of_root = [call for call in recording if call.name == ""]
+    assert_close(sum(call.grad_input[0] for call in of_root), y.grad)
+    for name, parameter in alone.named_parameters(recurse=False):
+        shares = [call.param_grads[name] for call in of_root]
+        # The second call of `Leaves` only takes what the first has made.
+        assert_close(sum(it for it in shares if it is not None), parameter.grad)
+    if model is not Leaves:
+        assert recording.verify().disagreements == ()
+
+
+def test_a_cast_of_the_models_own_under_autocast() -> None:
+    model = Half()
+    alone = copy.deepcopy(model)
+    x, y = (torch.tensor([[1.0, 5.0]], requires_grad=True) for _ in range(2))
+    device = x.device.type
+    with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
+        model(x).sum().backward()
+    with torch.autocast(device, torch.bfloat16):
+        alone(y).sum().backward()
+    assert_close(recording[""].grad_input[0], y.grad)
+    assert_close(recording["fc"].param_grads["weight"], alone.fc.weight.grad)
+
+
+def test_autocasts_own_casts_are_shared_by_use() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    x = torch.ones(1, 2)
+    device = x.device.type
+    with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
+        (model(x) + model(x + 1)).sum().backward()  # one cast for both forwards
+    shares = [call.param_grads["weight"] for call in recording if call.param_grads]
+    assert len(shares) == 4
+    assert_close(sum(shares), layer.weight.grad, rtol=0.01, atol=0)
+    assert len({float(share.sum()) for share in shares}) == 4

@@ -1,0 +1,241 @@
+"""Forwards that change what they were given, and calls where tensors are odd."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
+
+import gradlib
+from gradlib.recording import notes
+
+
+class PopsFromDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("labels")
+        return nn.functional.cross_entropy(self.fc(batch["input"]), labels)
+
+
+def test_a_forward_that_takes_from_its_batch() -> None:
+    model = PopsFromDict()
+    alone = copy.deepcopy(model)
+
+    def batch() -> dict[str, Tensor]:
+        return {"input": torch.ones(3, 4), "labels": torch.tensor([0, 1, 2])}
+
+    with gradlib.record(model) as recording:
+        model(batch()).backward()
+    alone(batch()).backward()
+    assert torch.equal(model.fc.weight.grad, alone.fc.weight.grad)
+    assert recording[""].grad_input[0] == {"input": None, "labels": None}
+    assert "args[0]['labels'] does not require grad" in recording[""].note
+    assert len(recording.verify().skipped) == 0
+
+
+class PopsFromList(nn.Module):
+    def forward(self, items: list[Tensor]) -> Tensor:
+        mask = items.pop(0)
+        return (items[0] * mask).sum()
+
+
+def test_gradients_stay_with_the_inputs_they_are_of() -> None:
+    model = PopsFromList()
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model([torch.tensor([2.0, 3.0]), x]).backward()
+    of_mask, of_x = recording[""].grad_input[0]
+    assert of_mask is None
+    assert_close(of_x, x.grad)
+    assert recording[""].note == "args[0][0] does not require grad"
+    assert recording.verify().disagreements == ()
+
+
+class Wakens(nn.Module):
+    """Takes its input out, and has it require grad."""
+
+    def forward(self, items: list[Tensor]) -> Tensor:
+        x = items.pop().requires_grad_()
+        (force,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return force.sum()
+
+
+def test_an_input_that_a_call_takes_out_and_wakens() -> None:
+    model = Wakens()
+    x = torch.tensor([1.0, 2.0])
+    with gradlib.record(model) as recording:
+        model([x]).backward()
+    (call,) = recording
+    assert_close(call.passes[-1].grad_input_total[0][0], x.grad)
+
+
+def test_an_argument_that_a_hook_drops() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x * 2 if mask is None else x * mask
+
+    model = Two()
+    model.register_forward_pre_hook(lambda _, args: (args[0],))
+    with gradlib.record(model):
+        output = model(torch.ones(1), torch.full((1,), 5.0))
+    assert output.item() == 2
+
+
+class Accumulates(nn.Module):
+    """Adds to what it has left, whose graph is another thread's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+        self.sum: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sum = x * self.w + self.sum
+        return self.sum
+
+
+@pytest.mark.parametrize("main_first", [False, True])
+def test_what_another_thread_has_left_is_no_part_of_a_call(main_first: bool) -> None:
+    model = Accumulates()
+    y = torch.ones(0)
+    with gradlib.record(model) as recording:
+        for i, x in enumerate((1.0, 10.0, 100.0)):
+            x = torch.tensor([x])
+            if main_first and i == 0:
+                y = model(x)
+                continue
+            with ThreadPoolExecutor(1) as pool:  # each in a thread of its own
+                y = pool.submit(model, x).result()
+        y.sum().backward()
+    assert [call.param_grads["w"].item() for call in recording] == [1, 10, 100]
+
+
+def test_a_shallow_copy_shares_hooks_and_has_calls_of_its_own() -> None:
+    layer = nn.Linear(2, 2)
+    model = nn.Sequential(layer, nn.Tanh(), copy.copy(layer))
+    x = torch.ones(1, 2)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+        copy.copy(layer)(x)  # none of the model's
+    assert sorted(call.name for call in recording) == ["", "0", "1", "2"]
+    shares = [call.param_grads["weight"] for call in recording if call.param_grads]
+    assert_close(sum(shares), layer.weight.grad)
+    assert not layer._forward_hooks
+    assert not layer._forward_pre_hooks
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_loss_whose_threads_read_what_was_kept(inside: bool) -> None:
+    loss: Any = nn.CTCLoss(reduction="none")
+    model: Any = nn.Sequential(nn.LogSoftmax(2))
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.loss = model, loss
+
+        def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+            return self.loss(self.model(x), *rest)
+
+    x, y = (torch.randn(10, 3, 6, requires_grad=True) for _ in range(2))
+    y.data.copy_(x.data)
+    lengths = torch.full((3,), 10), torch.full((3,), 4)
+    rest = torch.randint(1, 6, (3, 4)), *lengths
+    with gradlib.record(Whole() if inside else loss):
+        loss(model(x), *rest).sum().backward()
+    loss(model(y), *rest).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_an_argument_that_holds_itself(kind: Any) -> None:
+    class First(nn.Module):
+        def forward(self, x: Tensor, _: Any) -> Tensor:
+            return x * 2
+
+    holds = kind()
+    if kind is dict:
+        holds["root"] = holds
+    else:
+        holds.append(holds)
+    x = torch.ones(1, requires_grad=True)
+    model = First()
+    with gradlib.record(model) as recording:
+        model(x, holds).backward()
+    assert recording[""].grad_input[0].item() == 2
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)[:, :2]
+
+
+def test_views_on_the_device_meta() -> None:
+    model = Views().to("meta")
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 4, device="meta")).sum().backward()
+    assert recording[""].grad_output[0].is_meta
+
+
+@pytest.mark.cpu
+def test_views_under_another_default_device() -> None:
+    model = Views()
+    x = torch.ones(1, 4)
+    with gradlib.record(model) as recording, torch.device("meta"):
+        model(x).sum().backward()
+    assert recording["fc"].param_grads["weight"].device.type == "cpu"
+
+
+def test_a_mode_in_which_tensors_have_no_values() -> None:
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+        with gradlib.record(model) as recording:
+            model(torch.ones(1, 2)).sum().backward()
+    assert {call.note for call in recording} == {notes.STAND_INS}
+
+
+def test_a_model_that_is_exported_in_the_block() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    x = torch.ones(1, 2)
+    with gradlib.record(model) as recording:
+        torch.export.export(model, (x,))
+        model(x).sum().backward()
+    exported = [call for call in recording if call.note == notes.STAND_INS]
+    assert len(exported) == len(recording) / 2 == 3
+    assert recording.first_nonfinite() is None
+    assert str(exported[0])
+
+
+def test_a_forward_that_leaves_gradients_disabled() -> None:
+    class Disables(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            torch.set_grad_enabled(False)
+            return y
+
+    model = Disables()
+    x = torch.ones(1, requires_grad=True)
+    try:
+        with gradlib.record(model) as recording:
+            y = model(x)
+            torch.set_grad_enabled(True)
+            y.backward()
+    finally:
+        torch.set_grad_enabled(True)
+    (call,) = recording
+    assert call.note == ""
+    assert_close(cast(Any, call.grad_input[0]), x.grad)
