@@ -289,7 +289,7 @@ _eager: list[Any] = []  # the stance, and a place for each thread that is within
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Tell whether a module is a copy that `nn.DataParallel` runs on one of its GPUs."""
+    """Tell whether a module is a copy that `nn.DataParallel` runs on one GPU."""
     return vars(module).get("_is_replica", False)
 
 
