@@ -66,8 +66,8 @@ def per_sample_jacobian(
     The model is called once, with the whole batch, and autograd goes back through that
     one graph. Dropout has one mask for each sample, the same for all of its rows.
     A chain of known layers has no graph and is not called: which layers there are is
-    read, also in the code of a function or of a module's own ``forward``, as long as it
-    does nothing but pass a tensor on from one to the next.
+    read, also in the code of a function or of a module's own ``forward``. The page
+    "Forward, reverse, or in the middle?" lists what a chain may have.
 
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
