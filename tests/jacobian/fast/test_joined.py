@@ -209,6 +209,25 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 8, 9),
     ),
+    "means of windows": (
+        lambda: classifier(nn.Tanh(), nn.AvgPool2d(2), nn.Tanh(), nn.AvgPool2d(2, 1)),
+        (1, 8, 9),
+    ),
+    "means of windows of another kind": (
+        lambda: nn.Sequential(
+            nn.AvgPool2d((3, 2), (2, 1), 1, count_include_pad=False),
+            Around(nn.Conv2d(1, 1, 1), nn.AvgPool2d(3, 1, 1)),
+            *(nn.Flatten(), nn.Linear(40, 2)),
+        ),
+        (1, 8, 9),
+    ),
+    "means of parts": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d((2, 5))),
+            *(nn.Tanh(), nn.Flatten(), nn.Linear(40, 3)),
+        ),
+        (1, 8, 7),
+    ),
     "as in the tutorials": (lambda: Tutorial(), (1, 12, 11)),
     "a mean in code": (lambda: Averaging(), (1, 7, 6)),
     "means that stay maps": (
@@ -530,7 +549,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "instance norm": (lambda: nn.InstanceNorm2d(4), (4, 3, 3)),
     "a layer norm of images": (lambda: nn.LayerNorm([4, 3, 3]), (4, 3, 3)),
     "windows rounded up": (lambda: nn.MaxPool2d(2, ceil_mode=True), (4, 3, 5)),
-    "a mean of parts": (lambda: nn.AdaptiveAvgPool2d((1, 2)), (4, 3, 4)),
+    "means rounded up": (lambda: nn.AvgPool2d(2, ceil_mode=True), (4, 3, 5)),
+    "means of parts of several sizes": (lambda: POOL((1, 2)), (4, 3, 5)),
     "a subclass": (lambda: type("Norm", (nn.LayerNorm,), {})(4), (4,)),
 }
 

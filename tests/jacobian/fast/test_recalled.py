@@ -108,8 +108,8 @@ def _convolving() -> nn.Sequential:
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.LeakyReLU(0.2)
     more = nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.Hardtanh(-1, 1), nn.ReLU()
-    ending = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    return nn.Sequential(*layers, *more, *ending).double().eval()
+    ending = nn.AvgPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, *more, *ending, nn.Linear(4, 3)).double().eval()
 
 
 def recalls(fn: Any, x: Tensor) -> bool:
@@ -330,11 +330,17 @@ CONVOLVED: dict[str, Callable[[Any], object]] = {
     "limits": lambda net: setattr(net[5], "max_val", 0.01),
     "lower limits": lambda net: setattr(net[5], "min_val", 0.0),
     "in place": lambda net: setattr(net[6], "inplace", True),
-    "size": lambda net: setattr(net[7], "output_size", 2),
-    "the same size": lambda net: setattr(net[7], "output_size", (1, 1)),
-    "no size": lambda net: setattr(net[7], "output_size", 1.0),
-    "axes": lambda net: setattr(net[8], "start_dim", 0),
-    "last axis": lambda net: setattr(net[8], "end_dim", 2),
+    "means of other windows": lambda net: setattr(net[7], "kernel_size", (2, 3)),
+    "their stride": lambda net: setattr(net[7], "stride", 1),
+    "their rounding": lambda net: setattr(net[7], "ceil_mode", True),
+    "their edges": lambda net: setattr(net[7], "padding", 0),
+    "what counts": lambda net: setattr(net[7], "count_include_pad", False),
+    "what they are divided by": lambda net: setattr(net[7], "divisor_override", 4),
+    "size": lambda net: setattr(net[8], "output_size", 2),
+    "the same size": lambda net: setattr(net[8], "output_size", (1, 1)),
+    "no size": lambda net: setattr(net[8], "output_size", 1.0),
+    "axes": lambda net: setattr(net[9], "start_dim", 0),
+    "last axis": lambda net: setattr(net[9], "end_dim", 2),
     "a layout": lambda net: net.to(memory_format=torch.channels_last),
 }
 

@@ -27,6 +27,10 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
         *("dilation", "groups", "padding_mode"),
     ),
     nn.Flatten: ("start_dim", "end_dim"),
+    nn.AvgPool2d: (
+        *("kernel_size", "stride", "padding", "ceil_mode"),
+        *("count_include_pad", "divisor_override"),
+    ),
     nn.MaxPool2d: _POOLED,
     nn.AdaptiveAvgPool2d: ("output_size",),
     nn.GroupNorm: ("num_groups", "num_channels", "eps"),

@@ -6,7 +6,7 @@ Those that torch has when this is imported: what somebody puts there later is hi
 from collections.abc import Callable
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +135,7 @@ _WITH_OPTIONS: dict[str, Made] = {
     "softsign": nn.Softsign,
     "max_pool2d": _max_pool,
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
+    "avg_pool2d": nn.AvgPool2d,
     "softmax": _softmax_of(nn.Softmax),
     "log_softmax": _softmax_of(nn.LogSoftmax),
 }
@@ -206,13 +207,21 @@ def is_of_torch(value: object) -> bool:
 
 
 @lru_cache(maxsize=4096, typed=True)  # 2.0 is no 2
-def _layer(make: Made, *args: Any, **kwargs: Any) -> Any:
+def _layer(kinds: tuple[Any, ...], make: Made, *args: Any, **kwargs: Any) -> Any:
+    del kinds
     return make(*args, **kwargs)
 
 
-layer = cast(Callable[..., Any], _layer)
-"""Return the layer that a call is, or ``None``.
+def layer(make: Made | None, *args: Any, **kwargs: Any) -> Any:
+    """Return the layer that a call is, or ``None``. The same call is the same layer.
 
-It takes what makes one, and the call's arguments after the tensor: constants, as all
-else has no hash. The same call is the same layer.
-"""
+    Args:
+        make: What makes one.
+        *args: The call's arguments after the tensor: constants, as all else has no
+            hash.
+        **kwargs: The same.
+    """
+    given = *args, *kwargs.values()
+    # The cache looks at the types of arguments only: (2.0, 2) would be (2, 2) to it.
+    kinds = [(*map(type, it),) for it in given if issubclass(type(it), tuple)]
+    return _layer((*kinds,), make, *args, **kwargs)

@@ -30,6 +30,8 @@ Kind: TypeAlias = tuple[Any, ...]
 
 kind_of: Callable[[Any], Kind] = attrgetter("dtype", "device", "layout", "shape")
 
+_POOLS = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
+
 
 class Linear(NamedTuple):
     """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``."""
@@ -150,7 +152,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             if goes_by_shifts(layer):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
-    elif kind in (nn.AdaptiveAvgPool2d, nn.MaxPool2d) or _is_norm(layer, size, like):
+    elif kind in _POOLS or _is_norm(layer, size, like):
         known = [Layer(layer, None)]
     elif bend := elementwise(layer):
         known = [bend]

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import (
@@ -14,9 +13,10 @@ from gradlib.jacobian.fast.chains.convolutions import (
     convolved,
     is_few,
 )
-from gradlib.jacobian.fast.chains.layers import Joined
+from gradlib.jacobian.fast.chains.layers import Joined, aten
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
+from gradlib.jacobian.fast.chains.shapes import pair
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
 
@@ -97,13 +97,17 @@ class Multiplied(NamedTuple):
 
 
 class Averaged(NamedTuple):
-    """A mean over all places.
+    """A mean over all places, or over those of each window.
 
     Attributes:
-        size: How many there are along each axis.
+        size: How many places there are along each axis.
+        windows: What torch's kernel takes of them: how large they are, how far apart,
+            how much is added at the edges, whether their number is rounded up, whether
+            what is added counts, and another divisor. ``None`` for one that is all.
     """
 
     size: torch.Size
+    windows: tuple[Any, ...] | None
 
     def part(self, start: int, stop: int) -> "Averaged":
         """Return it for some samples: it is the same for all."""
@@ -111,10 +115,13 @@ class Averaged(NamedTuple):
         return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back. What comes of it are views of one memory."""
+        """Go back. What comes of one window are views of one memory."""
         del ours
-        v = v / self.size.numel()
-        return v.expand(*v.shape[:3], *self.size), False
+        if self.windows is None:
+            v = v / self.size.numel()
+            return v.expand(*v.shape[:3], *self.size), False
+        made = _unaveraged(v.flatten(0, 1), self.size, self.windows)
+        return made.view(*v.shape[:3], *self.size), True
 
 
 class Picked(NamedTuple):
@@ -232,18 +239,49 @@ def _multiplied(module: nn.Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
 
 
-def _averaged(_: nn.AdaptiveAvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:
-    return Averaged(x.shape[2:]), x.mean((2, 3), keepdim=True)
+# By torch's kernels: somebody may have replaced a function that his code does not use.
+
+
+def _averaged(module: nn.AvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:
+    moves = pair(module.kernel_size), pair(module.stride), pair(module.padding)
+    windows = *moves, False, module.count_include_pad, None
+    is_all = moves[0] == x.shape[2:] and moves[2] == (0, 0)
+    step = Averaged(x.shape[2:], None if is_all else windows)
+    return step, aten.avg_pool2d.default(x, *windows)
+
+
+def _averaged_in_parts(
+    module: nn.AdaptiveAvgPool2d, x: Tensor
+) -> tuple[Averaged, Tensor]:
+    parts, size = pair(module.output_size), x.shape[2:]
+    window = [it // count for it, count in zip(size, parts, strict=True)]
+    windows = window, window, (0, 0), False, True, None
+    step = Averaged(size, None if parts == (1, 1) else windows)
+    return step, aten.adaptive_avg_pool2d.default(x, parts)
+
+
+def _unaveraged(v: Tensor, size: torch.Size, windows: tuple[Any, ...]) -> Tensor:
+    """Return vectors from before windows, in memory in the order of those after."""
+    last = v.is_contiguous(memory_format=torch.channels_last)
+    made = torch.empty(
+        v.shape[:2] + size,
+        dtype=v.dtype,
+        device=v.device,
+        memory_format=torch.channels_last if last else torch.contiguous_format,
+    )
+    # Of what was averaged it takes no more than the size, and the order in memory.
+    if grad_is_enabled():
+        return aten.avg_pool2d_backward.default(v, made, *windows)
+    return aten.avg_pool2d_backward.grad_input(v, made, *windows, grad_input=made)
 
 
 def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
-    y, places = F.max_pool2d(
+    y, places = aten.max_pool2d_with_indices.default(
         x,
-        module.kernel_size,
-        module.stride,
-        module.padding,
-        module.dilation,
-        return_indices=True,
+        pair(module.kernel_size),
+        pair(module.stride),
+        pair(module.padding),
+        pair(module.dilation),
     )
     places = places.movedim(1, -1).flatten(1, 2).unsqueeze(1)
     return Picked(places, x.shape[2:]), y
@@ -258,7 +296,8 @@ _CHANNELS_LAST: _Steps = {
     nn.LayerNorm: normed,
     nn.BatchNorm1d: scaled,
     nn.BatchNorm2d: scaled,
-    nn.AdaptiveAvgPool2d: _averaged,
+    nn.AdaptiveAvgPool2d: _averaged_in_parts,
+    nn.AvgPool2d: _averaged,
     nn.MaxPool2d: _picked,
 }
 

@@ -31,7 +31,7 @@ _RUN: dict[type[nn.Module], Found] = {
     kind: found("forward", kind)
     for kind in (
         *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten),
-        *(nn.AdaptiveAvgPool2d, nn.MaxPool2d),
+        *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d),
         *(nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d),
         *(*IDLE, *POINTWISE, *SOFTMAXES),
     )
@@ -47,6 +47,7 @@ for _kind, _also in {
     nn.Dropout: _FUNCTIONS["dropout"],
     nn.AlphaDropout: _FUNCTIONS["alpha_dropout"],
     nn.AdaptiveAvgPool2d: found("adaptive_avg_pool2d", F),
+    nn.AvgPool2d: found("avg_pool2d", F),
     nn.MaxPool2d: found("max_pool2d", F, torch),
     nn.GroupNorm: found("group_norm", F, torch),
     nn.LayerNorm: found("layer_norm", F, torch),

@@ -1,7 +1,7 @@
 """The shapes of the tensors on a line of layers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import nn
@@ -38,16 +38,11 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             if not flattens(layer):
                 return None
             shape = (*shape[:1], math.prod(shape[1:]))
-        elif kind is nn.MaxPool2d:
-            size = pooled_size(layer, shape[1:])
+        elif kind in _POOLED:
+            size = _POOLED[kind](layer, shape[1:])
             if size is None:
                 return None
             shape = (*shape[:1], *size)
-        elif kind is nn.AdaptiveAvgPool2d:
-            # By what it prints: 1.0 is equal too, and torch refuses it.
-            if len(shape) != 4 or repr(layer.output_size) not in ("1", "(1, 1)"):
-                return None
-            shape = *shape[:2], 1, 1
         elif kind is Joined:
             one, other = (shape_after(way, shape) for way in layer.ways)
             if one is None or one != other:
@@ -78,20 +73,66 @@ def size_after(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:
     return None if min(spatial) < 1 else (layer.out_channels, *spatial)
 
 
-def pooled_size(layer: nn.MaxPool2d, size: Sequence[int]) -> Shape | None:
-    """Return the size of what a pool makes of a sample, if it is known."""
-    if len(size) != 3 or layer.ceil_mode or layer.return_indices:
+def _largest(layer: nn.MaxPool2d, size: Sequence[int]) -> Shape | None:
+    if layer.return_indices:
         return None
-    kernel, stride, padding, dilation = (
-        it if isinstance(it, tuple) else (it, it)
-        for it in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    )
-    moves = [*zip(kernel, stride, padding, dilation, strict=True)]
-    spatial = [_after(it, *move) for it, move in zip(size[1:], moves, strict=True)]
+    return _pooled(layer, size, layer.dilation)
+
+
+def _means(layer: nn.AvgPool2d, size: Sequence[int]) -> Shape | None:
+    if layer.divisor_override is not None or type(layer.count_include_pad) is not bool:
+        return None
+    return _pooled(layer, size, 1)
+
+
+def _pooled(
+    layer: nn.MaxPool2d | nn.AvgPool2d, size: Sequence[int], dilation: Any
+) -> Shape | None:
+    moves = _of_axes(layer.kernel_size, layer.stride, layer.padding, dilation)
+    if len(size) != 3 or layer.ceil_mode is not False or moves is None:
+        return None
     # What torch refuses.
-    if min(spatial) < 1 or any(2 * move[2] > move[0] for move in moves):
+    for kernel, stride, padding, apart in moves:
+        if min(kernel, stride, apart) < 1 or not 0 <= 2 * padding <= kernel:
+            return None
+    spatial = [_after(it, *move) for it, move in zip(size[1:], moves, strict=True)]
+    return None if min(spatial) < 1 else (size[0], *spatial)
+
+
+def _means_of_parts(layer: nn.AdaptiveAvgPool2d, size: Sequence[int]) -> Shape | None:
+    parts = _of_axes(layer.output_size)
+    if len(size) != 3 or parts is None:
         return None
-    return (size[0], *spatial)
+    for places, (count,) in zip(size[1:], parts, strict=True):
+        if count < 1 or places % count:  # windows of several sizes
+            return None
+    return (size[0], *(count for (count,) in parts))
+
+
+def _of_axes(*options: Any) -> list[tuple[int, ...]] | None:
+    """Return options of a pool for each axis, if they are integers, or two of them.
+
+    By their types: 1.0 and ``True`` are equal to 1, and torch refuses them.
+    """
+    pairs = [*map(pair, options)]
+    if any(len(it) != 2 or {*map(type, it)} != {int} for it in pairs):
+        return None
+    return [*zip(*pairs, strict=True)]
+
+
+def pair(option: Any) -> tuple[int, int]:
+    """Return what an option of a pool is for both axes."""
+    if isinstance(option, tuple):
+        return cast(tuple[int, int], option)
+    return option, option
+
+
+_POOLED: dict[type[Any], Callable[[Any, Sequence[int]], Shape | None]] = {
+    nn.MaxPool2d: _largest,
+    nn.AvgPool2d: _means,
+    nn.AdaptiveAvgPool2d: _means_of_parts,
+}
+"""Return the size of what a pool makes of a sample, if it is known."""
 
 
 def _after(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
