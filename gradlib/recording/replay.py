@@ -420,7 +420,7 @@ def _be_like(made: Tensor, original: Tensor) -> None:
     """Give a copy the class of a parameter, and the attributes that a tensor has."""
     vars(made).update(vars(original))
     if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
-        made.__class__ = type(original)
+        cast(Any, made).__class__ = type(original)
 
 
 def _nothing(*_: object) -> None:

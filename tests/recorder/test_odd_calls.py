@@ -34,7 +34,10 @@ def test_a_forward_that_takes_from_its_batch() -> None:
     with gradlib.record(model) as recording:
         model(batch()).backward()
     alone(batch()).backward()
-    assert torch.equal(model.fc.weight.grad, alone.fc.weight.grad)
+    ours, theirs = model.fc.weight.grad, alone.fc.weight.grad
+    assert ours is not None
+    assert theirs is not None
+    assert torch.equal(ours, theirs)
     assert recording[""].grad_input[0] == {"input": None, "labels": None}
     assert "args[0]['labels'] does not require grad" in recording[""].note
     assert len(recording.verify().skipped) == 0
