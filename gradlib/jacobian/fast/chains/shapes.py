@@ -112,7 +112,7 @@ def _means_of_parts(layer: nn.AdaptiveAvgPool2d, size: Sequence[int]) -> Shape |
 def _of_axes(*options: Any) -> list[tuple[int, ...]] | None:
     """Return options of a pool for each axis, if they are integers, or two of them.
 
-    By their types: 1.0 and ``True`` are equal to 1, and torch refuses them.
+    By their types: a float and ``True`` may equal one, and torch refuses them.
     """
     pairs = [*map(pair, options)]
     if any(len(it) != 2 or {*map(type, it)} != {int} for it in pairs):
