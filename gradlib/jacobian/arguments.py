@@ -166,6 +166,11 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
             f"is no derivative of integers or with respect to them. {fix} If it stands "
             "for real numbers, convert it with .float() first."
         )
+    if tensor.itemsize == 1:  # a float8
+        raise NotDifferentiableDtypeError(
+            f"{name} has dtype {tensor.dtype}, with which torch hardly computes. "
+            "Convert it with .float() first."
+        )
 
 
 def input_path(tree: Tree, place: int) -> str:

@@ -92,7 +92,7 @@ def _is_whole(graph: Graph, piece: Piece, values: Tensor, taken: set[int]) -> bo
     memory = values.untyped_storage()
     return (
         piece.length > 1
-        and values.numel() == math.prod(graph.shape(*piece.block))
+        and 0 < values.numel() == math.prod(graph.shape(*piece.block))
         and values.dtype == graph.points[piece.block[1]].dtype
         and values.numel() * values.element_size() == memory.nbytes()
         and memory.data_ptr() not in taken

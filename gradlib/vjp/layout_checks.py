@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.arguments import Arguments, form_of
 from gradlib.vjp.diagnosis import ONES, Diagnosis, diagnosis, mended
 
 
@@ -16,8 +17,12 @@ def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:
         i: Which output and grad_outputs.
     """
     output, vector = arguments.outputs.values[i], arguments.grad_outputs.values[i]
-    if not isinstance(output, Tensor) or vector is None:
-        return None  # of a gradient edge torch does not tell the layout
+    if vector is None:
+        lacks_one = isinstance(output, Tensor) and _gets_no_one(output)
+        return _without_weight(arguments, i) if lacks_one else None
+    if not isinstance(output, Tensor):  # of a gradient edge torch tells no more
+        is_apart = vector.is_nested != (form_of(output) is None)
+        return _apart(arguments, i) if is_apart else None
     return None if _takes(output, vector) else _apart(arguments, i)
 
 
@@ -47,6 +52,23 @@ def layout_of(tensor: Tensor) -> str:
     return "nested" if tensor.is_nested and layout == "strided" else layout
 
 
+def _gets_no_one(output: Tensor) -> bool:
+    """Tell whether torch cannot make the weight one for an output of one entry."""
+    if output.is_nested or output.layout == torch.strided:
+        return False
+    return output.numel() == 1
+
+
+def _without_weight(arguments: Arguments, i: int) -> Diagnosis:
+    outputs, vectors = arguments.outputs, arguments.grad_outputs
+    output = outputs.values[i]
+    what = f"{outputs.places[i]} is {layout_of(output)}, and has no weight."
+    intent = "torch fills in the weight one only where the output is strided."
+    ones = "torch.ones({y}.shape)" + ".to_mkldnn()" * (layout_of(output) == "mkldnn")
+    fix = mended(arguments, i, ones)
+    return diagnosis("GL115", vectors.places[i], what, intent=intent, fix=fix)
+
+
 def _takes(output: Tensor, vector: Tensor) -> bool:
     """Tell whether torch lets a backward pass from an output begin with a vector.
 
@@ -65,9 +87,10 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     output, vector = outputs.values[i], vectors.values[i]
     place = vectors.places[i]
+    known = isinstance(output, Tensor)
+    is_so = layout_of(output) if known else "not" if vector.is_nested else "nested"
     what = (
-        f"{place} is {layout_of(vector)}, and {outputs.places[i]} is "
-        f"{layout_of(output)}.{raised}"
+        f"{place} is {layout_of(vector)}, and {outputs.places[i]} is {is_so}.{raised}"
     )
     expression, intent = _like(output, vector)
     fix = mended(arguments, i, expression)
@@ -76,10 +99,12 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:
     """Return the code that gives a vector the layout of its output, and what it is."""
-    if output.is_nested or vector.is_nested:
-        ones = ONES if output.is_nested else "torch.ones({y}.shape)"
+    if not isinstance(output, Tensor) or output.is_nested or vector.is_nested:
+        form = form_of(output)
+        ones = ONES if form is None else f"torch.ones({list(form.shape)})"
         made, intent = ones, "Weights of one give the gradient of the output's sum."
     else:
         made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
         intent = "Likely meant: these weights, in a layout that is taken here."
-    return made + ".to_mkldnn()" * (layout_of(output) == "mkldnn"), intent
+    is_mkldnn = isinstance(output, Tensor) and layout_of(output) == "mkldnn"
+    return made + ".to_mkldnn()" * is_mkldnn, intent

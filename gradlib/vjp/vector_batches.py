@@ -1,7 +1,7 @@
 """Whether the first axis of grad_outputs counts vectors where it should."""
 
 from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
-from gradlib.vjp.diagnosis import Diagnosis, call, diagnosis
+from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis
 
 _UNIT_VECTORS = "v = torch.eye(y.numel()).to(y).reshape(-1, *y.shape)"
 _ONE_EACH = "v = [torch.ones_like(each)[None] for each in y]"
@@ -41,6 +41,19 @@ def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | No
         intent = "Unit vectors, one for each entry of an output, give its Jacobian."
         fix = f"{line}\n{call(arguments, 'v')}"
     return diagnosis("GL107", vectors.places[i], what, intent=intent, fix=fix)
+
+
+def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
+    """Refuse is_grads_batched where tensors are nested: they have no axis in front."""
+    vectors = arguments.grad_outputs
+    one = ALL_ONES if arguments.outputs.several else f"v = {ONES.format(y='y')}"
+    return diagnosis(
+        "GL107",
+        vectors.places[i],
+        f"{arguments.outputs.places[i]} is nested, which is_grads_batched cannot take.",
+        intent="Make a call for each vector, here for one.",
+        fix=f"{one}\n{call(arguments, 'v', is_grads_batched=None)}",
+    )
 
 
 def _count(shape: Shape | None, wanted: Shape | None) -> int:

@@ -12,7 +12,11 @@ from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis, me
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess
-from gradlib.vjp.vector_batches import check_batch_axis, check_batch_sizes
+from gradlib.vjp.vector_batches import (
+    check_batch_axis,
+    check_batch_sizes,
+    nested_in_batch,
+)
 
 Frames = Sequence[FrameType]
 
@@ -27,6 +31,8 @@ def check_vectors(arguments: Arguments, frames: Frames) -> Diagnosis | None:
         if (found := check_layout(arguments, i)) is not None:
             return found
         if form is None or (vector is not None and shape_of(vector) is None):
+            if arguments.is_grads_batched:
+                return nested_in_batch(arguments, i)
             continue  # nested tensors: torch compares them
         found = check_batch_axis(arguments, i, form)
         if found is None and vector is None:

@@ -93,6 +93,8 @@ def _shape_of_numbers(value: Any) -> Shape | None:
     """Return the shape a tensor made of `value` would have; ``None`` for none."""
     if isinstance(value, int | float):
         return ()
+    if isinstance(value, Tensor):
+        return shape_of(value)
     if hasattr(value, "__array__"):
         return tuple(value.shape)
     if not isinstance(value, list | tuple) or not value:

@@ -697,6 +697,27 @@ def test_integers_and_complex_numbers_are_refused_by_name(
     assert f"inputs[{place}] has dtype {dtype}, shape [2, 3]" in str(caught.value)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["reverse", "loop", "forward"])
+@pytest.mark.parametrize("size", [(0, 4), (3, 0)])
+def test_chunks_of_what_has_no_entries(size: Any, mode: Any, chunk: int) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sum(1, keepdim=True) * torch.ones(3)
+
+    x = torch.randn(size)
+    found = gradlib.per_sample_jacobian(fn, x, mode=mode, chunk_size=chunk)
+    assert found.shape == (size[0], 3, size[1])
+
+
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+def test_numbers_of_one_byte_are_refused_by_name(mode: Any) -> None:
+    x = torch.ones(2, 3).to(torch.float8_e4m3fn)
+    with pytest.raises(
+        NotDifferentiableDtypeError, match=r"inputs.0. has dtype.*float8"
+    ):
+        gradlib.per_sample_jacobian(lambda x: x.float() * 2, x, mode=mode)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_outputs_of_integers_and_complex_numbers_are_refused_by_name(
     dtype: torch.dtype,

@@ -182,3 +182,40 @@ def test_quantized_weights() -> None:
     assert "silently" not in found.intent
     names = {"y": y, "x": x, "v": v, "gradlib": gradlib}
     exec(found.fix, names)
+
+
+ONE = [name for name in MAKE if name not in ("strided", "nested", "jagged")]
+
+
+@pytest.mark.parametrize("layout", ONE)
+def test_a_single_entry_that_torch_gives_no_weight(layout: str) -> None:
+    x = torch.full((1, 1), 2.0, requires_grad=True)
+    size = {"sparse_bsr": Tensor.to_sparse_bsr, "sparse_bsc": Tensor.to_sparse_bsc}
+    y = size[layout](x, (1, 1)) if layout in size else MAKE[layout](x)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(y, x, retain_graph=True)
+    found = diagnose(read_arguments(y, x))
+    assert found is not None
+    assert found.code == "GL115"
+    exec(found.fix, {"y": y, "x": x, "torch": torch, "gradlib": gradlib})
+    assert gradlib.explain_vjp(y, x).code == "GL115"
+
+
+def test_odd_calls_with_nested_tensors() -> None:
+    x = matrix()
+    y, v = nested(x * 2, torch.strided), nested(torch.ones(2, 2), torch.strided)
+    edge, of_nested = get_gradient_edge(x * 2), get_gradient_edge(y)
+    calls: list[tuple[str, Any, Any, bool]] = [
+        ("GL107", y, v, True),
+        ("GL107", y, None, True),
+        ("GL107", [x * 2, y], [torch.ones(1, 2, 2), v], True),
+        ("GL115", edge, v, False),
+        ("GL115", of_nested, torch.ones(2, 2), False),
+        ("GL104", x * 2, [2, v], False),
+    ]
+    for code, outputs, vectors, batched in calls:
+        with pytest.raises(gradlib.GradlibError) as caught:
+            gradlib.grad(outputs, x, vectors, is_grads_batched=batched)
+        assert caught.value.code == code
+        if not batched:
+            assert gradlib.explain_vjp(outputs, x, vectors).code == code

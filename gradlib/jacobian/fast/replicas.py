@@ -41,11 +41,13 @@ _LAYER, _ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
 _ACTIVATIONS = nn.ReLU, nn.GELU
 
+_BLOCKS = "_sa_block", "_ff_block"
+"""The methods that a layer's forward calls."""
+
 _OWN = (
     *found("forward", _LAYER, _ENCODER, nn.MultiheadAttention),
     *found("forward", nn.Linear, nn.LayerNorm, nn.Dropout, nn.ReLU, nn.GELU),
-    *found("_sa_block", _LAYER),
-    *found("_ff_block", _LAYER),
+    *(it for name in _BLOCKS for it in found(name, _LAYER)),
     *found("multi_head_attention_forward", F),
     *found("scaled_dot_product_attention", F),
     *found("linear", F),
@@ -231,6 +233,8 @@ def _parameters(module: Any, kind: type[nn.Module], x: Tensor) -> Any:
     """
     _require(type(module) is kind and is_plain_module(module))
     tensors = own_parameters(module)
+    in_front = {*_BLOCKS, *tensors, *own_children(module)}
+    _require(vars(module).keys().isdisjoint(in_front))  # somebody has put it there
     for it in tensors.values():
         if it is not None:
             _require(type(it) is Parameter and not it.is_inference())

@@ -712,6 +712,13 @@ class Twice(nn.ModuleList):
         return reversed([*super().__iter__()])
 
 
+class Turned(nn.ModuleList):
+    """It counts from the end."""
+
+    def _get_abs_string_index(self, idx: Any) -> str:
+        return super()._get_abs_string_index(len(self) - 1 - idx)
+
+
 class Looked(Net):
     """Its attributes are found in another way."""
 
@@ -1193,3 +1200,32 @@ def test_random_code(seed: int) -> None:
     assert (chain(fn, x) is None) == odd
     assert net.calls == 0
     require_same(fn, x)
+
+
+def test_a_list_that_counts_in_its_own_way() -> None:
+    torch.manual_seed(0)
+    layers = Turned([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]).double()
+    x = double(5, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        return layers[0](layers[1](layers[2](x)))
+
+    assert chain(fn, x) is None
+    require_same(fn, x)
+
+
+def test_a_function_with_builtins_of_its_own() -> None:
+    space: dict[str, Any] = {"act": nn.Tanh(), "last": nn.Linear(4, 3).double()}
+    program = """
+def fn(x):
+    for _ in range(1):
+        x = act(x)
+    return last(x)
+"""
+    exec(program, space)
+    x = double(5, 4)
+    assert chain(space["fn"], x) is not None
+    space["__builtins__"] = {"range": lambda n: [0] * (n + 1)}
+    exec(program, space)
+    assert chain(space["fn"], x) is None
+    require_same(space["fn"], x)

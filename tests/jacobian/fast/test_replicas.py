@@ -237,7 +237,21 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a function at the end": lambda: with_function(encoder()),
     "a forward of its own": lambda: with_forward(encoder()),
     "somebody's list": lambda: listed(encoder()),
+    "a block of attention": lambda: with_block("_sa_block"),
+    "a block of its own": lambda: with_block("_ff_block"),
+    "a weight in front": lambda: in_front("in_proj_weight", torch.ones(24, 8)),
+    "a module in front": lambda: in_front("out_proj", nn.Identity()),
 }
+
+
+def with_block(name: str) -> Any:
+    return replaced(name, lambda x, *_, **__: x.sin())
+
+
+def in_front(name: str, value: Any) -> Any:
+    model = encoder()
+    vars(model.layers[0].self_attn)[name] = value
+    return model
 
 
 def with_forward(model: Any) -> Any:

@@ -55,7 +55,8 @@ def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
 
 
 def _gives(kind: Any) -> tuple[Any, ...]:
-    return kind.__iter__, kind.__len__, kind.__getitem__
+    names = "__iter__", "__len__", "__getitem__", "_get_abs_string_index"
+    return tuple(getattr(kind, name, None) for name in names)
 
 
 _LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleList))

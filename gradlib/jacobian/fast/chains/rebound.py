@@ -41,7 +41,9 @@ def rebound(
     """
     code, outside = function.__code__, function.__globals__
     names = _names(code)
-    if names is None:
+    # What Python itself has may be somebody's, as for what exec() has made.
+    are_own = function.__builtins__ is builtins.__dict__
+    if names is None or not are_own:
         raise UnknownError("it asks or does what nobody could stand in for")
 
     def of(owner: Any, read: Read, name: Any) -> Any:
