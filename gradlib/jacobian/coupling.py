@@ -16,7 +16,7 @@ from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, first_coupled
+from gradlib.jacobian.look import Look, every_pair, first_coupled
 from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
@@ -28,7 +28,10 @@ ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
 def require_own_samples(
     caller: Caller, graph: Graph, points: Sequence[Tensor | None]
 ) -> Look:
-    """Raise where the outputs of half the samples depend on inputs of the others.
+    """Raise where the output of a sample depends on an input of another one.
+
+    One half of the samples is asked about the other half. That is enough of inputs that
+    the Jacobian is with respect to: the rest shows in its slopes.
 
     Args:
         caller: Calls the function again.
@@ -53,8 +56,11 @@ def require_own_samples(
     if found is not None:
         place = list(own)[found]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
+    asked = {id(point) for point in graph.points}
+    others = [point for point in own.values() if id(point) not in asked]
+    require_no_pair(caller, graph.roots, others)
     if not own and graph.batch > 1:
-        _require_same_beside_others(caller, half)
+        _require_same_beside_others(caller)
     return Look(half, look.vectors, look.grads[len(own) :])
 
 
@@ -171,24 +177,26 @@ def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
     if half is None:
         return tensors_of(caller.at())
     order = torch.arange(len(half), device="cpu")
-    ours = order[half]
-    order[~half] = ours[: int((~half).sum())]
+    ours, others = order[half], int((~half).sum())
+    order[~half] = ours.repeat(others)[:others]
     return tensors_of(caller.at(order=order))
 
 
-def _require_same_beside_others(caller: Caller, half: Tensor) -> None:
-    """Raise where outputs change with the other samples: for inputs of integers."""
+def _require_same_beside_others(caller: Caller) -> None:
+    """Raise where outputs change with the other samples: for inputs of integers.
+
+    All stay in their places, as what is random, or somebody's own, may go by them.
+    """
     if not caller.arguments.batched():
         return
     try:
-        alone, other = (beside(caller, it) for it in (None, half))
-        close = ALIKE
+        alone, close = beside(caller, None), ALIKE
     except Exception:  # it cannot run in float64
         caller = caller.in_float()
-        alone, other = (beside(caller, it) for it in (None, half))
-        close = ALIKE_IN_FLOAT
-    if not _same(alone, other, half, close):
-        raise coupled(caller, half, "the input")
+        alone, close = beside(caller, None), ALIKE_IN_FLOAT
+    for part in every_pair(caller.arguments.batch):
+        if not _same(alone, beside(caller, part), part, close):
+            raise coupled(caller, part, "the input")
 
 
 def _same(a: list[Tensor], b: list[Tensor], half: Tensor, close: float = ALIKE) -> bool:

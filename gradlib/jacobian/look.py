@@ -1,5 +1,7 @@
 """One VJP with random numbers: what a Jacobian must agree with."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -124,23 +126,27 @@ def first_coupled(
     """
     if not points:
         return None
-    for half in _every_pair(len(roots[0])):
+    for half in every_pair(len(roots[0])):
         found = Look.at(chance, roots, points, half).coupled(len(points))
         if found is not None:
             return found, half
     return None
 
 
-def _every_pair(batch: int) -> Iterator[Tensor]:
+def every_pair(batch: int) -> Iterator[Tensor]:
     """Return parts of a batch, so that some part has only the first of any two samples.
 
-    They are those whose number has a bit set, and those whose number has not.
+    Each sample is in as many of them, and no two are in the same: as few parts as can
+    be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen einer endlichen
+    Menge, Mathematische Zeitschrift 27, 1928).
     """
-    numbers = torch.arange(batch, device="cpu")
-    for bit in range((batch - 1).bit_length()):
-        part = (numbers >> bit) % 2 == 1
-        yield part
-        yield ~part
+    if batch < 2:
+        return
+    count = next(it for it in itertools.count() if math.comb(it, it // 2) >= batch)
+    several = itertools.combinations(range(count), count // 2)
+    its_parts = torch.tensor([*itertools.islice(several, batch)], device="cpu")
+    parts = torch.zeros(batch, count, dtype=torch.bool, device="cpu")
+    yield from parts.scatter_(1, its_parts, True).unbind(1)
 
 
 def require_rows(

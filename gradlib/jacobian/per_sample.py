@@ -100,10 +100,13 @@ def per_sample_jacobian(
         out: Tensors to write the result into, nested as it is.
         check: Whether to test that the result is right. This takes a pair of calls in
             float64 and a backward pass, another where several rows were computed at
-            once, and more if these leave doubt. It leaves
-            parameters, buffers and random state as they are; what `fn` changes outside
-            of modules is changed three times. It detects a cut path that
-            changes the slope of a sample along a random direction by a thousandth of it
+            once, and more if these leave doubt. If it is with respect to parameters, or
+            not to all batched inputs, it takes a few passes more, eight for a batch of
+            64, to see who looks at whom; if those are all integers, as many calls.
+            Integers beside other inputs are not looked at. It leaves parameters,
+            buffers and random state as they are; what `fn` changes outside of modules
+            is changed by every call. It detects a cut path that changes the slope of a
+            sample along a random direction by a thousandth of it
             (by a twentieth, below float32 or in TF32), and warns if rounding hides
             that. What torch's derivatives leave out stays as it is: the row of padding
             in an embedding, the symmetry of a matrix that goes to

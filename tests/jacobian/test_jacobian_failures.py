@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy
@@ -165,6 +166,66 @@ def test_integers_that_couple_are_seen() -> None:
         gradlib.per_sample_jacobian(
             Model(), torch.tensor([0, 1, 4]), argnums="parameters"
         )
+
+
+class LooksAtOne(nn.Module):
+    """Every sample, or one alone, looks at one of the others."""
+
+    def __init__(self, layer: nn.Module, one: int, who: slice) -> None:
+        super().__init__()
+        self.layer, self.one, self.who = layer, one, who
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        looks = torch.zeros(len(h), 1)
+        looks[self.who] = 1
+        return h * (1 - looks) + h * h[self.one] * looks
+
+
+def every_case(batch: int) -> list[tuple[int, slice]]:
+    """Return who is looked at, and by whom."""
+    places = {0, 1, batch // 2, batch - 1} & {*range(batch)}
+    pairs = [(i, slice(j, j + 1)) for i in places for j in places if i != j]
+    return [*((i, slice(None)) for i in places), *pairs]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5, 8, 16, 33])
+def test_who_looks_at_one_sample_is_seen_whoever_it_is(batch: int) -> None:
+    x, z, w = torch.randn(batch, 4), torch.randn(batch, 4), torch.randn(4)
+    tokens = torch.arange(batch)
+    for one, who in every_case(batch):
+        linear = LooksAtOne(nn.Linear(4, 3), one, who)
+        embedding = LooksAtOne(nn.Embedding(batch, 3), one, who)
+        looks = torch.zeros(batch, 1)
+        looks[who] = 1
+
+        def other(a: Tensor, b: Tensor, one: int = one, looks: Any = looks) -> Tensor:
+            return a.square() * (b[one] * looks + 1)
+
+        def common(a: Tensor, w: Tensor, one: int = one, looks: Any = looks) -> Tensor:
+            return torch.tanh(a * w) * (a[one] * looks + 1)
+
+        calls: list[Callable[[], Any]] = [
+            partial(gradlib.per_sample_jacobian, linear, x),
+            partial(gradlib.per_sample_jacobian, linear, x, argnums="parameters"),
+            partial(
+                gradlib.per_sample_jacobian, embedding, tokens, argnums="parameters"
+            ),
+            partial(gradlib.per_sample_jacobian, other, x, z),
+            partial(
+                gradlib.per_sample_jacobian, common, x, w, argnums=1, in_dims=(0, None)
+            ),
+        ]
+        for call in calls:
+            with pytest.raises(CoupledSamplesError):
+                call()
+
+
+def test_what_goes_by_the_place_in_the_batch_is_no_coupling() -> None:
+    weights, tokens = torch.rand(5, 1), torch.tensor([0, 1, 1, 3, 2])
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Dropout(0.5))
+    model.register_forward_hook(lambda *_: _[-1] * weights)
+    assert gradlib.per_sample_jacobian(model, tokens, argnums="parameters")
 
 
 def test_without_check_coupled_samples_give_the_sum() -> None:
