@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradlib.private import never_compiled, no_function_modes
+from gradlib.private import never_compiled, no_function_modes, retains_grad
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def _retaining() -> list[Tensor]:
     # class; and each once, as there are many objects.
     kinds = {it for it in set(map(type, everything)) if issubclass(it, Tensor)}
     with no_function_modes():
-        return [it for it in everything if type(it) in kinds and it.retains_grad]
+        return [it for it in everything if type(it) in kinds and retains_grad(it)]
 
 
 # Autograd tells nobody which tensors these are, so the method says it. Calls may be

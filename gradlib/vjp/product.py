@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlib.private import retains_grad
 from gradlib.stats import wide
 from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
@@ -143,7 +144,7 @@ def _grads_kept() -> Generator[None]:
     """
     kinds = _with_subclasses(Tensor)
     tensors: Iterator[Any] = (it for it in gc.get_objects() if type(it) in kinds)
-    kept = [(it, it.grad) for it in tensors if it.retains_grad]
+    kept = [(it, it.grad) for it in tensors if retains_grad(it)]
     try:
         yield
     finally:

@@ -605,3 +605,15 @@ def test_an_error_of_a_call_inside_a_hook_is_not_this_calls() -> None:
     h.register_hook(lambda _: torch.autograd.grad(used_up, x)[0])
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         gradlib.explain_vjp(h.sum(), x)
+
+
+def test_a_tensor_that_is_none_any_more() -> None:
+    class Gone(Tensor):
+        @property
+        def retains_grad(self) -> bool:  # pyright: ignore (a property here too)
+            raise RuntimeError("undefined tensor")
+
+    gone = torch.ones(1).as_subclass(Gone)
+    x = torch.ones(2, requires_grad=True)
+    assert gradlib.explain_vjp(x.sum(), x).ok
+    assert gone is not None
