@@ -32,11 +32,8 @@ def frames_of(error: BaseException) -> list[FrameType]:
     return [step.tb_frame for step in _steps(error)]
 
 
-def is_of_torch(error: BaseException) -> bool:
-    """Tell whether autograd itself raised an error: no hook, and no function of Python.
-
-    Where it did not pass through a call of autograd at all, neither did.
-    """
+def raised_by_autograd(error: BaseException) -> bool:
+    """Tell whether autograd itself raised an error: no hook, and no function of Python."""
     steps = _steps(error)
     return bool(steps) and _is_of(steps[0], "torch.autograd")
 

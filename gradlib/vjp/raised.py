@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import FrameType
 
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.calls import is_of_torch
+from gradlib.vjp.calls import raised_by_autograd
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnosis import (
     CALL,
@@ -61,7 +61,7 @@ def _of_another_layout(
     error: BaseException, arguments: Arguments | None
 ) -> Diagnosis | None:
     """Explain what an operation of torch's own raises at a sparse gradient."""
-    if arguments is None or not is_of_torch(error):
+    if arguments is None or not raised_by_autograd(error):
         return None
     found = sparse_refused(arguments, str(error))
     return None if found is None else in_own_names(found, arguments)
