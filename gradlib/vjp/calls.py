@@ -33,7 +33,7 @@ def frames_of(error: BaseException) -> list[FrameType]:
 
 
 def raised_by_autograd(error: BaseException) -> bool:
-    """Tell whether autograd itself raised an error: no hook, and no function of Python."""
+    """Tell whether autograd raised an error, and no hook or function of Python."""
     steps = _steps(error)
     return bool(steps) and _is_of(steps[0], "torch.autograd")
 
