@@ -288,14 +288,6 @@ _EAGER_LOCK = threading.Lock()
 _eager: list[Any] = []  # the stance, and a place for each thread that is within
 
 
-def retains_grad(tensor: Tensor) -> bool:
-    """Tell whether a tensor retains its grad: any that is somewhere in the process."""
-    try:
-        return tensor.retains_grad
-    except RuntimeError:  # it is none any more: torch has taken away what it stood for
-        return False
-
-
 def is_replica(module: nn.Module) -> bool:
     """Tell whether a module is a copy that `nn.DataParallel` runs on one GPU."""
     return vars(module).get("_is_replica", False)

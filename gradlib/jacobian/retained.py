@@ -4,7 +4,6 @@ A backward pass for a Jacobian is nobody's `backward()`, and may hold batched va
 that nobody can read afterwards.
 """
 
-import gc
 import threading
 from collections.abc import (
     Callable,
@@ -22,7 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradlib.private import never_compiled, no_function_modes, retains_grad
+from gradlib.private import never_compiled
+from gradlib.retaining import retaining
 
 
 @contextmanager
@@ -131,22 +131,11 @@ class _Filled(TorchDispatchMode):
         found = dict(self._were.items())
         if not found:
             return []
-        # Nothing leads from a .grad to its tensor, so all that there are are asked.
         own = {id(now): were for now, were in found.items()}
-        return [(it, own[id(it.grad)]) for it in _retaining() if id(it.grad) in own]
+        return [(it, own[id(it.grad)]) for it in retaining() if id(it.grad) in own]
 
 
 _CLONE, _ADD = torch.ops.aten.clone.default, torch.ops.aten.add.Tensor
-
-
-def _retaining() -> list[Tensor]:
-    """Return every tensor that retains its ``.grad``."""
-    everything = gc.get_objects()
-    # Their types, as what only stands for an object may do anything when asked for its
-    # class; and each once, as there are many objects.
-    kinds = {it for it in set(map(type, everything)) if issubclass(it, Tensor)}
-    with no_function_modes():
-        return [it for it in everything if type(it) in kinds and retains_grad(it)]
 
 
 # Autograd tells nobody which tensors these are, so the method says it. Calls may be

@@ -1,8 +1,7 @@
 """One vector-Jacobian product, computed twice: by autograd, and from the rows of J."""
 
-import gc
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlib.private import retains_grad
+from gradlib.retaining import retaining
 from gradlib.stats import wide
 from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
@@ -139,21 +138,14 @@ def _own_names(arguments: Arguments) -> dict[str, str]:
 def _grads_kept() -> Generator[None]:
     """Undo what a backward pass adds to tensors that were told to retain_grad().
 
-    ``torch.autograd.grad`` adds to these too, though not to leaves, and the graph has
-    no way from a node to its tensor.
+    ``torch.autograd.grad`` adds to these too, though not to leaves.
     """
-    kinds = _with_subclasses(Tensor)
-    tensors: Iterator[Any] = (it for it in gc.get_objects() if type(it) in kinds)
-    kept = [(it, it.grad) for it in tensors if retains_grad(it)]
+    kept = [(it, it.grad) for it in retaining()]
     try:
         yield
     finally:
         for tensor, grad in kept:
             tensor.grad = grad
-
-
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def _vector(given: Tensor | None, form: Form | None) -> Tensor:
