@@ -17,7 +17,11 @@ def modules_of(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> dict[str, nn.Module]:
     """Return the modules of `model` by name: the first of each, or all of its names."""
-    return dict(cast(Any, model).named_modules(remove_duplicate=remove_duplicate))
+    model_: Any = model
+    try:
+        return dict(model_.named_modules(remove_duplicate=remove_duplicate))
+    except RecursionError:  # one stands in itself, so there is no end of names
+        return dict(model_.named_modules())
 
 
 def first_names(every: dict[str, nn.Module]) -> dict[nn.Module, str]:

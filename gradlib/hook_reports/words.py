@@ -257,10 +257,13 @@ class HookedCall:
             "With one more leading dimension",
             lambda: Trial(self.module, self.inputs, lambda it: it.unsqueeze(0)),
         )
-        switched = self.trial()
-        switched.module.train(not self.module.training)
         mode = "eval" if self.module.training else "training"
-        yield from _tried(f"In {mode} mode", lambda: switched)
+        yield from _tried(f"In {mode} mode", self._switched)
+
+    def _switched(self) -> Trial:
+        trial = self.trial()
+        trial.module.train(not self.module.training)
+        return trial
 
 
 def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:

@@ -1165,3 +1165,15 @@ def test_arguments_that_a_hook_puts_in_another_order() -> None:
     found = whats(report_of(module, given(4, 3), given(3).detach()).kinds[FULL])
     assert found["grad_input[0]"] == "zeros: args[1] does not require grad"
     assert found["grad_input[1]"].startswith("gradient of args[0]")
+
+
+class Frozen(nn.Linear):
+    def train(self, mode: bool = True) -> "Frozen":
+        raise RuntimeError("I stay as I am")
+
+
+def test_a_module_that_cannot_be_switched() -> None:
+    module = Frozen(3, 2)
+    report = gradlib.hook_report(module, torch.ones(1, 3))
+    assert "Without bias" in str(report)
+    assert module.training

@@ -242,3 +242,33 @@ def test_a_forward_that_leaves_gradients_disabled() -> None:
     (call,) = recording
     assert call.note == ""
     assert_close(cast(Any, call.grad_input[0]), x.grad)
+
+
+class HasItsOwner(nn.Module):
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.owner = owner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * cast(Any, self.owner).scale
+
+
+class Owner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.part = HasItsOwner(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+def test_a_module_that_stands_in_one_of_its_own() -> None:
+    model = Owner()
+    with gradlib.record(model) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+    assert [call.name for call in recording] == ["", "part", "part.fc"]
+    assert_close(recording["part.fc"].grad_output, (torch.full((2, 3), 2.0),))
+    recording["part"].replay()
+    assert recording.verify().ok
