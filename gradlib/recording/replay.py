@@ -584,7 +584,8 @@ def _eagerly() -> Generator[None]:
 @contextmanager
 def _surrounded_by(world: World) -> Generator[None]:
     """Set torch's generators and autocast as they were when a call began."""
-    torch.set_rng_state(world.random)
+    random = torch.frombuffer(bytearray(world.random), dtype=torch.uint8)
+    torch.set_rng_state(random)
     for device, state in enumerate(world.cuda_random):
         torch.cuda.set_rng_state(state, device)
     with _autocast(world.autocast):
