@@ -370,16 +370,17 @@ class ModuleCalls:
         grads: Grads = {}
         value.grads = grads
         passes = self._passes
-        value.tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
+        tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
+        value.tap = tap
         if value.node is None:
-            self._remember_leaf(id(value.tensor), value.tap)
+            self._remember_leaf(id(value.tensor), tap)
         if value.base is not None:
             base, _, region = value.base
             part = partial(_if_overwritten, watch(value.tensor), region)
-            tap = passes.hook_tensor(
+            of_base = passes.hook_tensor(
                 base, grads, within, part=part, is_output=is_output
             )
-            self._now.views.append((value, tap))
+            self._now.views.append((value, tap, of_base))
 
     def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
         """Tell whether an earlier forward has hooked a leaf, and take that hook."""
@@ -402,13 +403,13 @@ class ModuleCalls:
         Until then, and for those overwritten later, the hook of the base has to do. It
         counts in what else uses the base.
         """
-        for value, of_base in now.views:
+        for value, tap, of_base in now.views:
             if value.base is not None and value.overwritten():
                 base, end, region = value.base
                 of_base.remove()
-                if value.tap is not None and not isinstance(end, int):
+                if not isinstance(end, int):
                     self._passes.hook_overwriting(
-                        overwriting(base, end), value.tap, region.of
+                        overwriting(base, end), tap, region.of
                     )
         for frame, value in now.handed_on:
             if value.overwritten():
@@ -610,7 +611,8 @@ class _Running(threading.local):
         stacks[threading.get_ident()] = self.stack
         self.number = next(threads)  # how many there were before this one
         self.values = Values(keep)  # the tensors met
-        self.views: list[tuple[Value, Tap]] = []  # hooked, each with its base's hook
+        # Those hooked, each with its hook and its base's. One may have several.
+        self.views: list[tuple[Value, Tap, Tap]] = []
         self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
 
     def end_forward(self) -> None:

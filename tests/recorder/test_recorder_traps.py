@@ -2357,6 +2357,30 @@ def test_an_output_that_is_a_view_and_overwritten() -> None:
     assert_close(recording["fc"].grad_input, (x.grad,))
 
 
+@pytest.mark.parametrize("reduce", [None, torch.norm])
+@pytest.mark.parametrize("identities", [1, 2])
+def test_a_view_that_modules_hand_on_and_one_overwrites(
+    identities: int, reduce: Callable[[Tensor], Any] | None
+) -> None:
+    hand_on = [nn.Dropout(0.0) for _ in range(identities)]
+    model = nn.Sequential(
+        nn.Linear(3, 4), *hand_on, nn.ReLU(inplace=True), nn.Linear(4, 2)
+    )
+    x = torch.randn(2, 5, 3)  # so the first output is a view of a matrix
+    y = model[0](x).detach().requires_grad_()
+    weights = torch.arange(1.0, 21).view(2, 5, 2)
+    (model[-1](F.relu(y)) * weights).sum().backward()
+    with gradlib.record(model, reduce=reduce) as recording:
+        (model(x) * weights).sum().backward()
+    assert y.grad is not None
+    expected = y.grad if reduce is None else reduce(y.grad)
+    for number in range(identities + 1):
+        assert_close(recording[str(number)].grad_output, (expected,))
+    for number in range(1, identities + 1):
+        assert_close(recording[str(number)].grad_input, (expected,))
+        assert_close(recording[str(number)].grad_input_total, (expected,))
+
+
 SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "real numbers": lambda z: torch.view_as_real(z)[:, 1:],
     "complex numbers": lambda z: torch.view_as_complex(torch.view_as_real(z) * 1),
