@@ -110,7 +110,11 @@ class Pass(Printable):
 
     @property
     def param_grads(self) -> dict[str, Any]:
-        """Gradients of the module's own parameters, by name: this call's share."""
+        """Gradients of the module's own parameters, by name: this call's share.
+
+        What calls inside it do is part of it. So of a parameter that a module inside
+        owns too, the inner call's share is in both.
+        """
         shares = self._gradients("param_grads", "shares")
         return {name: shares.get(name) for name in self._call.parameters}
 
@@ -140,7 +144,8 @@ class Pass(Printable):
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are
-            the recorded ones. The ``param_grads`` of all calls add up to ``.grad``.
+            the recorded ones. The ``param_grads`` of all calls add up to ``.grad``, of
+            a parameter that no module shares with one inside it.
 
         Raises:
             CannotReplayError: Too little was kept, the call was given an object that

@@ -33,7 +33,7 @@ from gradlib.recording.seen import Children, Hooks, Seen, Tensors
 class World:
     """What is not the model's, and yet changes what a call computes."""
 
-    # The state of the CPU's generator: bytes, which are compared in a sixth of the time.
+    # The state of the CPU's generator: as bytes, compared in a sixth of the time.
     random: bytes
     cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled

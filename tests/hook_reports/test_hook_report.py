@@ -1169,7 +1169,7 @@ def test_arguments_that_a_hook_puts_in_another_order() -> None:
 
 class Frozen(nn.Linear):
     def train(self, mode: bool = True) -> "Frozen":
-        raise RuntimeError("I stay as I am")
+        raise RuntimeError(f"no mode {mode} for me")
 
 
 def test_a_module_that_cannot_be_switched() -> None:
