@@ -302,7 +302,7 @@ def make(
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     if max_bytes is None:
         held = result + parts + BATCHED * each * rows
-        sure = on_cpu and held <= SURE // 16
+        sure = on_cpu and held <= SURE // 16 and check_bytes <= SURE
         max_bytes = SURE if sure else room_on(graph.points[0].device)
     room = max_bytes - result - parts
     if room < each:

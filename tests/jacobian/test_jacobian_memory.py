@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import DetachedPathError, OutOfBytesError, Plan
+from gradlib.jacobian import plan as plans
 from gradlib.jacobian.plan import CONVOLVED, WHOLE
 from mkdocs_hooks import fresh
 
@@ -151,6 +152,17 @@ def test_a_check_that_does_not_fit_is_refused() -> None:
     gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size)
     gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1, check=False)
     assert gradlib.plan_jacobian(model, x, check=False).check_bytes == 0
+
+
+@pytest.mark.usefixtures("general")
+def test_a_check_takes_what_is_free_unless_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = chain(4, 100, 100, 2), torch.randn(1, 4)
+    unlimited = gradlib.plan_jacobian(model, x)
+    monkeypatch.setattr(plans, "SURE", unlimited.check_bytes - 1)
+    assert unlimited.bytes <= plans.SURE // 16  # else nobody takes them for granted
+    gradlib.per_sample_jacobian(model, x)
 
 
 def test_a_cut_path_is_seen_where_the_check_comes_first() -> None:
