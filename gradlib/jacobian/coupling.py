@@ -16,7 +16,7 @@ from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, coupled_at, every_pair, first_coupled
+from gradlib.jacobian.look import Look, every_pair, first_coupled
 from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
@@ -52,7 +52,7 @@ def require_own_samples(
     }
     everything = [*own.values(), *graph.points]
     look = Look.at(caller.chance, graph.roots, everything, half)
-    found = coupled_at(caller.chance, graph.roots, [*own.values()], look)
+    found = look.coupled(len(own))
     if found is not None:
         place = list(own)[found]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))

@@ -55,9 +55,6 @@ def may_use_tf32(device: torch.device, nodes: Iterable[str]) -> bool:
     return in_matmul or (in_cudnn and cudnns)
 
 
-BY_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-7}
-"""Up to which part of its own gradient a sample may get from others, by rounding."""
-
 ROUNDING = 10
 """How many times as far as rounding was seen to go a gradient may be off."""
 
@@ -103,48 +100,15 @@ class Look:
         vectors = [chance.vector(root) for root in graph.roots]
         return cls(every, vectors, _dense(graph.roots, graph.points, vectors))
 
-    def coupled(self, count: int) -> list[int]:
+    def coupled(self, count: int) -> int | None:
         """Return which of the first inputs the other samples have a gradient of."""
-        grads = enumerate(self.grads[:count])
-        return [i for i, it in grads if it is not None and self._reaches_others(it)]
-
-    def _reaches_others(self, grad: Tensor) -> bool:
-        others = grad[~self.half.to(grad.device)]
-        # 0 · inf is NaN, and no sign of anything.
-        return bool(others.any() and ((others != 0) & ~others.isnan()).any())
-
-
-def coupled_at(
-    chance: Chance, roots: Sequence[Tensor], points: Sequence[Tensor], look: Look
-) -> int | None:
-    """Return which point of the other samples leads to outputs of a half.
-
-    What is only rounding does not count: beside what a sample gets from its own output,
-    it changes nothing.
-
-    Args:
-        chance: Gives the numbers to go back from.
-        roots: The outputs.
-        points: What they may come from, with a row for each sample.
-        look: What came to these, first of all, from the half.
-    """
-    found = look.coupled(len(points))
-    if not found:
+        for i, grad in enumerate(self.grads[:count]):
+            if grad is not None:
+                others = grad[~self.half.to(grad.device)]
+                # 0 · inf is NaN, and no sign of anything.
+                if others.any() and ((others != 0) & ~others.isnan()).any():
+                    return i
         return None
-    own = Look.at(chance, roots, points, ~look.half)
-    for i in found:
-        given, its_own = look.grads[i], own.grads[i]
-        if its_own is None or given is None or not _is_rounding(given, its_own, own):
-            return i
-    return None
-
-
-def _is_rounding(given: Tensor, own: Tensor, look: Look) -> bool:
-    """Tell whether gradients are nothing beside the samples' own."""
-    others = look.half.to(given.device)
-    rows = [it[others].abs().double().nan_to_num(0.0) for it in (given, own)]
-    from_others, its_own = (it.reshape(len(it), -1).norm(dim=1) for it in rows)
-    return bool((from_others <= BY_ROUNDING.get(given.dtype, 0.0) * its_own).all())
 
 
 def first_coupled(
@@ -163,8 +127,7 @@ def first_coupled(
     if not points:
         return None
     for half in every_pair(len(roots[0])):
-        look = Look.at(chance, roots, points, half)
-        found = coupled_at(chance, roots, points, look)
+        found = Look.at(chance, roots, points, half).coupled(len(points))
         if found is not None:
             return found, half
     return None

@@ -144,35 +144,6 @@ def test_samples_that_look_at_each_other_and_are_there_already(fn: Function) -> 
         gradlib.per_sample_jacobian_from_graph(fn(x), x)
 
 
-def test_what_cancels_but_for_rounding_is_no_coupling() -> None:
-    centers, weights = points(5, 2), points(5)
-
-    def fn(x: Tensor) -> Tensor:
-        shift = x.mean(0)  # as Gaussian processes do, for their digits
-        apart = (x - shift)[:, None] - (centers - shift)
-        return (-apart.square().sum(-1)).exp() @ weights
-
-    x = points(7, 2).requires_grad_()
-    y = fn(x)
-    (grad,) = torch.autograd.grad(y[:4] @ points(4), x, retain_graph=True)
-    assert grad[4:].any()  # else there is nothing to see here
-    require_close(gradlib.per_sample_jacobian(fn, x), alone(fn, x), 1e-9)
-    require_close(gradlib.per_sample_jacobian_from_graph(y, x), alone(fn, x), 1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_little_of_others_is_a_coupling_beside_little_of_its_own(
-    dtype: torch.dtype,
-) -> None:
-    sizes = torch.tensor([1e9, 1.0, 1.0, 1e9], dtype=dtype)
-
-    def fn(x: Tensor) -> Tensor:
-        return sizes * x.sin() + 1e-3 * x.mean()
-
-    with pytest.raises(CoupledSamplesError):
-        gradlib.per_sample_jacobian(fn, points(4, dtype=dtype))
-
-
 def test_a_second_input_that_couples_is_named() -> None:
     with pytest.raises(CoupledSamplesError, match=r"inputs\[1\]"):
         gradlib.per_sample_jacobian(
