@@ -298,6 +298,10 @@ def values_are_stand_ins() -> bool:
     return _transform() is not None or _tracing() is not None
 
 
+# Whether a tensor stands for another, in a transform of torch.func.
+is_stand_in: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
+
+
 def values_are_fake() -> bool:
     """Tell whether tensors have no values: in a FakeTensorMode, as in torch.export."""
     return _dispatch_mode(_FAKE) is not None
@@ -501,6 +505,11 @@ _GLOBAL_HOOKS: list[dict[int, Any]] = [
 def any_global_hook() -> bool:
     """Tell whether some hook holds for every module."""
     return any(_GLOBAL_HOOKS)
+
+
+def any_global_backward_hook() -> bool:
+    """Tell whether some backward hook holds for every module."""
+    return any(_GLOBAL_HOOKS[2:])
 
 
 _forward_ad = cast(Any, forward_ad)

@@ -20,10 +20,13 @@ from gradlib.hook_reports.trial import (
     stands_for_another,
     uses_in,
 )
-from gradlib.private import leaf_of, own_buffers, own_parameters
+from gradlib.private import is_stand_in, leaf_of, own_buffers, own_parameters
 from gradlib.tree import Tree
 
-OUTSIDE = "a leaf that is no argument and not the module's own"
+OUTSIDE = "a leaf that is itself no argument or attribute"
+MOST_NOISE = 1e-2
+"""How far apart two runs may be, and still compute the same but for rounding."""
+
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -36,6 +39,8 @@ class Names:
         """Take the names of the arguments from the signature of `forward`."""
         taken = {name for name, _ in _own_tensors(module)} | {"output"}
         positional = enumerate(_positional_names(module, args))
+        # A function kept in the module may lead to the module itself, past the copy.
+        self._originals = {id(it): name for name, it in _parameters(module)}
         by_path = {f"[0][{i}]": name for i, name in positional}
         by_path |= {f"[1][{name!r}]": name for name in kwargs}
         self._by_path = {
@@ -65,7 +70,7 @@ class Names:
         for name, tensor in _parameters(trial.module):
             if tensor is leaf or tensor.grad_fn is node:
                 return name
-        return None if leaf is None else OUTSIDE
+        return None if leaf is None else self._originals.get(id(leaf), OUTSIDE)
 
 
 class KnownGradients:
@@ -73,7 +78,11 @@ class KnownGradients:
 
     Attributes:
         warnings: What was warned of meanwhile.
+        repeats: Whether another run gave the same, but for rounding; until
+            `compare`, as if.
     """
+
+    repeats = True
 
     def __init__(self, trial: Trial, names: Names) -> None:
         """Run the trial, and listen at every tensor that has a name."""
@@ -116,8 +125,13 @@ class KnownGradients:
         """
         mine, others = self._arrived(), again._arrived()
         for name in mine.keys() & others.keys():
-            if mine[name].shape == others[name].shape:
-                self._noise[name] = apart(mine[name], others[name])
+            if mine[name].shape != others[name].shape:
+                continue
+            noise = apart(mine[name], others[name])
+            if noise > MOST_NOISE:
+                self.repeats = False
+            else:
+                self._noise[name] = noise
 
     def _arrived(self) -> dict[str, Tensor]:
         return {**self._outputs, **self._leaves.arrived(), **self._inner.arrived()}
@@ -133,6 +147,8 @@ class KnownGradients:
 
     def _listen_outside(self, module: nn.Module, output: Tree) -> None:
         """Listen to the outputs and, as a forward may make them, the parameters."""
+        for sums in (self._leaves, self._inner):
+            sums.forget()  # what a pass has given that the forward itself ran
         for name, tensor in _parameters(module):
             _listen(tensor, self._leaves.adder(name))
         tensors = differentiable(output)
@@ -189,7 +205,7 @@ def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) ->
         calls[name] += 1
         for place, tensor in differentiable(outputs).items():
             key = id(tensor), tensor._version
-            if key not in seen:
+            if key not in seen and not is_stand_in(tensor):
                 seen[key] = tensor
                 made(f"output{outputs.path(place)} of {name}{call}", tensor)
 
@@ -215,6 +231,10 @@ class _Sums:
                 self._grads[name] = kept(part) if before is None else before + part
 
         return add
+
+    def forget(self) -> None:
+        """Begin anew, with the same names."""
+        self._grads = dict.fromkeys(self._grads)
 
     def arrived(self) -> dict[str, Tensor]:
         return {name: grad for name, grad in self._grads.items() if grad is not None}
@@ -253,6 +273,9 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:
     """Return what `forward` calls its positional arguments."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except ValueError:  # a function of torch's that says nothing of it
+        parameters = ()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, POSITIONAL)]
     return [*named, *(f"args[{i}]" for i in range(len(named), len(args)))][: len(args)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlib.errors import NotAModuleError
+from gradlib.errors import NotAModuleError, NotCopyableError
 from gradlib.hook_reports.known import kept
 from gradlib.hook_reports.trial import (
     backward_hooks,
@@ -17,6 +17,7 @@ from gradlib.hook_reports.trial import (
     left_as_it_is,
 )
 from gradlib.hook_reports.words import KINDS, TENSOR, HookedCall
+from gradlib.private import any_global_backward_hook, values_are_stand_ins
 from gradlib.render import Printable, Table
 from gradlib.tree import Tree
 
@@ -113,7 +114,7 @@ class HookReport(Printable):
         return [Table(head, (), [], self.notes), *map(_table_of, self.kinds.values())]
 
 
-def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
+def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     """Show what each kind of backward hook receives, and what every entry is.
 
     Each kind runs on its own copy of `module` and of its inputs, from the same random
@@ -122,7 +123,7 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
     value: by the gradient it is equal to.
 
     A copy has the forward hooks of `module`, which run with it each time, but no
-    backward hook except the one tried.
+    backward hook except the one tried and those that hold for every module.
 
     Args:
         module: The module to call, on any device, in either mode.
@@ -136,7 +137,8 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
     Raises:
         NotAModuleError: `module` is not a ``torch.nn.Module``, or a ScriptModule.
         NotCopyableError: The module or an argument cannot be copied, or a tensor is
-            nested, or has no values, as on the device ``"meta"``.
+            nested, or has no values, as on the device ``"meta"`` or inside of
+            torch.func.
         Exception: What the module itself raises without a hook, unchanged.
 
     Example:
@@ -174,11 +176,17 @@ def hook_report(module: nn.Module, *args: Any, **kwargs: Any) -> HookReport:
             "hook_report(module, *args): module is a ScriptModule, which takes no "
             "hooks. Pass the module it was made of."
         )
+    if values_are_stand_ins():
+        raise NotCopyableError(
+            "hook_report names each gradient by its value, and inside of torch.func "
+            "(vmap, grad and so on) or torch.jit.trace tensors only stand for others. "
+            "Call it outside."
+        )
     with left_as_it_is(module) as changed:
         call = HookedCall(module, args, kwargs)
         name, inputs = call.last_node()
         kinds = {kind: _tried(call, kind) for kind in KINDS}
-    notes = tuple(_notes(module, changed))
+    notes = tuple(_notes(module, call, changed))
     return HookReport(type(module).__name__, name, inputs, kinds, notes)
 
 
@@ -246,7 +254,22 @@ def _remove(handle: RemovableHandle, *_: object) -> None:
     handle.remove()
 
 
-def _notes(module: nn.Module, changed: list[str]) -> Iterator[str]:
+def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:
+    if not call.repeats:
+        yield (
+            "Two runs gave different gradients, though torch's random state was the "
+            "same. What is another gradient at each run has no name."
+        )
+    if any(vars(part).get("_compiled_call_impl") for part in module.modules()):
+        yield (
+            "The copies are not compiled, as .compile() has compiled the module: "
+            "compiled, it has another last node."
+        )
+    if any_global_backward_hook():
+        yield (
+            "A backward hook for every module is set. It ran with the copies too, and "
+            "may give them another last node."
+        )
     if hooks := sum(map(len, backward_hooks(module))):
         yield f"Left out of the copies: {hooks} backward hook(s) of the module itself."
     if changed:

@@ -4,7 +4,8 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -13,10 +14,15 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
-from gradlib.private import leaf_of
+from gradlib.private import (
+    FORWARD_HOOKS,
+    leaf_of,
+    next_sequence_number,
+    sequence_number,
+)
 from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
-from gradlib.tree import Tree
+from gradlib.tree import Tree, tensors_in
 
 Edge: TypeAlias = tuple[Node, int]
 """Where a gradient goes: a node, and which of that node's outputs it belongs to."""
@@ -64,6 +70,7 @@ class Trial:
         """
         _none_nested(inputs)
         _must_have_values(module, inputs)
+        self._since = next_sequence_number()
         own = _tensors(module)  # one that is passed to it, too, stays one tensor
         tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
         copies = {
@@ -72,8 +79,10 @@ class Trial:
         without_hooks = {id(d): type(d)() for d in backward_hooks(module)}
         attributes = _computed_attributes(module)
         kept = {key: _copied(it, _as_it_is) for key, it in attributes.items()}
-        memo = {**kept, **copies, **without_hooks}
+        memo: dict[int, Any] = {**kept, **copies, **without_hooks}
         self.module, leaves = _deep_copied((module, inputs.leaves), memo)
+        for part in self.module.modules():
+            _bind_functions(part, memo)
         self.inputs = Tree(leaves, inputs.spec)
         self.made_by = {
             place: tensor.grad_fn
@@ -119,7 +128,7 @@ class Trial:
             _none_nested(output)
             on_output(output)
             if backward:
-                _backward(output)
+                _backward(output, self._since)
             return output
 
 
@@ -180,9 +189,18 @@ def cotangent(place: int, output: Tensor) -> Tensor:
     return v.to(output.device, output.dtype)
 
 
-def _backward(output: Tree) -> None:
-    """Run a backward pass that leaves no gradient behind on any leaf."""
+def _backward(output: Tree, since: int) -> None:
+    """Run a backward pass that leaves no gradient behind on any leaf.
+
+    Args:
+        output: What to begin with.
+        since: autograd's sequence number when all began.
+    """
     outputs = differentiable(output)
+    # A module may use what was computed outside of it, whose graph is others'. Where
+    # it does not, nothing is retained: what torch.compile makes may refuse it.
+    numbers = map(sequence_number, _nodes_behind(outputs.values()))
+    is_others = any(number < since for number in numbers)
     leaves = _leaves_behind(outputs.values())
     before = [leaf.grad for leaf in leaves]
     try:
@@ -190,8 +208,7 @@ def _backward(output: Tree) -> None:
             leaf.grad = None  # or it would be added to in place
         vs = [cotangent(place, tensor) for place, tensor in outputs.items()]
         if outputs:
-            # A module may use what was computed outside of it, whose graph is others'.
-            torch.autograd.backward(list(outputs.values()), vs, retain_graph=True)
+            torch.autograd.backward(list(outputs.values()), vs, retain_graph=is_others)
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
@@ -252,6 +269,66 @@ def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
         ) from error
 
 
+def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
+    """Have functions that stand in a copied module refer to the copy too.
+
+    deepcopy takes a function as it is, with the modules it refers to: a forward that
+    was put in calls the one before it, and that is the original's.
+
+    Args:
+        part: A module inside of the copy, or the copy.
+        memo: What was copied: by the id of the original, the copy.
+    """
+    own = vars(part)
+    for functions in (own, own[FORWARD_HOOKS[0]], own[FORWARD_HOOKS[1]]):
+        for key, value in functions.items():
+            if isinstance(value, FunctionType):
+                functions[key] = _bound(value, memo)
+
+
+def _bound(value: Any, memo: dict[int, Any]) -> Any:
+    """Return what stands for a thing among the copies; the thing, if nothing does."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
+    if isinstance(value, FunctionType):
+        return _made_anew(value, memo)
+    return value
+
+
+def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """Return a function that refers to copies, in its closure and by global names."""
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    made = FunctionType(
+        function.__code__,
+        _with_copies(function, memo),
+        function.__name__,
+        function.__defaults__,
+        cells,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    vars(made).update(vars(function))
+    memo[id(function)] = made  # it may refer to itself
+    for cell, before in zip(cells, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of one that holds nothing yet
+            cell.cell_contents = _bound(before.cell_contents, memo)
+    return made
+
+
+def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
+    """Return the globals of a function: its own, unless it refers to the module."""
+    everywhere = function.__globals__
+    found = {
+        name: _bound(everywhere[name], memo)
+        for name in everywhere.keys() & {*function.__code__.co_names}
+        if not isinstance(everywhere[name], FunctionType)  # which may be anybody's
+    }
+    if all(it is everywhere[name] for name, it in found.items()):
+        return everywhere
+    return {**everywhere, **found}
+
+
 def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
     """Return the dicts that hold the backward hooks of a module and all inside it."""
     kinds = ("_backward_hooks", "_backward_pre_hooks")
@@ -264,10 +341,11 @@ def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
     deepcopy refuses them: activations, ``weight_norm``'s weight.
     """
     return {
-        id(value): value
+        id(tensor): tensor
         for part in module.modules()
         for value in vars(part).values()
-        if isinstance(value, Tensor) and not value.is_leaf
+        for tensor in tensors_in(value)
+        if not tensor.is_leaf
     }
 
 
@@ -285,7 +363,11 @@ def _exact_copy(tensor: Tensor) -> Tensor:
     ``clone`` keeps them only where the tensor has no gaps and no overlaps.
     """
     source = tensor.detach()
-    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+    if (
+        type(tensor) is not Tensor
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
         return source.clone()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in steps)

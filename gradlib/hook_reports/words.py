@@ -26,6 +26,9 @@ FULL_PRE = "register_full_backward_pre_hook"
 TENSOR = "Tensor.register_hook"
 KINDS = (LEGACY, FULL, FULL_PRE, TENSOR)
 
+ENDLESS, DEEPEST = object(), 1000
+"""What has no first tensor: in a str there is always another one. So deep we look."""
+
 
 class HookedCall:
     """A module with its inputs, and what is known of its call without a hook."""
@@ -62,13 +65,19 @@ class HookedCall:
             self._returned = self._names.of_node(plain, self._node)
         self._known = KnownGradients(self.trial(), self._names)
         self._known.compare(KnownGradients(self.trial(), self._names))
-        self.warnings = {*plain.warnings, *self._known.warnings}
+        both = (*plain.warnings, *self._known.warnings)
+        self.warnings = tuple(dict.fromkeys(both))  # in their order, each once
 
     def _take_given(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         self._given = self._given or args  # a module may call itself
 
     def _name_inner(self, name: str, tensor: Tensor) -> None:
         self._inner[edge_of(tensor)] = name
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two runs give the same gradients, but for rounding."""
+        return self._known.repeats
 
     def last_node(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the last node, and one for each of its inputs."""
@@ -92,8 +101,8 @@ class HookedCall:
 
     def why_not_tried(self, kind: str) -> str:
         """Say why a kind of hook cannot even be tried, or ``""``."""
-        if kind == LEGACY and isinstance(_first(self._output.build()), str):
-            return "Not tried: torch would look for a tensor inside a str for ever."
+        if kind == LEGACY and _first(self._output.build()) is ENDLESS:
+            return "Not tried: torch would look for a tensor in the output for ever."
         return ""
 
     def place(self, field: str, i: int) -> str:
@@ -106,7 +115,7 @@ class HookedCall:
         """Name an entry by its value, or say why it has none."""
         if grad is None:
             return f"None: {self._why_nothing(kind, field, i)}"
-        if not grad.any():
+        if grad.numel() and not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
             return f"{dtype}zeros: {self._why_zeros(kind, field, i)}"
         of_last_node = kind == LEGACY and field == "grad_input"
@@ -116,6 +125,8 @@ class HookedCall:
         name = self._known.name(grad, outputs_first=field != "grad_input")
         if name is not None:
             return name
+        if not self._known.repeats:
+            return "not known: it is another gradient at each run"
         if not of_last_node and field == "grad":  # as of an argument that is returned
             output = self.place(field, i).removeprefix("grad of ")
             return f"gradient of {output}, with all its other uses"
@@ -152,6 +163,10 @@ class HookedCall:
 
     def why_never(self, kind: str) -> str:
         """Say why a hook was never called, though nothing was raised."""
+        output = self._output.build()
+        if not tensors_in(output) and output is not None:
+            kind_of = type(output).__name__
+            return f"Never called: no tensor is found in the output, a {kind_of}."
         if not differentiable(self._output):
             off = "" if torch.is_grad_enabled() else ": gradients are disabled"
             return f"Never called: no output requires grad{off}."
@@ -160,7 +175,6 @@ class HookedCall:
                 "Never called: the first output tensor has no autograd node, as it is "
                 "a leaf or does not require grad."
             )
-        output = self._output.build()
         if kind != LEGACY and not isinstance(output, Tensor | tuple):
             return (
                 f"Never called: the output is of type {type(output).__name__}, and "
@@ -240,7 +254,8 @@ class HookedCall:
         if field == "grad_input":
             value = self._given[i]
             places = [j for j, it in enumerate(self._plain_args) if it is value]
-            name = self._names.of_argument(places[0]) if places else f"args[{i}]"
+            place = i if i in places else next(iter(places), None)
+            name = f"args[{i}]" if place is None else self._names.of_argument(place)
             return name, value
         output = self._output.build()
         if isinstance(output, tuple):
@@ -284,15 +299,18 @@ def _first_node(output: Tree) -> Node | None:
 
 def _first(value: Any) -> Any:
     """Go to the first tensor as torch does, and return where that ends."""
-    while not isinstance(value, Tensor):
-        if isinstance(value, dict):
-            inside = cast("dict[Any, Any]", value).values()
-            value = next((x for x in inside if isinstance(x, Tensor)), None)
-        elif isinstance(value, tuple | list) and value:
-            value = cast("list[Any]", value)[0]
-        else:
-            break
-    return cast(Any, value)
+    for _ in range(DEEPEST):
+        if isinstance(value, Tensor):
+            return value
+        try:
+            if isinstance(value, dict):
+                inside = cast("dict[Any, Any]", value).values()
+                value = next(it for it in inside if isinstance(it, Tensor))
+            else:
+                value = value[0]
+        except Exception:  # of a class of somebody's too
+            return cast(Any, value)
+    return ENDLESS
 
 
 def _requires_grad(value: object) -> bool:

@@ -1,11 +1,12 @@
 """A hook report names what a hook gets, by value, and leaves the module as it was."""
 
+import collections
 import inspect
 import itertools
 import random
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib import NotCopyableError
 from gradlib.hook_reports.known import KnownGradients, Names
 from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.trial import Trial, cotangent
@@ -622,7 +624,7 @@ def test_a_tensor_from_outside_keeps_its_gradient() -> None:
     outside.grad = before = torch.ones(3)
     report = report_of(Of(lambda x: x * outside), given(3))
     legacy = [entry.what for entry in report.kinds[LEGACY].grad_input]
-    outsider = "a leaf that is no argument and not the module's own"
+    outsider = "a leaf that is itself no argument or attribute"
     assert legacy == ["gradient of args[0]", f"gradient for {outsider}"]
     assert report.last_node_inputs == ("args[0]", outsider)
     returned = report_of(Of(lambda x: (x * 2, outside)), given(3))
@@ -1133,11 +1135,56 @@ def test_names_that_two_have() -> None:
 def test_a_function_that_refers_to_the_module_itself() -> None:
     module = Does(lambda self, x: self.does_it(x), norm=nn.BatchNorm1d(3))
     module.does_it = lambda x: module.norm(x)  # type: ignore[assignment,operator] (stubs)
+    hooks: list[object] = []
+    module.norm.register_full_backward_hook(lambda *_: hooks.append(_))  # type: ignore[operator] (stubs)
     report = report_of(module, given(4, 3))
     state = module.state_dict()
     assert state["norm.num_batches_tracked"] == 0
     assert state["norm.running_mean"].tolist() == [0, 0, 0]
-    assert "norm.num_batches_tracked of the module itself" in str(report.notes)
+    assert not hooks
+    assert "gradient of norm.weight" in whats(report.kinds[LEGACY]).values()
+    assert "of the module itself, which a function" not in str(report.notes)
+
+
+def test_a_forward_that_was_put_in() -> None:
+    module: Any = nn.Linear(3, 2)
+    before = module.forward
+
+    def forward(x: Tensor, again: bool = True) -> Tensor:
+        module.seen = x
+        return forward(x, again=False) if again else before(x)
+
+    module.forward = forward
+    report = report_of(module, given(4, 3))
+    plain = report_of(nn.Linear(3, 2), given(4, 3))
+    assert report.last_node == plain.last_node
+    assert report.last_node_inputs == ("bias", "x", "TBackward0")
+    assert "gradient of weight, transposed" in whats(report.kinds[LEGACY]).values()
+    assert not hasattr(module, "seen")
+    assert module.forward is forward
+
+
+def test_a_forward_that_refers_to_the_module_by_a_global_name() -> None:
+    everywhere: dict[str, Any] = {"net": nn.Linear(3, 2)}
+    lines = (
+        "before = net.forward",
+        "def forward(x):",
+        " net.seen = 1",
+        " return before(x)",
+    )
+    exec("\n".join(lines), everywhere)
+    everywhere["net"].forward = everywhere["forward"]
+    report = report_of(everywhere["net"], given(4, 3))
+    assert report.last_node_inputs == ("bias", "x", "TBackward0")
+    assert not hasattr(everywhere["net"], "seen")
+    assert everywhere["before"].__self__ is everywhere["net"]
+
+
+def test_a_hook_that_refers_to_the_module_itself() -> None:
+    module = nn.Linear(3, 2)
+    module.register_forward_hook(lambda *_: setattr(module, "seen", 1))
+    report_of(module, given(4, 3))
+    assert not hasattr(module, "seen")
 
 
 def test_a_function_that_gives_the_module_other_data() -> None:
@@ -1145,8 +1192,10 @@ def test_a_function_that_gives_the_module_other_data() -> None:
     module: Any = Does(lambda self, x: self.does_it(x), a=a, b=b)
     module.register_buffer("seen", torch.empty(0))
     before = {name: it.clone() for name, it in module.state_dict().items()}
+    these = [a, b, module]  # which a copy of the function refers to, too
 
     def does_it(x: Tensor) -> Tensor:
+        a, b, module = these
         b.weight.data = a.weight.data
         module.seen.resize_(3).zero_()
         return b(x)
@@ -1177,3 +1226,140 @@ def test_a_module_that_cannot_be_switched() -> None:
     report = gradlib.hook_report(module, torch.ones(1, 3))
     assert "Without bias" in str(report)
     assert module.training
+
+
+@pytest.mark.parametrize("chance", ["a generator", "a counter"])
+def test_a_module_that_does_not_repeat(chance: str) -> None:
+    generator, calls = torch.Generator("cpu"), [0]
+
+    def drawn(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if chance == "a counter":
+            generator.manual_seed(calls[0])
+        return torch.rand(x.shape, generator=generator, device="cpu").to(x)
+
+    module = Of(lambda x, w: (x * drawn(x)) * (w + drawn(x)))
+    report = report_of(module, given(4, 3), given(4, 3))
+    unknown = "not known: it is another gradient at each run"
+    for kind in (LEGACY, FULL):
+        found = whats(report.kinds[kind])
+        assert found["grad_input[0]"] == found["grad_input[1]"] == unknown
+        assert found["grad_output[0]"] == "gradient of output"
+    assert "Two runs gave different gradients" in str(report.notes)
+
+
+def test_a_module_that_goes_backward_itself() -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Tensor:
+        h = layer(x)
+        h.sum().backward(retain_graph=True)
+        return h * 2
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of args[0]"
+
+
+def test_arguments_that_are_one_object() -> None:
+    module = nn.MultiheadAttention(4, 1)
+    x = torch.randn(3, 1, 4)
+    found = whats(report_of(module, x, x, x).kinds[FULL])
+    names = "query", "key", "value"
+    for i, name in enumerate(names):
+        assert found[f"grad_input[{i}]"] == f"None: {name} does not require grad"
+
+
+def test_no_samples_at_all() -> None:
+    report = report_of(nn.Linear(3, 2), given(0, 3))
+    for kind in report.kinds.values():
+        for entry in kind.entries:
+            assert "nothing flows" not in entry.what
+
+
+def test_torch_func_around_a_module_inside() -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Tensor:
+        def loss(v: Tensor) -> Tensor:
+            return layer(v).tanh().sum()
+
+        return torch.func.vmap(torch.func.grad(loss))(x)
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert whats(report.kinds[TENSOR])["grad of output"] == "gradient of output"
+
+
+def test_inside_of_torch_func() -> None:
+    def fn(x: Tensor) -> Tensor:
+        gradlib.hook_report(nn.ReLU(), x)
+        return x
+
+    with pytest.raises(NotCopyableError, match=r"torch\.func"):
+        torch.func.vmap(fn)(torch.ones(2, 3))
+
+
+class Indexed:
+    """What torch looks into for a tensor, though it is no list."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, _: int) -> Tensor:
+        return self.tensor
+
+
+@pytest.mark.parametrize("kind", [Indexed, lambda it: collections.deque([it])])
+def test_an_output_that_torch_indexes(kind: Callable[[Tensor], Any]) -> None:
+    report = report_of(Of(lambda x: kind(x * 2)), given(3))
+    assert report.last_node == "MulBackward0"
+    if kind is Indexed:
+        assert "no tensor is found" in report.kinds[FULL].why
+
+
+def test_an_empty_str_before_the_output() -> None:
+    report = report_of(Of(lambda x: ("", x * 2)), given(3))
+    assert "IndexError" in report.kinds[LEGACY].error
+
+
+def test_a_forward_without_a_signature() -> None:
+    module = nn.ReLU()
+    module.forward = torch.relu
+    report = report_of(module, given(3))
+    assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of args[0]"
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_argument() -> None:
+    x = torch.quantize_per_tensor(3 * torch.ones(2, 3), 0.1, 0, torch.quint8)
+    module = Of(lambda q, y: q.dequantize() * y)
+    report = report_of(module, x, given(2, 3))
+    assert "gradient of args[1]" in whats(report.kinds[LEGACY]).values()
+
+
+def test_a_keyword_called_module() -> None:
+    module = Of(lambda x, module: x * module)
+    report = gradlib.hook_report(module, given(3), module=2)
+    assert report.kinds[FULL].entries
+
+
+def test_what_the_copies_are_not() -> None:
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.compile(backend="eager")
+    assert "not compiled" in str(report_of(module, given(4, 3)).notes)
+    hook = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        assert "for every module" in str(report_of(nn.ReLU(), given(3)).notes)
+    finally:
+        hook.remove()
+
+
+def test_a_compiled_module_runs_as_it_would_alone() -> None:
+    pytest.importorskip("torch._dynamo")
+    module = torch.compile(
+        nn.Sequential(nn.Linear(3, 2), nn.Tanh()), backend="aot_eager"
+    )
+    report = gradlib.hook_report(cast(nn.Module, module), given(4, 3))
+    assert report.last_node == "CompiledFunctionBackward"
+
+
+def test_a_computed_tensor_in_a_list_of_the_module() -> None:
+    module: Any = Does(lambda self, x: x * self.hidden[0])
+    module.hidden = [given(3) * 2]
+    report = report_of(module, given(3))
+    assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of x"
