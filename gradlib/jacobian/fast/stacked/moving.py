@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.stacked.back import Back, Part
+from gradlib.jacobian.fast.stacked.back import Back, Part, times
 
 
 def reshaped(op: Operation) -> Back:
@@ -38,12 +38,12 @@ def unbound(op: Operation) -> Back:
 
 def sliced(op: Operation) -> Back:
     """Some rows of a dimension."""
-    return _picked(moves.sliced(op))
+    return _picked(op, moves.sliced(op))
 
 
 def split(op: Operation) -> Back:
     """Parts of a dimension, each an output."""
-    return _picked(moves.split(op))
+    return _picked(op, moves.split(op))
 
 
 def concatenated(op: Operation) -> Back | None:
@@ -84,7 +84,9 @@ def _exchanged(one: int, other: int) -> Back:
     return lambda grad: {0: grad.transpose(1 + one, 1 + other)}
 
 
-def _picked(picked: moves.Rows) -> Back:
+def _picked(op: Operation, picked: moves.Rows) -> Back:
+    if len(picked.rows) == op.shapes[0][picked.dim]:  # all of them
+        return times(1)
     dim, rows = 1 + picked.dim, picked.rows
     return lambda grad: {0: Part(dim, rows, grad)}
 

@@ -98,6 +98,8 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
         out: Whether what came out is the longer one.
     """
     size = len(rows) if out else op.shapes[0][dim]
+    if size == op.shape[dim]:  # all of them, and those may be the samples
+        return Step
     matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
     ours = range(len(rows))
     matrix[(rows, ours) if out else (ours, rows)] = 1
