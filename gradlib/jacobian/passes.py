@@ -15,6 +15,9 @@ from gradlib.private import for_several
 Place: TypeAlias = Tensor | GradientEdge
 """Where a pass begins or ends."""
 
+_MAY_SHARE = torch.__version__ >= "2.9"
+"""Whether an FFT on a CPU takes samples that share their memory; torch 2.8's fails."""
+
 
 def pull(
     output: Place,
@@ -87,11 +90,12 @@ def one_hot_for_all(
         shape: ``(batch, ...)``.
 
     Returns:
-        ``(count, batch, ...)``; the samples share their memory.
+        ``(count, batch, ...)``; the samples share their memory, if they may.
     """
     batch, *out = shape
     made = one_hot(count, like, start, math.prod(out))
-    return made.view(count, 1, *out).expand(count, batch, *out)
+    made = made.view(count, 1, *out).expand(count, batch, *out)
+    return made if count > 1 or _MAY_SHARE else made.contiguous()
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
