@@ -344,7 +344,8 @@ def gradients_are_batched() -> bool:
 def is_packed(node: Node) -> bool:
     """Tell whether what a node has saved is had through somebody's hooks.
 
-    A checkpoint's compute all of it again, whenever one asks outside of a pass.
+    A checkpoint's compute all of it again, whenever one asks outside of a pass. Before
+    torch 2.10 a node does not tell, and is asked: what it says is right all the same.
     """
     for name in _raw_names(type(node)):
         if getattr(getattr(node, name), "unpack_hook", None) is not None:

@@ -65,6 +65,11 @@ def default_device(request: pytest.FixtureRequest) -> None:
             torch.overrides._pop_mode()
         torch.utils._device.CURRENT_DEVICE = None
         torch.set_default_device(DEVICE if is_librarys and not of_cpu else None)
+    if "torch" in sys.modules:
+        # Once None was set, torch before 2.10 cannot say what the default device is.
+        context = vars(sys.modules["torch"]._GLOBAL_DEVICE_CONTEXT)
+        if context.get("device_context") is None:
+            context.clear()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

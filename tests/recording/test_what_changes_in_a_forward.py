@@ -249,7 +249,7 @@ def test_a_weight_whose_data_is_only_read() -> None:
 
 
 def test_a_sparse_weight() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     model[1].weight = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
     all_agree(model)
 

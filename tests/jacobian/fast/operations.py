@@ -240,6 +240,14 @@ OF_A_CPU = {
 }
 """The nodes of operations for which a GPU has a kernel of its own, in float64."""
 
+FUSES_RMS_NORM = torch.__version__ >= "2.9"
+"""Whether an RMS norm may be one node; in torch 2.8 it is many everywhere."""
+
+UNSEEN = {"CudnnBatchNormBackward0"} if ON_CPU else OF_A_CPU
+"""The nodes that no operation leaves here."""
+if not FUSES_RMS_NORM:
+    UNSEEN = UNSEEN | {"FusedRmsNormBackward0"}
+
 OF_A_GPU: dict[str, Function] = {
     "attention of a GPU": lambda x: of_a_gpu(
         heads(x) @ W[:2, :2], heads(x) @ W[2:, :2], heads(x) @ V[:2, 2:]

@@ -24,8 +24,9 @@ from gradlib.jacobian.graph import Graph, run
 
 from .operations import (
     ALONE,
-    OF_A_CPU,
+    FUSES_RMS_NORM,
     ON_CPU,
+    UNSEEN,
     Block,
     Function,
     Net,
@@ -135,8 +136,7 @@ def test_every_rule_is_among_them() -> None:
     seen: set[str] = set()
     for fn in (*ALONE.values(), *MORE.values()):
         seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
-    others = {"CudnnBatchNormBackward0"} if ON_CPU else OF_A_CPU
-    assert set(RULES) - seen == others
+    assert set(RULES) - seen == UNSEEN
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -218,10 +218,18 @@ UNKNOWN: dict[str, Function] = {
 }
 
 
+SEES_HOOKS = torch.__version__ >= "2.10"
+NO_HOOKS_SEEN = "torch before 2.10 does not say that what a node has saved has hooks"
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_left_to_others(name: str) -> None:
     if name in ("random attention", "many scores") and not ON_CPU:
         pytest.skip("a CPU's kernels: others have none in float64, or want few calls")
+    if name == "a checkpoint" and not SEES_HOOKS:
+        pytest.skip(NO_HOOKS_SEEN)
+    if "an RMS norm" in name and not FUSES_RMS_NORM:
+        pytest.skip("this torch has no node of its own for an RMS norm")
     torch.manual_seed(0)
     assert found_for(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
 
@@ -379,6 +387,7 @@ def test_what_is_proven(
     assert len(asked) == (proven or not ON_CPU)
 
 
+@pytest.mark.skipif(not SEES_HOOKS, reason=NO_HOOKS_SEEN)
 def test_a_checkpoint_is_computed_again_once_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
