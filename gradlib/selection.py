@@ -13,6 +13,11 @@ Choice: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 """Names, patterns as ``"layers.*"``, or a function of name and module."""
 
 
+def has_own_call(module: nn.Module) -> bool:
+    """Tell whether a class has another ``__call__``, which need not run hooks."""
+    return cast(Any, type(module)).__call__ is not cast(Any, nn.Module).__call__
+
+
 def modules_of(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> dict[str, nn.Module]:
@@ -117,6 +122,7 @@ def _must_be_a_name(given: object, model: nn.Module) -> None:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return which of `names` somebody may have meant who wrote `name`."""
     names = list(names)
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    ending = [known for known in names if known.endswith(f".{name}")]
+    near = ending[:3] or get_close_matches(name, names, n=3, cutoff=0.5)
     known = ", ".join(f'"{known}"' for known in near or names[:8])
     return f"{'Nearest' if near else 'Its modules'}: {known}."

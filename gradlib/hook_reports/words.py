@@ -18,6 +18,7 @@ from gradlib.hook_reports.known import (
 from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.trial import Trial, differentiable, edge_of, uses_in
 from gradlib.private import own_parameters
+from gradlib.selection import has_own_call
 from gradlib.tree import Tree, tensors_in
 
 LEGACY = "register_backward_hook"
@@ -183,6 +184,9 @@ class HookedCall:
         top = cast(Any, output if isinstance(output, tuple) else (output,))
         if kind != LEGACY and not any(map(_requires_grad, top)):
             return "Never called: no tensor that requires grad is at the top level."
+        if has_own_call(self.module):
+            kind_of = type(self.module).__name__
+            return f"Never called: {kind_of} has a __call__ of its own, without hooks."
         return "Never called, for a reason that this report does not know."
 
     def _why_legacy(self, length: int) -> str:

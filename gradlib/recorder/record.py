@@ -51,6 +51,7 @@ from gradlib.recording.trace import FIELDS, Block
 from gradlib.selection import (
     COMPILED,
     first_names,
+    has_own_call,
     modules_of,
     recorded_names,
     selector,
@@ -303,6 +304,11 @@ class _Recorder(AbstractContextManager[Recording]):
         is_left_out = not self._is_chosen(name, place, module)
         if is_left_out and place:
             return  # the model is hooked all the same: it counts the forwards
+        if has_own_call(module):  # asked for only where no call was seen
+            self._block.left_out[name] = (
+                f"{type(module).__name__} has a __call__ of its own, and where that "
+                "does not call nn.Module's, no hook sees it"
+            )
         calls = self._calls
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
         self._hooked[module] = hooked

@@ -1,5 +1,6 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -368,16 +369,25 @@ def _must_be_kept(call: CallTrace, field: str) -> None:
 def _rows(
     shown: Call | Pass, fields: Mapping[str, str], call: CallTrace, prefix: str = ""
 ) -> list[tuple[str, ...]]:
-    """Return one row for each leaf of each field that was kept."""
+    """Return one row for each leaf of each field that was kept.
+
+    But none for what a keyword argument cannot have: a flag has no gradient.
+    """
     trees = {
-        prefix + name: Tree.of(getattr(shown, name))
+        name: Tree.of(getattr(shown, name))
         for name, travels_with in fields.items()
         if _is_kept(call, travels_with)
     }
+    flags = {
+        place
+        for place, given in enumerate(Tree.of(call.inputs.build()[1]).leaves)
+        if given is None or isinstance(given, bool | str)
+    }
     return [
-        (name + tree.path(place), shape_text(leaf), norm_text(leaf))
+        (prefix + name + tree.path(place), shape_text(leaf), norm_text(leaf))
         for name, tree in trees.items()
         for place, leaf in enumerate(tree.leaves)
+        if not (name.startswith("grad_kwargs") and place in flags)
     ]
 
 
@@ -395,9 +405,17 @@ def numbered(name: str, index: int) -> str:
     return shown(name) + (f" ({index})" if index else "")
 
 
-def shape_text(structure: object) -> str:
-    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``."""
-    return ", ".join(map(_shape, measured_in(structure))) or "-"
+def shape_text(structure: object, most: int = sys.maxsize) -> str:
+    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``.
+
+    Args:
+        structure: Tensors, or what sums them up, nested as one likes.
+        most: How many to show; of the others their number.
+    """
+    shapes = [*map(_shape, measured_in(structure))]
+    if len(shapes) > most:
+        shapes[most:] = [f"{len(shapes) - most} more"]
+    return ", ".join(shapes) or "-"
 
 
 def _shape(measured: Tensor | TensorStats) -> str:

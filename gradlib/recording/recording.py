@@ -42,6 +42,9 @@ _SORTING = Lock()
 ROWS = 60
 """How many rows a printed recording has before it leaves out the middle."""
 
+SHAPES = 3
+"""How many shapes of one output it has before it only counts them."""
+
 
 class Recording(Printable):
     """The calls recorded in a block, in the order they began.
@@ -539,7 +542,7 @@ def _row(call: Call, pass_: Pass | None, fields: list[str]) -> tuple[str, ...]:
     """Return the row of one pass of a call, or of a call without any."""
     head = (numbered(call.name, call.index), call.module_type)
     if "output" in fields:
-        head = (*head, shape_text(call.output))
+        head = (*head, shape_text(call.output, most=SHAPES))
     gradients = [field for field in fields if field != "output"]
     if pass_ is None:
         return (*head, *["-"] * len(gradients))

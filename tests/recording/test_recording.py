@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
 import gradlib
+from gradlib import NoSuchCallError
 from gradlib.recording.order import steps
 from gradlib.recording.recording import ROWS
 from gradlib.recording.trace import Block, CallTrace
@@ -169,6 +171,58 @@ def test_a_long_recording_leaves_out_the_middle() -> None:
     assert "... 40 more rows" in lines
     assert lines[-2] == "recording.to_frame() has every row"
     assert lines[-1] == "recording.forwards[i] prints one forward"
+
+
+class ManyOutputs(nn.Module):
+    def forward(self, x: Tensor, *, flag: bool, mask: Tensor | None) -> list[Tensor]:
+        return [x if flag and mask is None else x * 2] * 6
+
+
+def test_an_output_of_many_tensors_takes_no_more_room() -> None:
+    with gradlib.record(model := ManyOutputs()) as recording:
+        model(torch.ones(2, requires_grad=True), flag=True, mask=None)
+    assert "[2], [2], [2], 3 more " in str(recording)
+    frame: Any = recording.to_frame()
+    assert ", ".join(["[2]"] * 6) in [*frame.loc[0]]
+
+
+def test_flags_have_no_row_among_the_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model := ManyOutputs()) as recording:
+        torch.stack(model(x, flag=False, mask=x.detach())).sum().backward()
+    text = str(recording[""])
+    assert "kwargs['flag']" in text
+    assert "grad_kwargs['flag']" not in text
+    assert "grad_kwargs['mask']" in text
+
+
+class CallsAtOnce(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_a_class_with_a_call_of_its_own() -> None:
+    model = nn.Sequential(CallsAtOnce(), nn.ReLU())
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert [call.name for call in recording] == ["", "1"]
+    with pytest.raises(NoSuchCallError, match="CallsAtOnce has a __call__ of its own"):
+        recording["0"]
+    report = gradlib.hook_report(CallsAtOnce(), x)
+    full = report.kinds["register_full_backward_hook"]
+    assert (
+        full.why
+        == "Never called: CallsAtOnce has a __call__ of its own, without hooks."
+    )
+
+
+def test_the_end_of_a_name_finds_whole_names() -> None:
+    layers = (nn.Sequential(OrderedDict(q_proj=nn.ReLU())) for _ in range(2))
+    with gradlib.record(nn.Sequential(*layers)) as recording:
+        pass
+    with pytest.raises(NoSuchCallError, match=r'Nearest: "0\.q_proj", "1\.q_proj"\.'):
+        recording["q_proj"]
 
 
 def test_calls_and_passes_print_entry_by_entry(recording: gradlib.Recording) -> None:
