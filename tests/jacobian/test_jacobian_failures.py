@@ -144,6 +144,15 @@ def test_samples_that_look_at_each_other_and_are_there_already(fn: Function) -> 
         gradlib.per_sample_jacobian_from_graph(fn(x), x)
 
 
+def test_a_large_output_hides_no_coupling_of_a_small_one() -> None:
+    def fn(x: Tensor) -> Tensor:
+        small = 1e-3 * (x - x.mean(0)).sin()
+        return torch.stack([1e9 * x.sin(), small], 1)
+
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(fn, points(4, 3))
+
+
 def test_a_second_input_that_couples_is_named() -> None:
     with pytest.raises(CoupledSamplesError, match=r"inputs\[1\]"):
         gradlib.per_sample_jacobian(
