@@ -62,6 +62,7 @@ def call_again(
     order: Tensor | None = None,
     double: bool = True,
     graph: bool = True,
+    widened: dict[int, Tensor] | None = None,
 ) -> Called:
     """Call the function, with inputs and parameters moved a little.
 
@@ -73,6 +74,8 @@ def call_again(
             are.
         double: Whether everything is computed in float64.
         graph: Whether autograd records it.
+        widened: The parameters in that dtype, by their ids, for the next calls too: to
+            make them takes as long as many a call.
     """
     change = _doubled if double else _copied
     leaves: dict[int | str, Tensor] = {}
@@ -83,9 +86,18 @@ def call_again(
         names = {id(it): name for name, it in arguments.fn.named_parameters()}
     made_of: dict[int, nn.Parameter] = {}
 
+    def own_value(original: Tensor, name: str | None) -> Tensor:
+        if widened is None or any(name in along for _, along in moves):
+            return change(original)
+        value = widened.get(id(original))
+        if value is None or value._version:  # an earlier call has written to it
+            value = widened[id(original)] = change(original)
+        return value
+
     def parameter_of(original: nn.Parameter) -> nn.Parameter:
         if id(original) not in made_of:
-            value, name = change(original), names.get(id(original))
+            name = names.get(id(original))
+            value = own_value(original, name)
             if name is not None:
                 _move(value, moves, name)
             made_of[id(original)] = nn.Parameter(value, original.requires_grad)

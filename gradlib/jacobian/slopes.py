@@ -73,6 +73,7 @@ class Caller:
         self.chance = Chance()
         # Without a graph a call takes half the memory, and fn may need one inside.
         self._needs_graph = False
+        self._widened: dict[int, Tensor] = {}
 
     def in_float(self) -> "Caller":
         """Return one that calls in the dtypes the function was written for."""
@@ -102,6 +103,7 @@ class Caller:
             moves,
             order=order,
             double=self.how.double,
+            widened=self._widened,
         )
         if not graph and not self._needs_graph:
             try:

@@ -1095,3 +1095,21 @@ def test_a_nested_tensor_of_strided_parts(fn: Any) -> None:
     x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
     with pytest.raises(gradlib.JacobianArgumentError, match="is a nested tensor"):
         gradlib.per_sample_jacobian(fn, x)
+
+
+class Shrinks(nn.Linear):
+    """Writes to its weight at each call."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(input).sin()
+
+
+def test_a_weight_that_each_call_overwrites_is_as_it_was_for_the_next() -> None:
+    model, x = Shrinks(3, 2).double(), points(4, 3)
+    before = model.weight.detach().clone()
+    ours = gradlib.per_sample_jacobian(model, x)
+    halved = nn.Linear(3, 2).double()
+    halved.load_state_dict({"weight": before / 2, "bias": model.bias.detach()})
+    require_close(ours, alone(lambda x: halved(x).sin(), x))
