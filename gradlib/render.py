@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from html import escape
-from textwrap import fill
+from textwrap import fill, wrap
 
 # Of a title or footer, so that it fits a terminal, and a docstring behind "#> ".
 WIDTH = 77
+NARROWEST = 30
+"""How wide the last column of a table may be, however wide the others are."""
 
 # Grey lines and the page's own colours: readable on a light and on a dark notebook.
 STYLE = """<style>
@@ -27,15 +29,13 @@ class Table:
     footer: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """Return the table for a terminal, columns aligned, no trailing spaces."""
-        lines = [self.columns, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
-        body = [
-            "  ".join(
-                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-            )
-            for line in lines
-        ]
+        """Return the table for a terminal, columns aligned, no trailing spaces.
+
+        What is long in the last column goes on below.
+        """
+        lines = [self.columns, *self.rows] if self.columns else []
+        widths = [max(map(len, cells)) for cells in [*zip(*lines, strict=True)][:-1]]
+        body = [below for line in lines for below in _lines(line, widths)]
         lines = [_filled(self.title), *body, *map(_filled, self.footer)]
         return "\n".join(line.rstrip() for line in lines if line)
 
@@ -52,6 +52,24 @@ class Table:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"{footer}</div>"
         )
+
+
+def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """Return the lines of a row: `widths` of all its columns but the last."""
+    *cells, last = row
+    head = "".join(f"{it:{width}}  " for it, width in zip(cells, widths, strict=True))
+    room = max(WIDTH - len(head), NARROWEST)
+    indent = " " * len(head)
+    if len(last) <= room:
+        return [head + last]
+    return wrap(
+        last,
+        len(head) + room,
+        initial_indent=head,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _filled(line: str) -> str:

@@ -1320,7 +1320,7 @@ def test_an_empty_str_before_the_output() -> None:
 def test_a_forward_without_a_signature() -> None:
     module = nn.ReLU()
     module.forward = torch.relu
-    report = report_of(module, given(3))
+    report = report_of(module, torch.tensor([-1.0, 2.0, 3.0], requires_grad=True))
     assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of args[0]"
 
 

@@ -1100,7 +1100,7 @@ def test_a_nested_tensor_of_strided_parts(fn: Any) -> None:
 class Shrinks(nn.Linear):
     """Writes to its weight at each call."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         with torch.no_grad():
             self.weight.mul_(0.5)
         return super().forward(input).sin()
