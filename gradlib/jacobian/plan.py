@@ -78,8 +78,8 @@ SURE = 2**26
 rows at once: asking what is free would take longer than some small Jacobians do."""
 
 FEWER = (
-    "Pass fewer samples at a time, ask for fewer inputs or parameters, or pass out= "
-    "with memory of your own."
+    "Pass fewer samples at a time, have fn return fewer outputs, ask for fewer inputs "
+    "or parameters, or pass out= with memory of your own."
 )
 """What to do where the memory does not do."""
 

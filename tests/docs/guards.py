@@ -24,8 +24,8 @@ _RIGHT_PYTHON_FENCE = re.compile(r' *```python( \{\w+="[^"{}`]*"( \w+="[^"{}`]*"
 _SETTING = re.compile(r'(\w+)="([^"]*)"')
 _SETTINGS = {"test", "reason", "figure", "title", "hl_lines"}
 _COMMAND = re.compile(
-    r"((\w+=\S+ )*(apt-get|bash|cd|git|make|mkdocs|pip|pytest|(\.venv/bin/)?python3?"
-    r"|source)\b[^#]*)?"
+    r"((\w+=\S+ )*(apt-get|bash|cd|git|make|mkdocs|pip|pytest|source"
+    r"|(\.venv(-2\.8)?/bin/)?python3?)\b[^#]*)?"
 )
 _HTML_OR_DOCTEST = re.compile(r"\s*>>>\ \w|.*<(pre|code|samp|kbd|tt|table)\b", re.I)
 # What else than code may be indented, as python-markdown calls it.

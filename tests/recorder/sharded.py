@@ -1,4 +1,4 @@
-"""One of two processes that train a sharded model, each with data of its own.
+"""One of two processes that train a model, each with data of its own.
 
 What it records is compared with what an unsharded copy records for the same data, and
 that with autograd. Call it with its rank and a file that both know.
@@ -112,8 +112,29 @@ def check(shard: partial[nn.Module], rank: int) -> None:
             assert_close(sharded.full_tensor(), grad / DIVISOR)
 
 
+def check_whole(rank: int) -> None:
+    """Compare a model that each process has whole, as DistributedDataParallel has it."""
+    torch.manual_seed(0)
+    plain = Net()
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    torch.manual_seed(1 + rank)
+    x = torch.randn(4, 3)
+    plain(x).square().sum().backward()
+    with gradlib.record(parallel) as recording:
+        parallel(x).square().sum().backward()
+    for name, parameter in plain.named_parameters():
+        owner, _, key = name.rpartition(".")
+        call = recording[f"module.{owner}".removesuffix(".")]
+        assert parameter.grad is not None
+        assert_close(call.param_grads[key], parameter.grad)  # of this process alone
+        assert_close(call.param_grads_total[key], parameter.grad)
+        distributed.all_reduce(parameter.grad)
+        mean = parameter.grad / distributed.get_world_size()
+        assert_close(parallel.module.get_parameter(name).grad, mean)
+
+
 def main(rank: int, store: str) -> None:
-    """Check every way of sharding."""
+    """Check every way of sharding, and of not sharding."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's own: one of the two is the older one
     distributed.init_process_group(
@@ -129,6 +150,7 @@ def main(rank: int, store: str) -> None:
         except Exception as error:
             error.add_note(f"With {name}, in process {rank}.")
             raise
+    check_whole(rank)
     distributed.destroy_process_group()
 
 

@@ -19,7 +19,7 @@ ON_A_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this torch has no gloo, by which two processes without a GPU talk",
 )
-def test_both_kinds_of_fully_sharded_data_parallel(tmp_path: Path) -> None:
+def test_models_in_two_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     processes = [
