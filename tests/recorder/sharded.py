@@ -113,7 +113,7 @@ def check(shard: partial[nn.Module], rank: int) -> None:
 
 
 def check_whole(rank: int) -> None:
-    """Compare a model that each process has whole, as DistributedDataParallel has it."""
+    """Compare a model that each process has whole, as in DistributedDataParallel."""
     torch.manual_seed(0)
     plain = Net()
     parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
