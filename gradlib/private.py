@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from operator import attrgetter, itemgetter, methodcaller
 from types import FrameType
@@ -356,6 +356,35 @@ def is_packed(node: Node) -> bool:
 @cache
 def _raw_names(kind: type[Node]) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def changed_since_saved(node: Node) -> list[Tensor]:
+    """Return what a node has saved and somebody has changed in place since.
+
+    Before torch 2.10 that does not show. What hooks have packed does not count.
+    """
+    found: list[Tensor] = []
+    for name in _raw_names(type(node)):
+        with suppress(RuntimeError):  # it has been freed
+            held: Any = getattr(node, name)
+            for raw in cast(Any, held if isinstance(held, tuple) else (held,)):
+                saved = getattr(raw, "data", None)
+                if not isinstance(saved, Tensor) or raw.unpack_hook is not None:
+                    continue
+                if not _is_as_saved(node, name, raw):
+                    found.append(saved)
+    return found
+
+
+def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
+    with suppress(RuntimeError):
+        raw.unpack()
+        return True
+    # That refuses a node's own results too, which the node alone can unpack.
+    with suppress(RuntimeError, AttributeError):
+        getattr(node, name.removeprefix("_raw"))
+        return True
+    return False
 
 
 def leaf_of(node: Node) -> Tensor | None:

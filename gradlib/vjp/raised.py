@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
 
+from torch import Tensor
+
+from gradlib.private import changed_since_saved
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import raised_by_autograd
 from gradlib.vjp.cases import CASES
+from gradlib.vjp.connection import graph_behind
 from gradlib.vjp.diagnosis import (
     CALL,
     ORIGINAL,
@@ -23,7 +27,7 @@ from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.wordings import code_of
 
 _CHANGED = re.compile(
-    r"\[\S+ \[(?P<shape>[\d, ]*)\]\],? which is .*? is at version (?P<version>\d+)"
+    r"\[\S+ \[(?P<shape>[\d, ]*)\]\](,? which is .*?)? is at version (?P<version>\d+)"
 )
 _POSITION = re.compile(r"Tensor at index (\d+)")
 
@@ -99,18 +103,11 @@ def _changed(
     error: BaseException, arguments: Arguments, frames: Sequence[FrameType]
 ) -> Diagnosis:
     found = _CHANGED.search(str(error))
-    names = _candidates(found, frames) if found else []
-    if not names:
-        what = "A tensor that the backward pass needs was changed in place."
-    elif len(names) == 1:
-        what = f"`{names[0]}` was changed in place, and the backward pass needs it."
-    else:
-        listed = ", ".join(f"`{name}`" for name in names[:4])
-        what = f"One of {listed} was changed in place, and the backward pass needs it."
+    names, is_sure = _candidates(found, arguments, frames) if found else ([], True)
     return diagnosis(
         "GL112",
-        names[0] if len(names) == 1 else "",
-        what,
+        names[0] if is_sure and len(names) == 1 else "",
+        _what_changed([f"`{name}`" for name in names[:4]], is_sure),
         intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
         "step() changes parameters: call it after the last backward pass of a forward. "
         "torch.autograd.set_detect_anomaly(True) shows the line of the operation "
@@ -119,19 +116,51 @@ def _changed(
     )
 
 
-def _candidates(found: re.Match[str], frames: Sequence[FrameType]) -> list[str]:
-    """Return the names of tensors that an error may be about: by shape and version."""
+def _what_changed(names: list[str], is_sure: bool) -> str:
+    if not names:
+        return "A tensor that the backward pass needs was changed in place."
+    if not is_sure:
+        return (
+            "A tensor that the backward pass needs was changed in place, perhaps "
+            f"{' or '.join(names)}, which has that shape and was changed as often."
+        )
+    which = names[0] if len(names) == 1 else f"One of {', '.join(names)}"
+    return f"{which} was changed in place, and the backward pass needs it."
+
+
+def _candidates(
+    found: re.Match[str], arguments: Arguments, frames: Sequence[FrameType]
+) -> tuple[list[str], bool]:
+    """Return the names of tensors that an error may be about, and whether it is.
+
+    It is about one that shares its memory with what the graph has saved. Where the
+    graph does not show that, there are only shapes and versions to go by.
+    """
     shape = [int(size) for size in re.findall(r"\d+", found["shape"])]
     version = int(found["version"])
-    return list(
-        dict.fromkeys(
-            name
-            for name, tensor in named_tensors(frames)
-            if not tensor.is_inference()
-            and tensor._version == version
-            and list(tensor.shape) in (shape, shape[::-1])  # Linear transposes
-        )
-    )
+    shapes = (shape, shape[::-1])  # Linear transposes
+    named = [
+        (name, tensor)
+        for name, tensor in named_tensors(frames)
+        if not tensor.is_inference() and tensor._version == version
+    ]
+    nodes = {node for node, _ in graph_behind(arguments.outputs.values).places}
+    changed = [it for node in nodes for it in changed_since_saved(node)]
+    said = (it for it in changed if (list(it.shape), it._version) == (shape, version))
+    storages = set(map(_storage, said)) - {0}
+    if storages:
+        names = [name for name, tensor in named if _storage(tensor) in storages]
+    else:
+        names = [name for name, tensor in named if list(tensor.shape) in shapes]
+    return list(dict.fromkeys(names)), bool(storages)
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return where the memory is that a tensor is a view of; 0 for none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # sparse, or a stand-in
+        return 0
 
 
 def _unreached(

@@ -374,7 +374,8 @@ def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> N
     x.register_hook(fail)
     with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
         x.sum().backward()
-    assert f"[GL112] `{name}` was changed" in notes(caught.value)[0]
+    # No node has saved it, so that is a guess.
+    assert f"perhaps `{name}`, which" in notes(caught.value)[0].replace("\n", " ")
     assert hidden is not matrix
 
 
