@@ -248,10 +248,19 @@ def _original(tensor: Tensor, frames: Frames, of: Sequence[Any] = ()) -> str:
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same values in the same memory."""
     try:
-        return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape
+        return 0 not in (one.data_ptr(), other.data_ptr()) and _seen(one) == _seen(
+            other
+        )
     except RuntimeError:  # no memory of its own: sparse, or a stand-in
         return False
+
+
+def _seen(tensor: Tensor) -> tuple[Any, ...]:
+    """Return how a tensor looks at memory: where, which entries, and as what."""
+    entries = tensor.shape, tensor.stride(), tensor.dtype
+    return (tensor.data_ptr(), *entries, tensor.is_conj(), tensor.is_neg())
 
 
 def _has_gradients(tensor: Tensor) -> bool:

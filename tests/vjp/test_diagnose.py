@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import gradlib
+from gradlib.private import negative_view
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.cases import CASES
@@ -724,3 +725,23 @@ def test_grad_raises_it(bad: tuple[Call, str, str, str]) -> None:
     assert type(caught.value) is CASES[code].error
     assert caught.value.code == code
     assert caught.value.__cause__ is None  # torch was not asked
+
+
+SAME_START: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda it: it.T,
+    "other entries": lambda it: it.as_strided((2, 2), (1, 1)),
+    "conjugate": lambda it: it.conj(),
+    "with another sign": negative_view,
+}
+
+
+@pytest.mark.parametrize("way", SAME_START)
+def test_what_begins_in_the_same_memory_is_another_tensor(way: str) -> None:
+    square = ones(2, 2, dtype=torch.complex64, requires_grad=True)
+    other = SAME_START[way](square.detach())
+    v = ones(2, 2, dtype=torch.complex64)
+    meaning = gradlib.explain_vjp(other, square, v).meaning
+    assert meaning.startswith("outputs[0] (`other`) does not require grad.")
+    other.requires_grad_()
+    meaning = gradlib.explain_vjp(square.abs().sum(), other).meaning
+    assert "It ends in `square`." in meaning.split("\n\n")[0].replace("\n", " ")
