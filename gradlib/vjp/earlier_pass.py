@@ -1,10 +1,17 @@
 """The backward pass that stands before another one in the source."""
 
 import ast
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gradlib.vjp.written import Position, Site, call_at, position_of, text_of
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.private import leaf_of
+from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.connection import graph_behind
+from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of
 
 # Calls of these run a pass; with more arguments by position, others are among them.
 _POSITIONS = {"backward": 1, "grad": 3}
@@ -23,22 +30,39 @@ class EarlierPass(NamedTuple):
     code: str
 
 
-def earlier_pass(site: Site | None) -> EarlierPass | None:
-    """Return the pass that the caller wrote last before the one of a call.
+def earlier_pass(arguments: Arguments) -> EarlierPass | None:
+    """Return the pass that the caller wrote last before a call, and that fits it.
 
     Returns:
         ``None`` where there is none in the same function, or it cannot be read.
     """
+    site = arguments.site
     if site is None:
         return None
     with suppress(Exception):  # as there may be no source
         here = _end(position_of(site))
         places = {*site.frame.f_code.co_positions()}
         before = (it for it in places if None not in it and _end(it) < here)
+        graph = _nodes_behind(arguments.outputs.values)
         for place in sorted(before, key=_end, reverse=True):
-            if (found := _retaining(place, site)) is not None:
+            found = _retaining(place, site)
+            if found is not None and _may_free(found, graph, site):
                 return found
     return None
+
+
+def _may_free(earlier: EarlierPass, graph: set[Node], site: Site) -> bool:
+    """Tell whether a pass goes through a part of a graph, as far as can be known."""
+    output = value_of(ast.Name(earlier.output), site.frame)
+    if not isinstance(output, Tensor) or output.grad_fn is None:
+        return True  # something else, by now
+    return bool(_nodes_behind([output]) & graph)
+
+
+def _nodes_behind(outputs: Sequence[Any]) -> set[Node]:
+    """Return the nodes of a graph, without those of leaves, which save nothing."""
+    nodes = {node for node, _ in graph_behind(outputs).places}
+    return {node for node in nodes if leaf_of(node) is None}
 
 
 def _end(position: Position) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def _freed(
 ) -> Diagnosis:
     outputs = arguments.outputs
     place = called(outputs, 0, frames) if outputs.values else outputs.name
-    earlier = earlier_pass(arguments.site)
+    earlier = earlier_pass(arguments)
     passed = call(arguments, retain_graph=True)
     lines = ["y = f(x)", f"{passed}  # the earlier pass"]
     others: dict[str, str] = {}

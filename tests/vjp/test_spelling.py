@@ -524,6 +524,22 @@ EARLIER: dict[str, tuple[str, str]] = {
         "gradlib.grad(first, images, retain_graph=True)  # the earlier pass\n"
         "gradlib.grad(second, images)",
     ),
+    "with one between that has nothing to do with it": (
+        "second.backward(); third = images.exp().sum(); third.backward(); "
+        "second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "with an unrelated one alone": (
+        "third = images.exp().sum(); third.backward(); "
+        "sum([second]).backward(); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "of a variable that holds a number by now": (
+        "second.backward(); kept, second = second, second.item(); kept.backward()",
+        "second, kept = f(x)\n"
+        "second.backward(retain_graph=True)  # the earlier pass\n"
+        "kept.backward()",
+    ),
     "in a loop": ("for _ in 'ab': second.backward()", f"second = f(x)\n{SAME}"),
     "with weights": (
         "second.backward(torch.tensor(2.0)); second.backward()",
@@ -552,5 +568,5 @@ def test_the_earlier_pass_is_the_one_that_changes(name: str) -> None:
     names: dict[str, Any] = {}
     shown = fix_in(error_of(dedent(LOSSES).format(program), names))
     assert shown == code
-    f = names["f"] if ", second = " in code else lambda x: names["f"](x)[1]
+    f = names["f"] if ", " in code.split(" = ")[0] else lambda x: names["f"](x)[1]
     run(shown, names | {"f": f, "x": names["images"]})
