@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 from gradlib.private import leaf_of
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import graph_behind
+from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of
 
 # Calls of these run a pass; with more arguments by position, others are among them.
@@ -33,6 +34,8 @@ class EarlierPass(NamedTuple):
 def earlier_pass(arguments: Arguments) -> EarlierPass | None:
     """Return the pass that the caller wrote last before a call, and that fits it.
 
+    One of the same variable comes first: it went through all of the graph.
+
     Returns:
         ``None`` where there is none in the same function, or it cannot be read.
     """
@@ -44,10 +47,11 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
         places = {*site.frame.f_code.co_positions()}
         before = (it for it in places if None not in it and _end(it) < here)
         graph = _nodes_behind(arguments.outputs.values)
-        for place in sorted(before, key=_end, reverse=True):
-            found = _retaining(place, site)
-            if found is not None and _may_free(found, graph, site):
-                return found
+        ordered = sorted(before, key=_end, reverse=True)
+        passes = [it for place in ordered if (it := _retaining(place, site))]
+        found = [it for it in passes if _may_free(it, graph, site)]
+        own = own_names(arguments, "y")
+        return next((it for it in found if it.output in own), found[0])
     return None
 
 

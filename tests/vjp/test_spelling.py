@@ -529,6 +529,11 @@ EARLIER: dict[str, tuple[str, str]] = {
         "second.backward()",
         f"second = f(x)\n{SAME}",
     ),
+    "with one between that needed nothing of the graph": (
+        "part = -images; second, other = (part * part).sum(), part.sum(); "
+        "second.backward(); other.backward(); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
     "with an unrelated one alone": (
         "third = images.exp().sum(); third.backward(); "
         "sum([second]).backward(); second.backward()",
