@@ -6,6 +6,8 @@ these become what the caller wrote, as far as that can be read.
 
 import ast
 import re
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +24,8 @@ from gradlib.vjp.written import UNKNOWN, Expression, expressions, value_of
 
 LONG = 30  # letters: what is longer is given a variable first
 LONGEST = 60  # letters of what a variable is given
+
+_OPENED = (list, tuple, set, frozenset, deque)  # looking into these changes nothing
 
 # By letter, the parameters of grad() and backward(), and the object of the method.
 _PARAMETERS = {
@@ -226,8 +230,12 @@ def _binding(
     """Return the line that gives a variable what the caller wrote, or ``""``."""
     if written is None or arguments.site is None:
         return ""
-    if value_of(written.node, arguments.site.frame) is not UNKNOWN:
-        return ""  # something else, by now
+    value = value_of(written.node, arguments.site.frame)
+    if value is not UNKNOWN:
+        if not _opens_to(value, argument):
+            return ""  # something else, by now
+        if not argument.several:
+            return f"({variable},) = {written.text}"  # as torch opens it
     if any(isinstance(it, ast.Await | ast.Yield) for it in ast.walk(written.node)):
         return ""
     text = written.text
@@ -237,6 +245,14 @@ def _binding(
     elif argument.several and argument.keys is None:
         text = f"list({text})"  # an iterator is used up by one use
     return f"{variable} = {text}" if len(text) <= LONGEST else ""
+
+
+def _opens_to(value: Any, argument: Argument) -> bool:
+    """Tell whether the entries of a value are what was given, where the call is."""
+    if issubclass(type(value), Iterator):
+        return True  # it is used up only after the call
+    entries = list(value) if type(value) in _OPENED else None
+    return _holds(replace(argument, several=True), entries)
 
 
 def _is_list(node: ast.expr) -> bool:

@@ -313,6 +313,26 @@ WRITTEN: dict[str, tuple[str, str]] = {
         "one = [scores]\ntorch.autograd.grad(one, images)",
         "v = torch.ones_like(scores)\ntorch.autograd.grad(scores, images, v)",
     ),
+    "a list of what has no name, that torch opens": (
+        "one = [scores * 1]\ntorch.autograd.grad(one, images)",
+        "(y,) = one\nv = torch.ones_like(y)\ntorch.autograd.grad(y, images, v)",
+    ),
+    "a set of what has no name, that torch opens": (
+        "one = {scores * 1}\ntorch.autograd.grad(one, images)",
+        "(y,) = one\nv = torch.ones_like(y)\ntorch.autograd.grad(y, images, v)",
+    ),
+    "a set": (
+        "many = {scores}\ngradlib.grad(many, images)",
+        "y = list(many)\n"
+        "v = [torch.ones_like(each) for each in y]\n"
+        "gradlib.grad(y, images, v)",
+    ),
+    "a set in a variable that has the letter": (
+        "y = {scores}\ngradlib.grad(y, images)",
+        "outputs = list(y)\n"
+        "v = [torch.ones_like(each) for each in outputs]\n"
+        "gradlib.grad(outputs, images, v)",
+    ),
     "a second pass": (
         "total.backward()\ntotal.backward()",
         "total = f(x)\n"
@@ -334,11 +354,10 @@ def test_names_are_read_where_the_call_is(name: str) -> None:
     [
         "gradlib.grad(*(scores * 1, images), torch.ones(2))",
         "partial(gradlib.grad, scores * 1)(kept.images, torch.ones(2))",
-        'torch.autograd.grad(lists["one"], images, torch.ones(2))',
     ],
 )
 def test_what_cannot_be_read_keeps_its_letter(call: str) -> None:
-    setup = 'from functools import partial\nlists = {"one": [scores * 1]}\n'
+    setup = "from functools import partial\n"
     names = {"torch": torch, "nn": nn, "gradlib": gradlib}
     first, last = fix_in(error_of(dedent(START) + setup + call, names)).splitlines()
     assert first == "v = torch.ones_like(y)"
@@ -452,14 +471,24 @@ def test_a_source_that_python_warned_of_gives_no_second_warning() -> None:
     assert fix_in(caught.value).startswith("y = scores * 1\n")
 
 
-def test_an_iterator_that_is_used_up_is_not_printed() -> None:
-    program = """
-        parameters = layer.parameters()
-        gradlib.grad(layer(images), parameters)
+def test_an_iterator_is_opened_where_the_call_is() -> None:
+    setup = """
+        y = (it for it in [scores, layer(images)])
+        inputs = iter([images])
+        v = iter([torch.ones(1, 3), images[:2]])
     """
+    start, call = dedent(START) + dedent(setup), "gradlib.grad(y, inputs, v)"
     names = {"torch": torch, "nn": nn, "gradlib": gradlib}
-    error = error_of(dedent(START) + dedent(program), names)
-    assert fix_in(error).endswith("gradlib.grad(y, x, v)")
+    code = fix_in(error_of(start + call, names))
+    assert code == (
+        "grad_outputs = list(v)\n"
+        "outputs = list(y)\n"
+        "x = list(inputs)\n"
+        "grad_outputs = list(grad_outputs)\n"
+        "grad_outputs[0] = grad_outputs[0].expand_as(outputs[0])\n"
+        "gradlib.grad(outputs, x, grad_outputs)"
+    )
+    run(start + code, names)
 
 
 def test_a_call_that_torch_makes_is_not_taken_for_the_callers() -> None:
