@@ -1,19 +1,21 @@
 """An explained error: its parts, and the code that mends it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from textwrap import fill, indent
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from gradlib.errors import GradlibError
 from gradlib.render import WIDTH
-from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.arguments import Argument, Arguments, form_of
 from gradlib.vjp.cases import CASES
 
-# Weights of one, in the code of an explanation.
-ONES = "torch.ones_like({y})"
-ALL_ONES = "v = [torch.ones_like(each) for each in y]"
+FEW = 2  # entries that get a line each; of more one loop does the same
 
 # In the code of an explanation, another tensor than the call was given, and another
 # call.
@@ -31,10 +33,12 @@ class Diagnosis:
         what: What is wrong, with names, shapes, dtypes or devices.
         why: What was expected, and why.
         intent: What was probably meant.
-        fix: Two or three lines of code that run, where ``y``, ``x`` and ``v`` are the
+        fix: A few lines of code that run, where ``y``, ``x`` and ``v`` are the
             outputs, inputs and grad_outputs of the call, and ``f`` computes ``y``
             from ``x``.
         others: What other letters stand for in `fix`, by letter.
+        mends: Of what is wrong with entries of grad_outputs, by entry the line that
+            mends it, with ``{y}`` and ``{v}`` for the output and the entry.
     """
 
     code: str
@@ -44,6 +48,7 @@ class Diagnosis:
     intent: str
     fix: str
     others: dict[str, str] = field(default_factory=dict[str, str])
+    mends: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
     def text(self) -> str:
@@ -67,11 +72,34 @@ class Diagnosis:
 
 
 def diagnosis(
-    code: str, argument: str, what: str, *, intent: str, fix: str
+    code: str,
+    argument: str,
+    what: str,
+    *,
+    intent: str,
+    fix: str = "",
+    mends: dict[int, str] | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of a case, with the case's own reason."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
-    return Diagnosis(code, argument, what, CASES[code].cause, intent, fix)
+    why = CASES[code].cause
+    return Diagnosis(code, argument, what, why, intent, fix, mends=mends or {})
+
+
+def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:
+    """Return the first of what is wrong with entries of grad_outputs.
+
+    Its code mends all that are wrong in the same way.
+    """
+    every = list(found)
+    if not every or not every[0].mends:
+        return every[0] if every else None
+    first = every[0]
+    mends: dict[int, str] = {}
+    for it in every:
+        if it.code == first.code:
+            mends |= it.mends
+    return replace(first, fix=_mended(arguments, mends))
 
 
 def call(
@@ -111,23 +139,114 @@ def recomputed(arguments: Arguments, *lines: str, **changed: Any) -> str:
 
     Weights of one are filled in where the call had none and needs some.
     """
-    outputs, vectors = arguments.outputs, arguments.grad_outputs
-    pairs = zip(outputs.values, vectors.values, strict=False)
-    if any(v is None and isinstance(y, Tensor) and y.numel() != 1 for y, v in pairs):
-        ones = ALL_ONES if outputs.several else f"v = {ONES.format(y='y')}"
-        return "\n".join([*lines, ones, call(arguments, "v", **changed)])
+    pairs = zip(arguments.outputs.values, arguments.grad_outputs.values, strict=False)
+    if any(v is None and _needs_weights(y) for y, v in pairs):
+        return "\n".join([*lines, all_ones(arguments), call(arguments, "v", **changed)])
     return "\n".join([*lines, call(arguments, **changed)])
 
 
-def mended(arguments: Arguments, i: int, expression: str) -> str:
-    """Return the code that gives one entry of grad_outputs another value.
+def _needs_weights(output: Any) -> bool:
+    if isinstance(output, Tensor):
+        return output.numel() != 1
+    form = form_of(output) if isinstance(output, GradientEdge) else None
+    return form is not None and prod(form.shape) != 1
+
+
+def _mended(arguments: Arguments, mends: Mapping[int, str]) -> str:
+    """Return the code that mends entries of grad_outputs, and calls again."""
+    vectors = arguments.grad_outputs
+    is_given = any(it is not None for it in vectors.values)
+    start = "v = list(v)" if is_given else f"v = [None] * {len(vectors.values)}"
+    opened = [start] if vectors.several else []
+    lines = for_entries(mends, arguments.outputs, vectors)
+    return "\n".join([*opened, *lines, call(arguments, "v")])
+
+
+def for_entries(lines: Mapping[int, str], *arguments: Argument) -> list[str]:
+    """Return the code that does something with entries, in a loop if they are many.
+
+    Args:
+        lines: By entry what is to be done, with letters in braces for the entries of
+            the arguments.
+        arguments: Of a call, as long as each other or longer.
+    """
+    by_line: dict[str, list[int]] = {}
+    for i, line in lines.items():
+        by_line.setdefault(line, []).append(i)
+    code: list[str] = []
+    for line, entries in by_line.items():
+        if len(entries) > FEW:
+            names = {it.letter: f"{it.letter}[i]" for it in arguments}
+            head = f"for i in {_steps(entries, arguments[0])}:"
+            code += [head, f"    {line.format(**names)}"]
+        else:
+            each = ({it.letter: it.spelled[i] for it in arguments} for i in entries)
+            code += dict.fromkeys(line.format(**names) for names in each)
+    return code
+
+
+def _steps(entries: list[int], argument: Argument) -> str:
+    if argument.keys is not None:
+        return str([argument.keys[i] for i in entries])
+    if entries == [*range(len(entries))]:
+        return f"range({len(entries)})"
+    return fill(str(entries), WIDTH - 2 * len("for i in "))
+
+
+def all_ones(arguments: Arguments, *, batched: bool | None = None) -> str:
+    """Return the code that gives every output weights of one.
 
     Args:
         arguments: Of the call.
-        i: Which entry.
-        expression: Its value, with ``{y}`` and ``{v}`` for the output and the entry.
+        batched: Whether in a batch of one; if left out, as the call is.
     """
-    y, v = arguments.outputs.spelled[i], arguments.grad_outputs.spelled[i]
-    unpacked = ["v = list(v)"] if arguments.grad_outputs.several else []
-    line = f"{v} = {expression.format(y=y, v=v)}"
-    return "\n".join([*unpacked, line, call(arguments, "v")])
+    outputs = arguments.outputs
+    is_batched = arguments.is_grads_batched if batched is None else batched
+    made = [weights(output) + "[None]" * is_batched for output in outputs.values]
+    if not outputs.several:
+        return f"v = {made[0].format(y='y')}"
+    if len(set(made)) == 1:
+        return f"v = [{made[0].format(y='each')} for each in y]"
+    vectors = replace(arguments.grad_outputs, values=outputs.values, several=True)
+    lines = {i: f"{{v}} = {it}" for i, it in enumerate(made)}
+    start = f"v = [None] * {len(made)}"
+    return "\n".join([start, *for_entries(lines, outputs, vectors)])
+
+
+def weights(output: Any, value: str = "") -> str:
+    """Return the code of a vector for an output, with one value everywhere.
+
+    Args:
+        output: A tensor or a gradient edge.
+        value: The code of the value; of one if left out.
+
+    Returns:
+        An expression with ``{y}`` for the output.
+    """
+    form = form_of(output)
+    if form is None:
+        return f"torch.ones_like({{y}}) * {value}" if value else "torch.ones_like({y})"
+    if isinstance(output, Tensor) and output.layout == torch.strided:
+        return f"torch.full_like({{y}}, {value})" if value else "torch.ones_like({y})"
+    # torch makes nothing like a gradient edge, and like a sparse tensor only zeros.
+    shape, dtype, device = spelled_form(output)
+    made = f"torch.full({shape}, {value}" if value else f"torch.ones({shape}"
+    if value or form.dtype.is_complex:
+        made += f", dtype={dtype}"
+    if form.device != torch.get_default_device():
+        made += f", device={device}"
+    is_mkldnn = isinstance(output, Tensor) and output.is_mkldnn
+    return f"{made})" + ".to_mkldnn()" * is_mkldnn
+
+
+def spelled_form(output: Any) -> tuple[str, str, str]:
+    """Return the code of an output's shape, dtype and device.
+
+    Returns:
+        Expressions with ``{y}`` for the output; of a gradient edge, which cannot be
+        asked for them, the values.
+    """
+    form = None if isinstance(output, Tensor) else form_of(output)
+    if form is None:
+        return "{y}.shape", "{y}.dtype", "{y}.device"
+    return str(list(form.shape)), str(form.dtype), f'"{form.device}"'

@@ -20,7 +20,13 @@ from gradlib.vjp.connection import (
     source_in,
     unconnected,
 )
-from gradlib.vjp.diagnosis import ORIGINAL, Diagnosis, diagnosis, recomputed
+from gradlib.vjp.diagnosis import (
+    ORIGINAL,
+    Diagnosis,
+    diagnosis,
+    for_entries,
+    recomputed,
+)
 from gradlib.vjp.names import called, in_reach, named_tensors
 
 Frames = Sequence[FrameType]
@@ -78,7 +84,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     elif output.is_inference():
         what = f"{place} was computed under torch.inference_mode()."
         intent = "Compute it outside, from an input made outside, or from a clone."
-        lines = ["x = x.clone().requires_grad_()", *lines]
+        lines = [f"x = {_each(inputs, 'clone().requires_grad_()')}", *lines]
     elif not torch.is_grad_enabled():
         what = f"{place} does not require grad, and gradients are switched off here."
         intent = "Compute it outside of torch.no_grad(), or switch gradients on for it."
@@ -90,7 +96,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     elif tensors and not any(it.requires_grad for it in tensors):
         what = f"{place} does not require grad, and neither does {inputs.places[0]}."
         intent = "Let the input require grad, then compute the output from it."
-        lines = [f"{inputs.spelled[0]}.requires_grad_()", *lines]
+        lines = _lines_for_grad(inputs)
     else:
         what = f"{place} does not require grad."
         intent = (
@@ -107,34 +113,52 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
 def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
     inputs = arguments.inputs
     given: Tensor = inputs.values[i]
-    place, x = called(inputs, i, frames), inputs.spelled[i]
+    place = called(inputs, i, frames)
     original = _original(given, frames, of=arguments.outputs.values)
     what, instead = f"{place} does not require grad.", ""
-    lines = [f"{x}.requires_grad_()", "y = f(x)"]
     if not _has_gradients(given):
         what = f"{place} has dtype {_dtype(given)}, and only floats have gradients."
         intent = "Leave indices and labels out. Make a float of what is a quantity."
-        lines = _replaced(inputs, i, ".to(torch.float32).requires_grad_()")
     elif given.is_inference():
         what = f"{place} was made under torch.inference_mode()."
         intent = "A clone that is made outside can require grad."
-        lines = _replaced(inputs, i, ".clone().requires_grad_()")
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
         intent = f"Pass `{original}` itself, from which the output was computed."
         instead = original
     else:
         intent = "Let it require grad, then compute the output from it."
-    fix = recomputed(arguments, *lines)
+    fix = recomputed(arguments, *_lines_for_grad(inputs))
     found = diagnosis("GL110", inputs.places[i], what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, inputs, frames)
 
 
-def _replaced(inputs: Argument, i: int, change: str) -> list[str]:
-    """Return the lines that put a new tensor into the place of one of the inputs."""
-    x = inputs.spelled[i]
-    opened = ["x = list(x)"] if inputs.several and inputs.keys is None else []
-    return [*opened, f"{x} = {x}{change}", "y = f(x)"]
+def _lines_for_grad(inputs: Argument) -> list[str]:
+    """Return the lines that let all inputs require grad, and compute the outputs."""
+    lines = {
+        i: _line_for_grad(given)
+        for i, given in enumerate(inputs.values)
+        if _needs_no_grad(given)
+    }
+    are_new = any(" = " in line for line in lines.values())
+    is_list = inputs.several and inputs.keys is None
+    opened = ["x = list(x)"] if are_new and is_list else []
+    return [*opened, *for_entries(lines, inputs), "y = f(x)"]
+
+
+def _line_for_grad(given: Tensor) -> str:
+    if not _has_gradients(given):
+        return "{x} = {x}.to(torch.float32).requires_grad_()"
+    if given.is_inference():
+        return "{x} = {x}.clone().requires_grad_()"
+    return "{x}.requires_grad_()"
+
+
+def _each(argument: Argument, change: str) -> str:
+    """Return the code that changes each tensor of an argument."""
+    if argument.keys is not None:
+        return f"{{key: it.{change} for key, it in x.items()}}"
+    return f"[it.{change} for it in x]" if argument.several else f"x.{change}"
 
 
 def _passing(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments, form_of
-from gradlib.vjp.diagnosis import ONES, Diagnosis, diagnosis, mended
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together, weights
 
 
 def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:
@@ -36,14 +36,15 @@ def sparse_refused(arguments: Arguments, message: str) -> Diagnosis | None:
     Returns:
         ``None`` where it began with the layouts of the outputs.
     """
+    said = message.split("\n", 1)[0].rstrip(".")
     pairs = zip(arguments.outputs.values, arguments.grad_outputs.values, strict=True)
-    for i, (output, vector) in enumerate(pairs):
-        if not isinstance(output, Tensor) or vector is None:
-            continue
-        if layout_of(output) != layout_of(vector):
-            said = message.split("\n", 1)[0].rstrip(".")
-            return _apart(arguments, i, f" An operation has raised: {said}.")
-    return None
+    found = (
+        _apart(arguments, i, f" An operation has raised: {said}.")
+        for i, (output, vector) in enumerate(pairs)
+        if isinstance(output, Tensor) and vector is not None
+        if layout_of(output) != layout_of(vector)
+    )
+    return together(found, arguments)
 
 
 def layout_of(tensor: Tensor) -> str:
@@ -64,9 +65,8 @@ def _without_weight(arguments: Arguments, i: int) -> Diagnosis:
     output = outputs.values[i]
     what = f"{outputs.places[i]} is {layout_of(output)}, and has no weight."
     intent = "torch fills in the weight one only where the output is strided."
-    ones = "torch.ones({y}.shape)" + ".to_mkldnn()" * (layout_of(output) == "mkldnn")
-    fix = mended(arguments, i, ones)
-    return diagnosis("GL115", vectors.places[i], what, intent=intent, fix=fix)
+    mends = {i: f"{{v}} = {weights(output)}"}
+    return diagnosis("GL115", vectors.places[i], what, intent=intent, mends=mends)
 
 
 def _takes(output: Tensor, vector: Tensor) -> bool:
@@ -93,18 +93,15 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
         f"{place} is {layout_of(vector)}, and {outputs.places[i]} is {is_so}.{raised}"
     )
     expression, intent = _like(output, vector)
-    fix = mended(arguments, i, expression)
-    return diagnosis("GL115", place, what, intent=intent, fix=fix)
+    mends = {i: f"{{v}} = {expression}"}
+    return diagnosis("GL115", place, what, intent=intent, mends=mends)
 
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:
     """Return the code that gives a vector the layout of its output, and what it is."""
-    if not isinstance(output, Tensor) or output.is_nested or vector.is_nested:
-        form = form_of(output)
-        ones = ONES if form is None else f"torch.ones({list(form.shape)})"
-        made, intent = ones, "Weights of one give the gradient of the output's sum."
-    else:
-        made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
-        intent = "Likely meant: these weights, in a layout that is taken here."
-    is_mkldnn = isinstance(output, Tensor) and layout_of(output) == "mkldnn"
-    return made + ".to_mkldnn()" * is_mkldnn, intent
+    is_known = isinstance(output, Tensor) and not (output.is_nested or vector.is_nested)
+    if not is_known or vector.is_meta or not vector.is_floating_point():
+        return weights(output), "Weights of one give the gradient of the output's sum."
+    made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
+    intent = "Likely meant: these weights, in a layout that is taken here."
+    return made + ".to_mkldnn()" * (layout_of(output) == "mkldnn"), intent

@@ -2,14 +2,17 @@
 
 from math import prod
 
+import torch
+from torch import Tensor
+
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
-from gradlib.vjp.diagnosis import call, mended
+from gradlib.vjp.diagnosis import weights
 
 _SUM = "Weights of one give the gradient of the output's sum."
 
 
 def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[str, str]:
-    """Return what an entry of grad_outputs was meant as, in words and as code.
+    """Return what an entry of grad_outputs was meant as, and the line that mends it.
 
     Args:
         arguments: Of the call.
@@ -18,37 +21,41 @@ def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[st
         wanted: The shape of its output.
     """
     other = _partner(arguments, given, wanted)
-    if other is not None:
+    if other is not None and _partner(arguments, wanted, given) == i:
         words = f"It fits {arguments.outputs.places[other]}: two stand exchanged."
-        swap = f"v[{i}], v[{other}] = v[{other}], v[{i}]"
-        return words, f"v = list(v)\n{swap}\n{call(arguments)}"
-    words, expression = _meant(given, wanted)
+        one, two = sorted((i, other))
+        return words, f"v[{one}], v[{two}] = v[{two}], v[{one}]"
+    output = arguments.outputs.values[i]
+    ones = weights(output)
+    like = "_as({y})" if isinstance(output, Tensor) else f"({list(wanted)})"
+    words, expression = _meant(given, wanted, like) or (_SUM, ones)
     place = _place_of_shape(arguments.inputs, given)
     place = place or _place_of_shape(arguments.outputs, given)
     if place:
-        words = f"{list(given)} is the shape of {place}. {_SUM}"
-        expression = "torch.ones_like({y})"
+        words, expression = f"{list(given)} is the shape of {place}. {_SUM}", ones
+    elif arguments.grad_outputs.values[i].layout != torch.strided:
+        words, expression = _SUM, ones
     if _broadcasts(given, wanted):
         words = f"Only broadcasting would make it fit. {words}"
-    return words, mended(arguments, i, expression)
+    return words, f"{{v}} = {expression}"
 
 
-def _meant(given: Shape, wanted: Shape) -> tuple[str, str]:
+def _meant(given: Shape, wanted: Shape, like: str) -> tuple[str, str] | None:
     if len(given) == 2 and given == wanted[::-1]:
         return "It is transposed.", "{v}.T"
     if prod(given) == prod(wanted):
-        return "It has the right number of entries.", "{v}.reshape_as({y})"
+        return "It has the right number of entries.", f"{{v}}.reshape{like}"
     if not given:
-        return "Likely meant: this weight for every entry.", "{v}.expand_as({y})"
+        return "Likely meant: this weight for every entry.", f"{{v}}.expand{like}"
     if _broadcasts(given, wanted):
-        return "Likely meant: these weights, repeated.", "{v}.expand_as({y})"
+        return "Likely meant: these weights, repeated.", f"{{v}}.expand{like}"
     if given == wanted[: len(given)]:
         rest = len(wanted) - len(given)
         entry = ", ".join([*"ijklmn"[: len(given)], *[":"] * rest])
         axes = ", ".join([":"] * len(given) + ["None"] * rest)
         words = f"Likely meant: one weight for each [{entry}]."
-        return words, f"{{v}}[{axes}].expand_as({{y}})"
-    return _SUM, "torch.ones_like({y})"
+        return words, f"{{v}}[{axes}].expand{like}"
+    return None
 
 
 def _partner(arguments: Arguments, given: Shape, wanted: Shape) -> int | None:

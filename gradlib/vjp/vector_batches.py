@@ -1,10 +1,11 @@
 """Whether the first axis of grad_outputs counts vectors where it should."""
 
-from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
-from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis
+from math import prod
 
-_UNIT_VECTORS = "v = torch.eye(y.numel()).to(y).reshape(-1, *y.shape)"
-_ONE_EACH = "v = [torch.ones_like(each)[None] for each in y]"
+from torch import Tensor
+
+from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
+from gradlib.vjp.diagnosis import Diagnosis, all_ones, call, diagnosis, spelled_form
 
 
 def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -31,22 +32,37 @@ def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | No
             return None
         intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
         fix = call(arguments, is_grads_batched=True)
+        if arguments.accumulates:
+            intent = f"For {count} vectors the gradients add up: pass their sum."
+            summed = "[each.sum(0) for each in v]" if vectors.several else "v.sum(0)"
+            fix = f"v = {summed}\n{call(arguments, 'v')}"
     elif shapes == forms:
         intent = "This is one vector: leave is_grads_batched out."
         fix = call(arguments, is_grads_batched=None)
     else:
         if shapes[i] is None:
             what = f"With is_grads_batched there is no {vectors.places[i]}."
-        line = _ONE_EACH if arguments.outputs.several else _UNIT_VECTORS
+        is_alone = not arguments.outputs.several and prod(form.shape)
+        line = _unit_vectors(arguments, form) if is_alone else all_ones(arguments)
         intent = "Unit vectors, one for each entry of an output, give its Jacobian."
         fix = f"{line}\n{call(arguments, 'v')}"
     return diagnosis("GL107", vectors.places[i], what, intent=intent, fix=fix)
 
 
+def _unit_vectors(arguments: Arguments, form: Form) -> str:
+    """Return the line that gives the one output a vector for each of its entries."""
+    output = arguments.outputs.values[0]
+    if isinstance(output, Tensor):
+        return "v = torch.eye(y.numel()).to(y).reshape(-1, *y.shape)"
+    count, (_, dtype, device) = prod(form.shape), spelled_form(output)
+    made = f"torch.eye({count}, dtype={dtype}, device={device})"
+    return f"v = {made}.reshape({[count, *form.shape]})"
+
+
 def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
     """Refuse is_grads_batched where tensors are nested: they have no axis in front."""
     vectors = arguments.grad_outputs
-    one = ALL_ONES if arguments.outputs.several else f"v = {ONES.format(y='y')}"
+    one = all_ones(arguments, batched=False)
     return diagnosis(
         "GL107",
         vectors.places[i],

@@ -5,10 +5,19 @@ from math import prod
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from gradlib.vjp.arguments import Arguments, Form, form_of, shape_of
-from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis, mended
+from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of
+from gradlib.vjp.diagnosis import (
+    Diagnosis,
+    all_ones,
+    call,
+    diagnosis,
+    spelled_form,
+    together,
+    weights,
+)
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess
@@ -26,26 +35,28 @@ _GATHERED = ("GatherBackward", "StackBackward0")  # by DataParallel, by torch.st
 
 def check_vectors(arguments: Arguments, frames: Frames) -> Diagnosis | None:
     """Find a grad_outputs that does not fit its output."""
-    for i, output in enumerate(arguments.outputs.values):
-        form, vector = form_of(output), arguments.grad_outputs.values[i]
-        if (found := check_layout(arguments, i)) is not None:
-            return found
-        if form is None or (vector is not None and shape_of(vector) is None):
-            if arguments.is_grads_batched:
-                return nested_in_batch(arguments, i)
-            continue  # nested tensors: torch compares them
-        found = check_batch_axis(arguments, i, form)
-        if found is None and vector is None:
-            found = _check_presence(arguments, i, form, frames)
-        elif found is None:
-            found = (
-                _check_shape(arguments, i, form, frames)
-                or _check_dtype(arguments, i, form)
-                or _check_device(arguments, i, form)
-            )
-        if found is not None:
-            return found
-    return check_batch_sizes(arguments)
+    every = range(len(arguments.outputs.values))
+    found = (_check_vector(arguments, i, frames) for i in every)
+    return together(filter(None, found), arguments) or check_batch_sizes(arguments)
+
+
+def _check_vector(arguments: Arguments, i: int, frames: Frames) -> Diagnosis | None:
+    output, vector = arguments.outputs.values[i], arguments.grad_outputs.values[i]
+    if (found := check_layout(arguments, i)) is not None:
+        return found
+    form = form_of(output)
+    if form is None or (vector is not None and shape_of(vector) is None):
+        # Nested tensors: torch compares them.
+        return nested_in_batch(arguments, i) if arguments.is_grads_batched else None
+    if (found := check_batch_axis(arguments, i, form)) is not None:
+        return found
+    if vector is None:
+        return _check_presence(arguments, i, form, frames)
+    return (
+        _check_shape(arguments, i, form, frames)
+        or _check_dtype(arguments, i, form)
+        or _check_device(arguments, i, form)
+    )
 
 
 def _check_presence(
@@ -61,10 +72,9 @@ def _check_presence(
     what = f"{output} has shape {list(form.shape)}, and "
     none_given = f"no {vectors.name} was given."
     what += none_given if none_at_all else f"{vectors.places[i]} is None."
-    fix = mended(arguments, i, ONES)
+    mends, fix, code = {i: f"{{v}} = {weights(outputs.values[i])}"}, "", "GL101"
     if none_at_all and outputs.several:
-        fix = f"{ALL_ONES}\n{call(arguments, 'v')}"
-    code = "GL101"
+        mends, fix = {}, f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     if is_single:
         what = (
             f"{output} is complex, and only a real number has the weight one unasked."
@@ -78,20 +88,28 @@ def _check_presence(
             "weight for each entry, v."
         )
         if not outputs.several:
-            fix = call(arguments, "", outputs="y.mean()")
-    elif arguments.accumulates and not outputs.several:
+            mends, fix = {}, call(arguments, "", outputs="y.mean()")
+    elif arguments.accumulates and _has_a_mean(outputs):
         intent = (
             "A loss is one number: take the mean() of its entries, or the sum(). For "
             "anything else, pass a weight for each entry: backward(v)."
         )
-        fix = call(arguments, "", outputs="y.mean()")
+        mends, fix = {}, call(arguments, "", outputs="y.mean()")
     else:
         intent = (
             "Weights of one give the gradient of the output's sum, which is not dy/dx. "
             "A one among zeros gives one row of the Jacobian. Of a loss, take the "
             "mean() or the sum() first: then no weights are needed."
         )
-    return diagnosis(code, vectors.places[i], what, intent=intent, fix=fix)
+    place = vectors.places[i]
+    return diagnosis(code, place, what, intent=intent, fix=fix, mends=mends)
+
+
+def _has_a_mean(outputs: Argument) -> bool:
+    """Tell whether the mean of the outputs is a loss: they are one, real and dense."""
+    output = outputs.values[0]
+    is_dense = isinstance(output, Tensor) and output.layout == torch.strided
+    return is_dense and not outputs.several and not output.is_complex()
 
 
 def _is_gathered(output: Any) -> bool:
@@ -113,8 +131,8 @@ def _check_shape(
         return None
     output = called(arguments.outputs, i, frames)
     what = f"{place} has shape {list(shape)}, and {output} has {list(form.shape)}."
-    intent, fix = guess(arguments, i, shape, form.shape)
-    return diagnosis("GL102", place, what, intent=intent, fix=fix)
+    intent, line = guess(arguments, i, shape, form.shape)
+    return diagnosis("GL102", place, what, intent=intent, mends={i: line})
 
 
 def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -125,7 +143,8 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         return None  # torch casts between floats, and it may
     output = arguments.outputs.places[i]
     what = f"{place} is {_short(given)}, and {output} is {_short(wanted)}."
-    expression = "{v}.to({y}.dtype)"
+    _, dtype, _ = spelled_form(arguments.outputs.values[i])
+    expression = f"{{v}}.to({dtype})"
     if given.is_complex:
         intent = "The gradient of a real output is real."
         expression = "{v}.real"
@@ -136,8 +155,8 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         expression = "{v}.dequantize()"
     else:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
-    fix = mended(arguments, i, expression)
-    return diagnosis("GL105", place, what, intent=intent, fix=fix)
+    mends = {i: f"{{v}} = {expression}"}
+    return diagnosis("GL105", place, what, intent=intent, mends=mends)
 
 
 def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -149,12 +168,13 @@ def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         return None  # torch moves it
     output = arguments.outputs.places[i]
     what = f"{place} is on {vector.device}, and {output} is on {form.device}."
-    intent, expression = "Move it to the output.", "{v}.to({y}.device)"
+    _, _, device = spelled_form(arguments.outputs.values[i])
+    intent, expression = "Move it to the output.", f"{{v}}.to({device})"
     if vector.is_meta:
         intent = "A meta tensor has a shape and no values: make one that has some."
-        expression = ONES
-    fix = mended(arguments, i, expression)
-    return diagnosis("GL106", place, what, intent=intent, fix=fix)
+        expression = f"torch.ones_like({{v}}, device={device})"
+    mends = {i: f"{{v}} = {expression}"}
+    return diagnosis("GL106", place, what, intent=intent, mends=mends)
 
 
 def _short(dtype: Any) -> str:

@@ -2,22 +2,31 @@
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
-from gradlib.vjp.diagnosis import ALL_ONES, ONES, Diagnosis, call, diagnosis, mended
+from gradlib.vjp.diagnosis import (
+    Diagnosis,
+    all_ones,
+    call,
+    diagnosis,
+    spelled_form,
+    together,
+    weights,
+)
 from gradlib.vjp.kind_checks import kind_of
-
-_AS_TENSOR = "torch.as_tensor({v}, dtype={y}.dtype, device={y}.device)"
 
 
 def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:
     """Find grad_outputs that are no tensors, among those that are needed."""
     needed = arguments.grad_outputs.values[: len(arguments.outputs.values)]
-    for i, value in enumerate(needed):
-        if value is not None and not isinstance(value, Tensor):
-            return _not_a_tensor(arguments, i)
-    return None
+    found = (
+        _not_a_tensor(arguments, i)
+        for i, value in enumerate(needed)
+        if value is not None and not isinstance(value, Tensor)
+    )
+    return together(found, arguments)
 
 
 def check_count(arguments: Arguments) -> Diagnosis | None:
@@ -31,8 +40,7 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
         intent = (
             "Several outputs are differentiated as one sum, each times its own weights."
         )
-        line = ALL_ONES if outputs.several else f"v = {ONES.format(y='y')}"
-        fix = f"{line}\n{call(arguments, 'v')}"
+        fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     elif wanted == 1 and _are_rows(arguments):
         intent = (
             "torch uses the first alone, silently. Likely meant: a result for each, as "
@@ -48,23 +56,34 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
 def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     value, place = vectors.values[i], vectors.places[i]
-    kind = kind_of(value)
+    output, kind, fix = outputs.values[i], kind_of(value), ""
     intent = "Likely meant: these weights, as a tensor like the output."
+    _, dtype, device = spelled_form(output)
+    made = f"torch.as_tensor({{v}}, dtype={dtype}, device={device})"
+    shape = _shape_of_numbers(value)
     if _is_one_list(arguments):
         place, kind = vectors.name, "a list of numbers, not a tensor"
-        fix = f"v = {_AS_TENSOR.format(v='v', y='y')}\n{call(arguments, 'v')}"
+        shape = _shape_of_numbers(vectors.values)
+        made = made.format(v="v", y="y") + _missing_axis(arguments, shape)
+        fix = f"v = {made}\n{call(arguments, 'v')}"
     elif outputs.several and not vectors.several:
         intent = "Each output needs weights of its own."
-        fix = f"{ALL_ONES}\n{call(arguments, 'v')}"
+        fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     elif isinstance(value, int | float):
         intent = "Likely meant: this weight for every entry of the output."
-        fix = mended(arguments, i, "torch.full_like({y}, {v})")
-    elif _shape_of_numbers(value) is not None:
-        fix = mended(arguments, i, _AS_TENSOR)
-    else:
+        made, shape = weights(output, "{v}"), shape_of(output)
+    elif shape is None:
         intent = "Weights of one give the gradient of the output's sum."
-        fix = mended(arguments, i, ONES)
-    return diagnosis("GL104", place, f"{place} is {kind}.", intent=intent, fix=fix)
+        made, shape = weights(output), shape_of(output)
+    mends = {} if fix else {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
+    what = f"{place} is {kind}."
+    return diagnosis("GL104", place, what, intent=intent, fix=fix, mends=mends)
+
+
+def _missing_axis(arguments: Arguments, shape: Shape | None, i: int = 0) -> str:
+    """Return the code that makes a batch of one vector, where one is wanted."""
+    is_one = shape is not None and shape == shape_of(arguments.outputs.values[i])
+    return "[None]" if is_one and arguments.is_grads_batched else ""
 
 
 def _counted(argument: Argument) -> str:
@@ -78,7 +97,9 @@ def _are_rows(arguments: Arguments) -> bool:
     """Tell whether each of several vectors fits the one output."""
     wanted = shape_of(arguments.outputs.values[0])
     shapes = {shape_of(vector) for vector in arguments.grad_outputs.values}
-    return shapes == {wanted} != {None}
+    values = arguments.grad_outputs.values
+    layouts = {it.layout for it in values if isinstance(it, Tensor)}
+    return shapes == {wanted} != {None} and layouts == {torch.strided}
 
 
 def _is_one_list(arguments: Arguments) -> bool:
@@ -86,7 +107,9 @@ def _is_one_list(arguments: Arguments) -> bool:
     if arguments.outputs.several or not arguments.grad_outputs.several:
         return False
     wanted = shape_of(arguments.outputs.values[0])
-    return bool(wanted) and _shape_of_numbers(arguments.grad_outputs.values) == wanted
+    shape = _shape_of_numbers(arguments.grad_outputs.values)
+    is_batch = arguments.is_grads_batched and bool(shape) and shape[1:] == wanted
+    return is_batch or (bool(wanted) and shape == wanted)
 
 
 def _shape_of_numbers(value: Any) -> Shape | None:
@@ -94,7 +117,7 @@ def _shape_of_numbers(value: Any) -> Shape | None:
     if isinstance(value, int | float):
         return ()
     if isinstance(value, Tensor):
-        return shape_of(value)
+        return None if shape_of(value) else ()  # torch makes none of several vectors
     if hasattr(value, "__array__"):
         return tuple(value.shape)
     if not isinstance(value, list | tuple) or not value:

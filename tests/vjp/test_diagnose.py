@@ -18,6 +18,8 @@ from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
 
+from .programs import run
+
 HERE = torch.ones(()).device
 
 
@@ -745,3 +747,130 @@ def test_what_begins_in_the_same_memory_is_another_tensor(way: str) -> None:
     other.requires_grad_()
     meaning = gradlib.explain_vjp(square.abs().sum(), other).meaning
     assert "It ends in `square`." in meaning.split("\n\n")[0].replace("\n", " ")
+
+
+def several(v: Any, **options: Any) -> Call:
+    """A call for three outputs, of shapes (4,), (4,) and ()."""
+    x = vector()
+    return Call([x * 2, x.exp(), x.sum()], x, v, options)
+
+
+def edges(v: Any = None, **options: Any) -> Call:
+    """A call for gradient edges of shapes (4, 4), (4,) and (), the second complex."""
+    x = vector()
+    outputs = (torch.outer(x, x), x * 1j, x.double().sum())
+    return Call([*map(get_gradient_edge, outputs)], x, v, options)
+
+
+def edge(v: Any = None, **options: Any) -> Call:
+    """A call for a gradient edge of shape (4, 4)."""
+    x = vector()
+    return Call(get_gradient_edge(torch.outer(x, x)), x, v, options)
+
+
+def sparse(v: Any = None, **options: Any) -> Call:
+    """A call for a sparse output of shape (4, 4)."""
+    x = vector()
+    return Call(torch.outer(x, x).to_sparse(), x, v, options)
+
+
+def without_grad(x: Any) -> Call:
+    return Call(vector().sum(), x)
+
+
+BATCHED = {"is_grads_batched": True}
+META, LONG = {"device": "meta"}, {"dtype": torch.int64}
+MENDED: dict[str, Callable[[], Call]] = {
+    "two numbers": lambda: several([1.0, ones(4), 2]),
+    "three numbers": lambda: several([1.0, 0.5, 2.0]),
+    "numbers and others": lambda: several([1.0, "a", {}]),
+    "two of integers": lambda: several([ones(4, **LONG), ones(4, **LONG), None]),
+    "three of integers": lambda: several([ones(4, **LONG)] * 2 + [ones(**LONG)]),
+    "two shapes": lambda: several([ones(2), ones(3), ones()]),
+    "three shapes": lambda: several([ones(2), ones(2), ones(2)]),
+    "two exchanges": lambda: Call(
+        [*(c := two()).y, *c.y], c.x, [ones(4), ones(4, 4)] * 2
+    ),
+    "two exchanged, and another": lambda: Call(
+        [*(c := two()).y, c.x.sum()], c.x, [ones(4), ones(4, 4), ones(3)]
+    ),
+    "two on meta": lambda: several([ones(4, **META), ones(4, **META), None]),
+    "two complex": lambda: several([vector() * 1j, vector() * 1j, None]),
+    "two without": lambda: several([None, None, ones()]),
+    "the first and the last": lambda: Call(
+        [*(c := several(None)).y, c.x.exp()], c.x, [None, ones(4), None, None]
+    ),
+    "many": lambda: Call(
+        [(x := vector()).exp() for _ in range(99)], x, [ones(4), None, None] * 33
+    ),
+    "two of a sparse layout": lambda: Call(
+        [*map(torch.diag, (c := several(None)).y[:2])],
+        c.x,
+        [torch.eye(4).to_sparse_csr()] * 2,
+    ),
+    "a sparse number, no weights": lambda: Call(
+        [vector().sum().to_sparse(), (x := vector()).sum()], x
+    ),
+    "two inputs": lambda: without_grad([vector(requires_grad=False) for _ in "ab"]),
+    "four inputs": lambda: without_grad([vector(requires_grad=False) for _ in "abcd"]),
+    "four by name": lambda: without_grad(
+        {name: vector(requires_grad=False) for name in "abcd"}
+    ),
+    "an integer and another": lambda: without_grad(
+        [ones(4, **LONG), vector(requires_grad=False)]
+    ),
+    "no input of the output": lambda: Call(
+        (x := [ones(4, **LONG), ones(4)])[1].sum(), x
+    ),
+    "edge": edge,
+    "edge, a number": lambda: edge(2),
+    "edge, a list": lambda: edge([[1.0] * 4] * 4),
+    "edge, broadcast": lambda: edge(ones(1, 4)),
+    "edge, flat": lambda: edge(ones(16)),
+    "edge, another shape": lambda: edge(ones(3)),
+    "edge, integers": lambda: edge(ones(4, 4, **LONG)),
+    "edge, meta": lambda: edge(ones(4, 4, **META)),
+    "edge, batched without": lambda: edge(**BATCHED),
+    "edges": edges,
+    "edges, too few": lambda: edges([ones(4, 4)]),
+    "edges, one for all": lambda: edges(ones(4, 4)),
+    "edges, numbers": lambda: edges([1, 2, 3]),
+    "edges, all but one": lambda: edges([None, None, ones()]),
+    "edges, batched without": lambda: edges(**BATCHED),
+    "sparse": sparse,
+    "sparse, a number": lambda: sparse(2),
+    "sparse, broadcast": lambda: sparse(ones(1, 4)),
+    "sparse, another shape": lambda: sparse(ones(3)),
+    "sparse, too few": lambda: Call([(c := sparse()).y, c.x], c.x, [ones(4, 4)]),
+    "sparse vectors, broadcast": lambda: outer(ones(1, 4).to_sparse()),
+    "batched, a number": lambda: outer(2.0, **BATCHED),
+    "batched, no numbers": lambda: outer("v", **BATCHED),
+    "batched, one list": lambda: outer([[1.0] * 4] * 4, **BATCHED),
+    "batched, lists": lambda: outer([[[1.0] * 4] * 4] * 2, **BATCHED),
+    "batched, meta": lambda: outer(ones(3, 4, 4, **META), **BATCHED),
+    "batched, too few": lambda: two([ones(3, 4, 4)], **BATCHED),
+    "batched, empty": lambda: Call((x := vector())[:0], x, None, BATCHED),
+    "a list of vectors": lambda: several([[ones(2), ones(2)], ones(4), None]),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_the_fix_mends_every_entry_that_is_wrong_in_the_same_way(name: str) -> None:
+    call = MENDED[name]()
+    found = call.diagnosis()
+    assert found is not None
+    assert max(map(len, found.fix.splitlines())) <= 76
+    names = {"y": call.y, "x": call.x, "v": call.v, "f": call.f}
+    exec(found.fix, names | {"torch": torch, "gradlib": gradlib})
+
+
+def test_backward_takes_no_batch_of_vectors() -> None:
+    x = ones(3, requires_grad=True)
+    names: dict[str, Any] = {"x": x, "torch": torch}
+    program = "v = torch.ones(2, 3)\ny = x * 2\ntorch.autograd.backward(y, v)"
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        run(program, names)
+    lines = caught.value.__notes__[0].splitlines()
+    run("\n".join(it[4:] for it in lines if it.startswith("    ")), names)
+    assert x.grad is not None
+    assert torch.equal(x.grad, ones(3) * 4)
