@@ -22,6 +22,7 @@ import torch
 import torch.testing
 from torch import Tensor, nn
 from torch._functorch import vmap as _functorch_vmap
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.overrides import _get_current_function_mode_stack
@@ -305,6 +306,11 @@ is_stand_in: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tenso
 def values_are_fake() -> bool:
     """Tell whether tensors have no values: in a FakeTensorMode, as in torch.export."""
     return _dispatch_mode(_FAKE) is not None
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Tell whether a tensor has values: none has on the device "meta", and no fake."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def for_several(

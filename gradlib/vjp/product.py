@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlib.private import has_values
 from gradlib.retaining import retaining
 from gradlib.stats import wide
 from gradlib.values import keep
@@ -163,8 +164,11 @@ def _why_not(vectors: list[Tensor], results: list[Tensor]) -> str:
         v.layout != torch.strided for v in vectors
     ):
         return "J is not computed: an output or its v is sparse, or a tensor nested."
-    if any(it.is_meta for it in every):
-        return 'J is not computed: on the device "meta" there are no values.'
+    if not all(map(has_values, every)):
+        return (
+            'J is not computed: on the device "meta", and in a FakeTensorMode, there '
+            "are no values."
+        )
     if any(it.is_complex() for it in vectors):
         return (
             "J is not computed: an output is complex, and its real and imaginary parts "

@@ -6,6 +6,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from gradlib.private import has_values
 from gradlib.stats import wide
 
 DIGITS = 4  # of a factor
@@ -64,7 +65,7 @@ _WORDS = {
 
 def weights_in(v: Tensor) -> Weights:
     """Look at the entries of `v`."""
-    if v.is_nested or v.is_meta:
+    if v.is_nested or not has_values(v):
         return Weights(Kind.UNKNOWN)
     values = wide(v)
     entries = values.flatten()  # on a GPU nonzero() knows 25 axes at most
@@ -82,7 +83,7 @@ def weights_in(v: Tensor) -> Weights:
         return Weights(Kind.ONE_HOT, factor, exact, index)
     if (values != value).any():
         return Weights(Kind.MIXED)
-    if value == torch.tensor(1 / v.numel(), dtype=v.dtype).item():
+    if value == _rounded(1 / v.numel(), v.dtype):
         return Weights(Kind.MEAN, f"1/{v.numel()}")
     return Weights(Kind.CONSTANT, factor, exact)
 
@@ -92,5 +93,10 @@ def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:
     if value == 1:
         return "", True
     texts = [f"{value:.{digits}g}" for digits in range(1, DIGITS + 1)]
-    exact = [it for it in texts if torch.tensor(float(it), dtype=dtype).item() == value]
+    exact = [it for it in texts if _rounded(float(it), dtype) == value]
     return (min(exact, key=len), True) if exact else (texts[-1], False)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """Return a number as a tensor of a dtype holds it."""
+    return torch.tensor(value, dtype=dtype, device="cpu").item()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from gradlib.private import has_values
 from gradlib.stats import wide
 from gradlib.vjp.patterns import Pattern, patterns_of
 from gradlib.vjp.product import Jacobian, Product
@@ -149,13 +150,14 @@ def _of_gaps(product: Product, jacobian: Jacobian) -> Iterator[str]:
 
 
 def _of_nonfinite(name: str, tensors: Iterable[Tensor]) -> Iterator[str]:
-    there = [it for it in tensors if not (it.is_nested or it.is_meta)]
+    there = [it for it in tensors if has_values(it) and not it.is_nested]
     if count := sum(int((~wide(it).isfinite()).sum()) for it in there):
         yield f"{name} holds nan or inf: {count:,} of its entries."
 
 
 def _nonzero(tensor: Tensor) -> bool:
-    return not (tensor.is_nested or tensor.is_meta) and bool(wide(tensor).any())
+    is_known = has_values(tensor) and not tensor.is_nested
+    return is_known and bool(wide(tensor).any())
 
 
 def _listed(names: Sequence[str], separator: str) -> str:

@@ -48,3 +48,11 @@ def test_a_call_inside_another_has_its_own_place() -> None:
     ):
         torch.autograd.grad(leaf.sum(), leaf)
     assert "inner" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("weight", [1.0, 1 / 3, 0.1])
+def test_a_product_elsewhere_is_explained_as_anywhere(weight: float) -> None:
+    leaf, v = torch.ones(3, requires_grad=True), torch.full((3,), weight)
+    expected = str(gradlib.explain_vjp(leaf * leaf, leaf, v))
+    with torch.device("meta"):
+        assert str(gradlib.explain_vjp(leaf * leaf, leaf, v)) == expected
