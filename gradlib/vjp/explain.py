@@ -10,6 +10,13 @@ from gradlib.vjp.product import multiply
 from gradlib.vjp.raised import explain_raised
 from gradlib.vjp.written import site_of_caller
 
+_DONATED = "This backward function was compiled with non-empty donated buffers"
+_COMPILED = """
+explain_vjp retains the graph, as J takes a pass for each of its rows. A backward
+pass that torch.compile has made may overwrite what it reads, and works only once.
+Compute the outputs inside `with torch.compiler.set_stance("force_eager"):`, or set
+torch._functorch.config.donated_buffer = False before anything is compiled."""
+
 
 def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExplanation:
     """Show what a call of ``torch.autograd.grad`` computes: v, the Jacobian J, and vᵀJ.
@@ -36,7 +43,10 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
     Raises:
         Exception: What hooks and custom backward functions raise, unchanged.
         RuntimeError: torch's own, where an operation has no derivative at this point,
-            such as ``torch.linalg.eig`` for a loss that depends on a phase.
+            such as ``torch.linalg.eig`` for a loss that depends on a phase; where a
+            checkpoint has ``use_reentrant=True``, with which torch allows no
+            ``autograd.grad``; and where ``torch.compile`` has made a backward pass that
+            works only once, with a note that says what to do.
 
     Example:
         ```python
@@ -81,5 +91,7 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         except RuntimeError as error:
             found = explain_raised(error, arguments, frames=frames)
             if found is None or is_of_another(error, arguments):
+                if str(error).startswith(_DONATED):
+                    error.add_note(_COMPILED)
                 raise
     return refused(found)

@@ -97,7 +97,9 @@ def grad(
             tensors, or nothing.
         ValueError: torch's own, for `materialize_grads` without `allow_unused`.
         RuntimeError: torch's own, where an operation has no derivative at this point,
-            such as ``torch.linalg.eig`` for a loss that depends on a phase.
+            such as ``torch.linalg.eig`` for a loss that depends on a phase; and where a
+            checkpoint has ``use_reentrant=True``, with which torch allows no
+            ``autograd.grad``.
 
     Example:
         ```python

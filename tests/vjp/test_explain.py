@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -335,6 +336,33 @@ def test_more_axes_than_letters() -> None:
     x = torch.ones([1] * 26, requires_grad=True)
     explanation = gradlib.explain_vjp(x * 2, x, torch.ones([1] * 26))
     assert explanation.jacobian.ndim == 52
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        x = torch.ones(3, requires_grad=True)
+        inside = gradlib.explain_vjp(x * 2, x, torch.ones(3))
+    outside = gradlib.explain_vjp(x * 2, x, torch.ones_like(x.detach()))
+    for explanation in (inside, outside):
+        assert explanation.ok
+        assert "FakeTensorMode" in explanation.note
+        assert "without values" in str(explanation)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the compiler
+def test_what_was_compiled_for_one_pass_is_refused_with_a_way_out() -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def written(x: Tensor) -> Tensor:
+        return x.exp().sin().sum()
+
+    compute = torch.compile(written, backend="aot_eager")
+    compute(x).backward()
+    with pytest.raises(RuntimeError, match="donated buffers") as caught:
+        gradlib.explain_vjp(compute(x), x)
+    assert "force_eager" in caught.value.__notes__[0]
+    with torch.compiler.set_stance("force_eager"):
+        assert gradlib.explain_vjp(compute(x), x).ok
 
 
 def test_on_the_meta_device() -> None:
