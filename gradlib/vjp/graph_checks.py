@@ -101,9 +101,11 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
         what = f"{place} does not require grad."
         intent = (
             "Something cut the graph before the output: torch.no_grad(), detach(), "
-            ".data, .item(), .numpy(), or torch.tensor(...) around a result. Or it is "
-            "a gradient, computed without create_graph=True. Or requires_grad was set "
-            "after the output was computed."
+            ".data, .item(), .numpy(), torch.tensor(...) around a result, or what has "
+            "no derivative, as argmax, a comparison, a cast to integers. Or nothing "
+            "required grad: the weights are frozen, or a checkpoint with "
+            "use_reentrant=True was given only data. Or it is a gradient, computed "
+            "without create_graph=True. Or requires_grad was set too late."
         )
     fix = recomputed(arguments, *lines)
     found = diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)

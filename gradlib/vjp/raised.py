@@ -109,7 +109,8 @@ def _changed(
         names[0] if is_sure and len(names) == 1 else "",
         _what_changed([f"`{name}`" for name in names[:4]], is_sure),
         intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
-        "step() changes parameters: call it after the last backward pass of a forward. "
+        "step() changes parameters: call it after the last backward pass of a forward, "
+        "and detach() what the next step is given, as a hidden state. "
         "torch.autograd.set_detect_anomaly(True) shows the line of the operation "
         "whose gradient fails.",
         fix=recomputed(arguments, "y = f(x)  # without in-place operations"),
