@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._functorch import vmap as _functorch_vmap
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, _CloneArgBeforeMutateMode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
@@ -570,6 +570,18 @@ def nobody_looks_on() -> bool:
         or any_global_hook()
         or _MODULE._call_impl is not _CALL_IMPL
     )
+
+
+def saved_are_known_by_address() -> bool:
+    """Tell whether autograd looks for what it has saved by where its memory begins.
+
+    It does in ``torch.autograd.graph.allow_mutation_on_saved_tensors``.
+    """
+    count = _C._len_torch_dispatch_stack()
+    if not count:
+        return False
+    modes = map(_C._get_dispatch_stack_at, range(count))
+    return any(isinstance(it, _CloneArgBeforeMutateMode) for it in modes)
 
 
 def _some_mode_is_unknown() -> bool:

@@ -318,9 +318,16 @@ def _sealed(data: bytes) -> list[bytes | memoryview]:
 
 def _replace(path: Path, parts: list[bytes | memoryview]) -> None:
     """Write a file beside the one at `path`, then put it in its place."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise NotStorableError(
+            f"{path} is no regular file, and would be replaced by one. Give the path "
+            "of a file, which need not be there."
+        )
     beside = path.with_name(f".gradlib-{token_hex(4)}.tmp")
     try:
         with beside.open("xb") as file:
+            if path.exists():
+                beside.chmod(path.stat().st_mode)
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())

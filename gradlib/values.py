@@ -6,7 +6,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from gradlib.private import data_address, enable_grad, grad_is_enabled, lazy_clone
+from gradlib.private import (
+    data_address,
+    enable_grad,
+    grad_is_enabled,
+    lazy_clone,
+    saved_are_known_by_address,
+)
 
 Keep: TypeAlias = Callable[[Tensor], Any]
 """A function that gives what to keep of a tensor."""
@@ -27,8 +33,8 @@ def keep(tensor: Tensor) -> Tensor:
     """
     if not (tensor.requires_grad and grad_is_enabled()):
         return clone(tensor)
-    enable_grad(False)  # a third of what detach() takes
-    try:
+    try:  # where an interrupt may come at once
+        enable_grad(False)  # a third of what detach() takes
         return clone(tensor)
     finally:
         enable_grad(True)
@@ -42,6 +48,8 @@ def clone(tensor: Tensor) -> Tensor:
         # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
         return tensor.clone()
     if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
+        return tensor.clone()
+    if saved_are_known_by_address():  # a lazy clone would have it moved
         return tensor.clone()
     try:
         return lazy_clone(tensor)

@@ -1,6 +1,7 @@
 """Saving a recording, and what a loaded one answers."""
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -611,3 +612,18 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
         "unfinished",  # left out: only a replay asks
         "_inverse",  # of `numbers`
     }
+
+
+def test_a_file_keeps_its_permissions(path: Path) -> None:
+    path.write_bytes(b"")
+    path.chmod(0o600)
+    storage.save(path, [1], {})
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_file_stays_what_it_is(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    with pytest.raises(gradlib.NotStorableError, match="fifo is no regular file"):
+        storage.save(fifo, [1], {})
+    assert fifo.is_fifo()
+    assert [*tmp_path.iterdir()] == [fifo]

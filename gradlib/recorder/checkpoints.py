@@ -6,6 +6,7 @@ gradients first; what flows back goes through the second computation. The other 
 makes its graph in the first, and the second only restores values.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
@@ -26,12 +27,21 @@ class Checkpoints:
     def __init__(self, calls: Sequence[CallTrace]) -> None:
         """Begin with none; `calls` are those of the block, and grow."""
         self._calls = calls
+        # Those that were looked at, by name.
+        self._named: defaultdict[str, list[CallTrace]] = defaultdict(list)
+        self._looked_at = 0
         # By the sequence number of a reentrant checkpoint's node.
-        self._inside: dict[int, list[CallTrace]] = {}
+        self._inside: defaultdict[int, list[CallTrace]] = defaultdict(list)
         self._next: dict[tuple[int, int], Iterator[CallTrace]] = {}
         # By the same: torch's number of the pass in which one computes again that is in
         # no other.
         self._outermost: dict[int, int] = {}
+
+    def meet(self, call: CallTrace, numbers: set[int]) -> None:
+        """Write down the reentrant checkpoints that a call is in, by their numbers."""
+        for number in numbers - call.checkpoints:
+            self._inside[number].append(call)
+        call.checkpoints |= numbers
 
     def reentrant(self, frame: FrameType, running: int) -> Iterator[CallTrace]:
         """Return the calls that a reentrant checkpoint is still to compute again.
@@ -41,10 +51,7 @@ class Checkpoints:
             running: torch's number of the backward pass.
         """
         number = _number(frame)
-        if (number, running) not in self._next:
-            inside = [call for call in self._calls if number in call.checkpoints]
-            self._next[number, running] = iter(self._inside.setdefault(number, inside))
-        return self._next[number, running]
+        return self._next.setdefault((number, running), iter(self._inside[number]))
 
     def pass_around(self, frame: FrameType | None, running: int) -> int:
         """Return torch's number of the pass that runs all others now running.
@@ -63,13 +70,18 @@ class Checkpoints:
 
         The last one with these inputs: a pass goes through the calls backwards.
         """
-        earlier = [
-            call
-            for call in reversed(self._calls)
-            if call.name == name and call.recomputed_in != running
-        ]
-        fitting = (call for call in earlier if _same(call.inputs, inputs))
-        return next(fitting, None) or next(iter(earlier), None)
+        new = self._calls[self._looked_at :]
+        self._looked_at += len(new)
+        for call in new:
+            self._named[call.name].append(call)
+        last: CallTrace | None = None
+        for call in reversed(self._named[name]):
+            if call.recomputed_in == running:
+                continue
+            if _same(call.inputs, inputs):
+                return call
+            last = last or call
+        return last
 
 
 def around_forward(frame: FrameType | None) -> set[int]:

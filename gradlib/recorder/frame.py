@@ -31,6 +31,7 @@ class Frame:
     # What gradients are asked of: its own parameters, and its inputs by place.
     parameters: Parameters | None = None
     has_views = False  # among the inputs
+    unasked: Sequence[Value] = ()  # inputs whose gradients nobody keeps
     has_threads = False  # that compute a part of it
     has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
@@ -104,6 +105,11 @@ class Frame:
                     found[node].append((entry, grads, part, flow))
                 else:
                     found[node] = [(entry, grads, part, flow)]
+        # With create_graph=True a later pass may go through what they are made by, and
+        # then it goes through the call.
+        for value in self.unasked:
+            for _, node, entry, _ in made_to(value.end, since, until):
+                found.setdefault(node, []).append((entry, NOWHERE, _nothing_of, flow))
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -142,6 +148,14 @@ class Frame:
             if key in totals:
                 shares[key] = totals[key]
         return ends
+
+
+NOWHERE: Grads = {}
+"""Where what nobody keeps would go."""
+
+
+def _nothing_of(_: Tensor) -> None:
+    """Leave a gradient alone."""
 
 
 def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from types import FrameType
@@ -160,7 +160,7 @@ class ModuleCalls:
             frame.in_backward, frame.within = True, within
         is_enabled = grad_is_enabled()
         if not is_enabled:
-            call.checkpoints |= around_forward(python)
+            self._checkpoints.meet(call, around_forward(python))
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
         elif is_enabled:
@@ -168,9 +168,10 @@ class ModuleCalls:
             call.flows = [*call.flows, frame.flow]
         else:
             call.no_pass_because = notes.DISABLED
-        self._take_inputs(now, frame, leaves)
+        idle = self._take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
+        call.idle = idle  # now that they are there, as an interrupt may come between
         if own := parameters_at_call(module):
             self._take_parameters(frame, own)
         if not stack:
@@ -255,8 +256,14 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
-        """Put what is kept of what the call is given in place of it, and hook it."""
+    def _take_inputs(
+        self, now: "_Running", frame: Frame, leaves: list[Any]
+    ) -> Sequence[int]:
+        """Put what is kept of what the call is given in place of it, and hook it.
+
+        Returns:
+            The places of those that require no grad.
+        """
         call, outermost = frame.call, not now.stack
         gathers = frame.gathers and self._gathers_inputs
         # What is computed again in the backward pass is given other tensors there.
@@ -268,7 +275,6 @@ class ModuleCalls:
             value = now.values.of(leaf, outermost)
             leaves[place] = value.kept
             if not leaf.requires_grad:
-                call.idle = [*call.idle, place]
                 frame.idle[place] = leaf
             elif gathers:
                 frame.inputs[place] = value
@@ -276,11 +282,14 @@ class ModuleCalls:
                     frame.has_views = True
                 if value.tap is None:  # all of what flows into it
                     self._hook_value(value, frame.within)
+            elif frame.gathers:
+                frame.unasked = [*frame.unasked, value]
             elif listens:
                 if value.tap is None:
                     self._hook_value(value, frame.within)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
+        return [*frame.idle]
 
     def _leave_out_older(self, now: "_Running", frame: Frame) -> None:
         """Never walk what was there before the forward that begins."""

@@ -105,6 +105,8 @@ class Tolerance:
         if rtol is None:  # integers agree when they are equal
             rtol = max(gap.rtol, self.least) if gap.rtol else 0.0
             rtol = max(rtol, min(GROWTH * drift, MOST * rtol))
+        if not gap.difference:  # where infinity is allowed, of zeros too
+            return True
         return gap.difference <= rtol * gap.size + (self.atol or 0.0)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -9,9 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib import values
+from gradlib.recorder import module_calls
 from gradlib.recording import notes
+
+from ..opcodes import opcodes
 
 
 class PopsFromDict(nn.Module):
@@ -272,3 +278,106 @@ def test_a_module_that_stands_in_one_of_its_own() -> None:
     assert_close(recording["part.fc"].grad_output, (torch.full((2, 3), 2.0),))
     recording["part"].replay()
     assert recording.verify().ok
+
+
+KEPT = [("param_grads",), ("grad_output", "param_grads"), ("grad_output",)]
+
+
+@pytest.mark.parametrize("keep", KEPT, ids=" ".join)
+def test_a_gradient_penalty_without_the_gradients_of_inputs(keep: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(5, 3, requires_grad=True)
+
+    def recorded(**options: Any) -> gradlib.Recording:
+        model.zero_grad()
+        with gradlib.record(model, **options) as recording:
+            (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            g.square().sum().backward()
+        return recording
+
+    everything, some = recorded(), recorded(keep=keep)
+    assert everything.compare(some).ok
+    if "param_grads" in keep:
+        for name in ("0", "2"):
+            _, penalty = some[name].passes
+            weight: Any = model.get_submodule(name).weight
+            assert torch.equal(penalty.param_grads_total["weight"], weight.grad)
+
+
+def test_what_may_be_mutated_though_autograd_has_saved_it() -> None:
+    def trained(recorded: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
+        with (
+            gradlib.record(model) if recorded else nullcontext(),
+            torch.autograd.graph.allow_mutation_on_saved_tensors(),
+        ):
+            y = model(torch.randn(2, 3))
+            loss = y.sum()
+            with torch.no_grad():
+                y.mul_(10.0)
+            loss.backward()
+        return cast(Tensor, model[0].weight.grad)
+
+    assert torch.equal(trained(recorded=True), trained(recorded=False))
+
+
+def test_an_interrupt_as_gradients_are_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switch = values.enable_grad
+
+    def interrupted(on: bool) -> None:
+        switch(on)
+        monkeypatch.setattr(values, "enable_grad", switch)
+        raise KeyboardInterrupt  # as it may arrive while the function runs
+
+    model, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    monkeypatch.setattr(values, "enable_grad", interrupted)
+    try:
+        with gradlib.record(model), pytest.raises(KeyboardInterrupt):
+            model(x)
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_an_interrupt_as_inputs_are_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with gradlib.record(model) as recording:
+        tree = module_calls.Tree
+        monkeypatch.setattr(module_calls, "Tree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        monkeypatch.setattr(module_calls, "Tree", tree)
+        model(x).sum().backward()
+    assert recording["0"].param_grads["weight"] is not None
+    for call in recording:
+        assert str(call)
+    recording.to_frame()
+    recording.verify()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_late_step_with_checkpoints_costs_no_more(reentrant: bool) -> None:
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    x = torch.ones(1, 2, requires_grad=True)
+
+    def step() -> None:
+        h = x
+        for layer in layers:
+            h = cast(Any, checkpoint)(layer, h, use_reentrant=reentrant)
+        h.sum().backward()
+
+    with gradlib.record(layers, keep=["param_grads"]):
+        step()
+        early = opcodes(step)
+        for _ in range(200):
+            step()
+        assert opcodes(step) < 1.2 * early

@@ -589,3 +589,10 @@ def test_a_pass_inside_a_forward_comes_before_what_is_made_of_it() -> None:
         recordings.append(recording)
     found = recordings[0].compare(recordings[1])
     assert where(found) == ("scaled", 0, "backward", "grad_input[0]")
+
+
+def test_zeros_agree_also_where_anything_does() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(1.0))
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 2)).sum().backward()
+    assert recording.compare(recording, rtol=float("inf")).ok

@@ -85,8 +85,8 @@ class SmallNet(NamedTuple):
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
         before = grad_is_enabled()
-        enable_grad(False)
-        try:
+        try:  # where an interrupt may come at once
+            enable_grad(False)
             return _jacobian(*self)
         finally:
             enable_grad(before)
