@@ -131,7 +131,8 @@ print("steps with such a pair:", with_itself.nonzero().flatten().tolist())
 # ## The cure
 #
 # `torch.linalg.vector_norm` computes the same length, but its gradient is zero where
-# the length is zero.
+# the length is zero. [A loss that holds a derivative of a
+# length](../questions/where-did-the-nan-come-from.md#at-zero) needs another cure.
 
 
 # %%

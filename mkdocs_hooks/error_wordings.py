@@ -4,9 +4,7 @@ A page holds a marker:
 
     <div class="wordings" data-code="GL103"></div>
 
-Messages are made of common words, which other pages have in their titles. So such a
-page counts for more in the site's search, what torch says for more still, and the page
-is found by the message.
+What torch says becomes the page's tags, by which `searched_messages.py` finds it.
 """
 
 import json
@@ -22,7 +20,6 @@ from mkdocs_hooks.hook_recordings import release, span
 from mkdocs_hooks.recorded_programs import highlighted
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
-BOOST = 2  # with more, words such as "gradient argument" would find these pages first
 MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
 
 
@@ -40,7 +37,6 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
     codes = MARKER.findall(content)
     content = MARKER.sub(made, content)
     if codes:
-        page.meta["search"] = {"boost": BOOST}
         page.meta["tags"] = [it for code in codes for it in messages(code)]
     return content
 

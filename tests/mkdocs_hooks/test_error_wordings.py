@@ -11,7 +11,7 @@ import yaml
 from bs4 import BeautifulSoup
 from mkdocs.exceptions import PluginError
 
-from mkdocs_hooks import error_wordings
+from mkdocs_hooks import error_wordings, recorded_programs
 from mkdocs_hooks.hook_recordings import release, span
 
 ROOT = Path(__file__).parents[2]
@@ -122,3 +122,17 @@ def test_the_search_knows_what_the_newest_release_says() -> None:
     assert all(
         any(error.endswith(tag) for error in errors) for tag in PAGE.meta["tags"]
     )
+
+
+def test_the_search_knows_a_message_of_hooks_as_torch_says_it() -> None:
+    page = (ROOT / "docs/questions/why-does-my-hook-not-fire.md").read_text()
+    tags = yaml.safe_load(page.split("---")[1])["tags"]
+    paths = sorted(
+        recorded_programs.FOLDER.glob("*.json"), key=lambda path: release(path.stem)
+    )
+    recorded = [json.loads(path.read_text())["programs"] for path in paths]
+    errors = [it["inplace_full_hook"]["error"] for it in recorded]
+    assert f": {tags[0]}" in errors[-1]
+    assert all(any(f": {tag}" in error for error in errors) for tag in tags)
+    index = " ".join((ROOT / "docs/errors/index.md").read_text().split())
+    assert f"[{tags[0].rstrip('.')}]" in index

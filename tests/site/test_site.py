@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from playwright.sync_api import Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from .alike import FIND_ALIKE, LEAVE_OUT
 from .browsing import (
@@ -267,13 +267,60 @@ def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
 def test_search_finds_the_page_of_a_message(
     page: Page, searchable_site: Server, code: str, message: str
 ) -> None:
-    page.goto(searchable_site.url)
+    first = first_found(page, searchable_site, message)
+    expect(first).to_have_attribute("href", re.compile(f"errors/{code}/"))
+
+
+def first_found(page: Page, site: Server, words: str) -> Locator:
+    """Search for words, and return the link to the first page found."""
+    page.goto(site.url)
     box = page.locator("input.md-search__input")
-    box.fill(message)
+    box.fill(words)
     # The theme looks at the box when a key goes up, which fill() does without.
     box.press("End")
-    first = page.locator(".md-search-result__link").first
-    expect(first).to_have_attribute("href", re.compile(f"errors/{code}/"))
+    return page.locator(".md-search-result__link").first
+
+
+VIEW = (
+    "is a view and is being modified inplace. This view was created inside a custom "
+    "Function (or because an input was returned as-is) and the autograd logic to "
+    "handle view+inplace would override the custom backward associated with the custom "
+    "Function, leading to incorrect gradients."
+)
+
+
+@pytest.mark.parametrize(
+    ("page_found", "words"),
+    [
+        ("jacobians-in-a-loss|share-or-total", "gradient penalty"),
+        ("why-is-grad-none", "None gradient parameter"),
+        ("why-is-grad-none", "grad is None"),
+        ("why-is-grad-none", "parameter grad is None after backward"),
+        ("why-is-grad-none|jacobians-of-parameters", "no gradient for parameter"),
+        ("what-are-grad-input|what-is-in-the-tuple", "LSTM grad_input None"),
+        ("can-a-hook-see", "gradient of intermediate feature map"),
+        ("can-a-hook-see", "feature map"),
+        ("can-a-hook-see", "Grad-CAM"),
+        ("can-a-hook-change", "scale gradient in hook"),
+        ("can-a-hook-change", "change gradient"),
+        ("can-a-hook-change", "what may a hook return"),
+        ("what-is-the-gradient-argument", "gradient argument"),
+        ("why-does-my-hook-not-fire", "activation checkpointing"),
+        ("why-does-my-hook-not-fire", "hook fires twice"),
+        ("why-does-my-hook-not-fire", f"Output 0 of BackwardHookFunction {VIEW}"),
+        (
+            "why-does-my-hook-not-fire",
+            f"RuntimeError: Output 0 of BackwardHookFunctionBackward {VIEW}",
+        ),
+        ("second-derivatives", "Laplacian of an image"),
+        ("where-did-the-nan-come-from", "sqrt gradient nan"),
+    ],
+)
+def test_search_finds_the_page_of_a_question(
+    page: Page, searchable_site: Server, page_found: str, words: str
+) -> None:
+    first = first_found(page, searchable_site, words)
+    expect(first).to_have_attribute("href", re.compile(f"questions/({page_found})"))
 
 
 # Asks the theme's search for what begins with each of some characters, as the box does.

@@ -1,0 +1,50 @@
+"""Have the site's search find a message of torch by the order of its words.
+
+Messages are made of common words, so a search that counts words alone finds either
+other pages for a message, or a page with many messages for everything else. Here a page
+counts as many times as its tags and what is searched for share successive words, if
+these are at least `FEW`. `error_wordings.py` sets the tags of the pages of errors, and
+others have them in their front matter.
+"""
+
+from mkdocs.structure.files import Files
+
+from mkdocs_hooks import search_worker
+
+FEW = 3
+LINES = {
+    # what is searched for is made ready for lunr
+    "search(e){if(": "search(e){let typed=e;if(",
+    # a result gets its score
+    "score:a*(1+K(g,2))": (
+        "score:a*(1+K(g,2))*timesForMessages(typed,this.map.get(o).tags)"
+    ),
+}
+# The last word may be a beginning, as it is while somebody types.
+ADDED = """
+function timesForMessages(typed, messages) {
+  const words = (text) => text.toLowerCase().match(/[^\\s`'".,:;()[\\]]+/g) || []
+  const searched = words(typed)
+  let longest = 0
+  for (const message of messages || []) {
+    const said = words(message)
+    for (let i = 0; i < searched.length; i++) {
+      for (let j = 0; j < said.length; j++) {
+        let n = 0
+        while (
+          i + n < searched.length && j + n < said.length &&
+          (searched[i + n] === said[j + n] ||
+            (i + n === searched.length - 1 && said[j + n].startsWith(searched[i + n])))
+        ) n++
+        longest = Math.max(longest, n)
+      }
+    }
+  }
+  return longest < FEW ? 1 : longest
+}
+""".replace("FEW", str(FEW))
+
+
+def on_files(files: Files, **_: object) -> Files:
+    """Add the function to the theme's search, and the two places that need it."""
+    return search_worker.replace(files, "searched_messages.py", LINES, ADDED)
