@@ -4,6 +4,7 @@ Nothing leads from a node of a graph to its tensor, nor from a ``.grad`` to its 
 """
 
 import gc
+from typing import Any
 
 from torch import Tensor
 
@@ -12,12 +13,16 @@ from gradlib.private import no_function_modes
 
 def retaining() -> list[Tensor]:
     """Return every tensor that ``retain_grad()`` was called of, and no leaf."""
-    everything = gc.get_objects()
-    # Their types, as what only stands for an object may do anything when asked for its
-    # class; and each once, as there are many objects.
-    kinds = {it for it in set(map(type, everything)) if issubclass(it, Tensor)}
+    # By their types, as what only stands for an object may do anything when asked for
+    # its class; and none is asked twice, as there are many.
+    kinds = _with_subclasses(Tensor)
+    tensors = (it for it in gc.get_objects() if type(it) in kinds)
     with no_function_modes():
-        return [it for it in everything if type(it) in kinds and _retains_grad(it)]
+        return [it for it in tensors if _retains_grad(it)]
+
+
+def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def _retains_grad(tensor: Tensor) -> bool:
