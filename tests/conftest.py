@@ -119,8 +119,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = items[-1:] + items[:-1]
 
 
-def pytest_collection_finish() -> None:
-    """Let tests that collect garbage look at their own: what was imported stays."""
+@pytest.fixture(autouse=True, scope="module")
+def own_garbage() -> None:
+    """Let tests that go through all objects see their own: what was there stays."""
+    gc.collect()
     gc.freeze()
 
 
