@@ -562,7 +562,7 @@ def nobody_looks_on() -> bool:
         any_autocast()
         or torch.is_inference_mode_enabled()
         or (_C._len_torch_function_stack() and _some_mode_is_unknown())
-        or _C._len_torch_dispatch_stack()
+        or dispatch_modes()
         or _C._functorch.peek_interpreter_stack() is not None
         or tensors_may_be_dual()
         or _C._get_tracing_state() is not None
@@ -572,15 +572,16 @@ def nobody_looks_on() -> bool:
     )
 
 
+# How many modes of torch see every operation.
+dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
 def saved_are_known_by_address() -> bool:
     """Tell whether autograd looks for what it has saved by where its memory begins.
 
     It does in ``torch.autograd.graph.allow_mutation_on_saved_tensors``.
     """
-    count = _C._len_torch_dispatch_stack()
-    if not count:
-        return False
-    modes = map(_C._get_dispatch_stack_at, range(count))
+    modes = map(_C._get_dispatch_stack_at, range(dispatch_modes()))
     return any(isinstance(it, _CloneArgBeforeMutateMode) for it in modes)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradlib.private import (
     data_address,
+    dispatch_modes,
     enable_grad,
     grad_is_enabled,
     lazy_clone,
@@ -49,7 +50,8 @@ def clone(tensor: Tensor) -> Tensor:
         return tensor.clone()
     if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
         return tensor.clone()
-    if saved_are_known_by_address():  # a lazy clone would have it moved
+    # A lazy clone would have it moved.
+    if dispatch_modes() and saved_are_known_by_address():
         return tensor.clone()
     try:
         return lazy_clone(tensor)
