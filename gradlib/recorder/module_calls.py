@@ -11,7 +11,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from types import FrameType
@@ -168,10 +168,10 @@ class ModuleCalls:
             call.flows = [*call.flows, frame.flow]
         else:
             call.no_pass_because = notes.DISABLED
-        idle = self._take_inputs(now, frame, leaves)
+        self._take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
-        call.idle = idle  # now that they are there, as an interrupt may come between
+        call.idle = [*frame.idle]  # once they are there: an interrupt may come between
         if own := parameters_at_call(module):
             self._take_parameters(frame, own)
         if not stack:
@@ -256,14 +256,8 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(
-        self, now: "_Running", frame: Frame, leaves: list[Any]
-    ) -> Sequence[int]:
-        """Put what is kept of what the call is given in place of it, and hook it.
-
-        Returns:
-            The places of those that require no grad.
-        """
+    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
+        """Put what is kept of what the call is given in place of it, and hook it."""
         call, outermost = frame.call, not now.stack
         gathers = frame.gathers and self._gathers_inputs
         # What is computed again in the backward pass is given other tensors there.
@@ -289,7 +283,6 @@ class ModuleCalls:
                     self._hook_value(value, frame.within)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
-        return [*frame.idle]
 
     def _leave_out_older(self, now: "_Running", frame: Frame) -> None:
         """Never walk what was there before the forward that begins."""

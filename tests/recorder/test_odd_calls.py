@@ -381,3 +381,19 @@ def test_a_late_step_with_checkpoints_costs_no_more(reentrant: bool) -> None:
         for _ in range(200):
             step()
         assert opcodes(step) < 1.2 * early
+
+
+def test_a_checkpoint_around_a_model_of_which_parts_are_recorded() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model, modules=["0", "2"]) as recording:
+        for _ in range(2):
+            cast(Any, checkpoint)(model, x, use_reentrant=True).sum().backward()
+    assert [(call.name, call.index) for call in recording] == [
+        ("0", 0),
+        ("2", 0),
+        ("0", 1),
+        ("2", 1),
+    ]
+    shares = [call.param_grads["weight"] for call in recording.calls("0")]
+    assert_close(sum(shares), cast(nn.Linear, model[0]).weight.grad)
