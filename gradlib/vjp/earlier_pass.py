@@ -51,7 +51,8 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
         passes = [it for place in ordered if (it := _retaining(place, site))]
         found = [it for it in passes if _may_free(it, graph, site)]
         own = own_names(arguments, "y")
-        return next((it for it in found if it.output in own), found[0])
+        of_own = (it for it in found if it.output in own)
+        return next(of_own, None) or next(iter(found), None)
     return None
 
 
