@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
@@ -18,6 +18,7 @@ class Nodes:
         convolution: Whether there is one: on a CPU batched values slow those down.
         python: The name of a node whose backward pass is somebody's Python, if there
             is one: nobody knows whether that has a graph.
+        once: The name of one whose author says that it has none, if there is one.
         wrong_without_graph: Whether torch goes wrong for a node where the pass itself
             has no graph.
         wrong_at_once: The name of a node that torch goes wrong for where several
@@ -30,6 +31,7 @@ class Nodes:
 
     convolution: bool
     python: str | None = None
+    once: str | None = None
     wrong_without_graph: bool = False
     wrong_at_once: str | None = None
     wrong_at_once_twice: str | None = None
@@ -62,6 +64,9 @@ _OF_A_BACKWARD_PASS = "BackwardBackward"
 _ON_AVERAGE = ("StandardGamma", "_Dirichlet")
 # What torch.jit has put together: any of these may be in it.
 _SCRIPTED = "DifferentiableGraphBackward"
+# Every function that once_differentiable returns has the same code. What these compute
+# is a constant to autograd, which raises only where the gradient that came in is none.
+_MARKED = once_differentiable(lambda _ctx: None).__code__
 
 
 def look(graph: Graph) -> Nodes:
@@ -72,6 +77,8 @@ def look(graph: Graph) -> Nodes:
         node = graph.nodes[number]
         if isinstance(node, BackwardCFunction):
             found["python"] = name
+            if _is_marked(node):
+                found["once"] = name
         convolution = convolution or "convolution" in kinds
         wrong_without_graph = wrong_without_graph or "wrong_without_graph" in kinds
         for kind in kinds & {"wrong_at_once", "wrong_twice"}:
@@ -108,6 +115,12 @@ def _kinds(name: str) -> frozenset[str]:
         "perhaps_python": not name[-1].isdigit(),
     }
     return frozenset(kind for kind, is_so in kinds.items() if is_so)
+
+
+def _is_marked(node: Any) -> bool:
+    """Tell whether a backward of somebody's is marked with once_differentiable."""
+    backwards = node._forward_cls.backward, node._forward_cls.vjp
+    return any(getattr(it, "__code__", None) is _MARKED for it in backwards)
 
 
 def _computes_statistics(node: Any) -> bool:

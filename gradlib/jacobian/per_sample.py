@@ -122,7 +122,10 @@ def per_sample_jacobian(
             where torch's third derivative is wrong, as that of LayerNorm, they are
             refused, and ``"auto"`` takes neither. Where its second one is, as that of
             weight_norm's parameters, nothing is left; nor is for LayerNorm in a `fn`
-            that takes derivatives itself, as forces are.
+            that takes derivatives itself, as forces are, or for a backward marked with
+            ``once_differentiable``. What the forward of somebody's
+            ``torch.autograd.Function`` has saved, other than its inputs and outputs, is
+            a constant to the loss.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:

@@ -282,6 +282,13 @@ def make(
     else:
         why = "it was asked for"
     counts, cut = _counts(graph, known, mode, settled=settled)
+    if create_graph and known.once:
+        raise NoSuchWayError(
+            "create_graph=True asks for the second derivative of "
+            f"{known.once}, whose backward is marked with @once_differentiable: it "
+            "has none. Let that backward compute with torch's operations, without the "
+            "mark, or pass create_graph=False."
+        )
     if create_graph and known.wrong_twice:
         raise NoSuchWayError(
             "create_graph=True asks for the second derivative of "

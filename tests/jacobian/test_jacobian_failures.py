@@ -285,6 +285,17 @@ class ByNumpy(torch.autograd.Function):
         return torch.from_numpy(2 * grads[0].detach().cpu().numpy()).to(grads[0])
 
 
+class Calls(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 class WithHooks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -478,6 +489,28 @@ def test_columns_through_a_backward_without_a_graph(
     except NoSuchWayError:
         return
     require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
+def test_a_loss_of_a_jacobian_through_a_backward_marked_once_differentiable(
+    mode: Any, argnums: Any
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), Calls(cast(Any, OnceOnly.apply))).double()
+    with pytest.raises(NoSuchWayError, match="OnceOnlyBackward, whose"):
+        gradlib.per_sample_jacobian(
+            model, points(4, 3), argnums=argnums, mode=mode, create_graph=True
+        )
+
+
+def test_a_loss_of_a_jacobian_beside_a_backward_marked_once_differentiable() -> None:
+    weight = torch.ones(3, dtype=torch.double, requires_grad=True)
+    beside = cast(Any, OnceOnly.apply)(weight)
+    ours = gradlib.per_sample_jacobian(
+        lambda x: beside * x.sin(), points(4, 3), create_graph=True
+    )
+    ours.sum().backward()
+    assert weight.grad is not None
 
 
 def test_hooks_see_a_backward_pass() -> None:
