@@ -14,7 +14,8 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
-from gradlib.jacobian.plan import FEWER, Plan, in_words
+from gradlib.jacobian.plan import Plan, in_words
+from gradlib.jacobian.planning import FEWER
 from gradlib.progress import reported
 
 

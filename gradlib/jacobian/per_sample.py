@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from gradlib.errors import JacobianArgumentError, OutOfBytesError
-from gradlib.jacobian import plan as plans
-from gradlib.jacobian import work
+from gradlib.jacobian import planning, work
 from gradlib.jacobian.again import state_kept
 from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
@@ -279,7 +278,7 @@ def per_sample_jacobian_from_graph(
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
-    plan = plans.make(
+    plan = planning.make(
         graph,
         "reverse",
         "auto",
@@ -410,7 +409,7 @@ def _require_values() -> None:
 
 
 def _plan(arguments: Arguments, graph: Graph, call: Call, *, check: bool) -> Plan:
-    return plans.make(
+    return planning.make(
         graph,
         call.mode,
         call.chunk_size,

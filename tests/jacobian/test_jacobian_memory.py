@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import DetachedPathError, OutOfBytesError, Plan
-from gradlib.jacobian import plan as plans
-from gradlib.jacobian.plan import CONVOLVED, WHOLE
+from gradlib.jacobian import planning
+from gradlib.jacobian.chunk import CONVOLVED, WHOLE
 from mkdocs_hooks import fresh
 
 from .measured_memory import (
@@ -160,8 +160,8 @@ def test_a_check_takes_what_is_free_unless_it_is_told(
 ) -> None:
     model, x = chain(4, 100, 100, 2), torch.randn(1, 4)
     unlimited = gradlib.plan_jacobian(model, x)
-    monkeypatch.setattr(plans, "SURE", unlimited.check_bytes - 1)
-    assert unlimited.bytes <= plans.SURE // 16  # else nobody takes them for granted
+    monkeypatch.setattr(planning, "SURE", unlimited.check_bytes - 1)
+    assert unlimited.bytes <= planning.SURE // 16  # else nobody takes them for granted
     gradlib.per_sample_jacobian(model, x)
 
 

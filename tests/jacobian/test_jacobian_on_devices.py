@@ -25,7 +25,8 @@ from gradlib.jacobian.fast.structure.program import Value
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import may_use_tf32
 from gradlib.jacobian.memory import free_bytes, room_on
-from gradlib.jacobian.plan import Plan, make
+from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.planning import make
 from gradlib.tree import Tree
 
 TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradlib.jacobian import plan as plans
+from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.graph import Graph, run
@@ -29,7 +29,7 @@ def graph_of(fn: Function, x: Tensor) -> Graph:
 
 def by_rows(graph: Graph) -> Tensor:
     """Return the reference."""
-    plan = plans.make(graph, "loop", "auto", None)
+    plan = planning.make(graph, "loop", "auto", None)
     return compute(graph, plan, may_change=False)[0, 0]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib.jacobian import plan as plans
+from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.compute import compute
@@ -53,7 +53,7 @@ def _few_rows_will_do(  # pyright: ignore (pytest uses it)
 def found_for(graph: Graph, chunk: int = 3) -> stacked.Stacked | None:
     """Look for the way, with so many rows at once."""
     return stacked.find(
-        graph, replace(plans.make(graph, "reverse", "auto", None), chunk=chunk)
+        graph, replace(planning.make(graph, "reverse", "auto", None), chunk=chunk)
     )
 
 
@@ -262,7 +262,7 @@ def test_few_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_asked_for_is_taken() -> None:
     graph = graph_of(torch.sin, double(4, 4, 4))
     for mode in ("forward", "loop"):
-        assert stacked.find(graph, plans.make(graph, mode, "auto", None)) is None
+        assert stacked.find(graph, planning.make(graph, mode, "auto", None)) is None
 
 
 def test_what_a_node_has_saved_may_be_overwritten() -> None:
@@ -293,7 +293,7 @@ def test_several_inputs_and_outputs() -> None:
     graph, _ = run(read(several, (double(3, 4, 4), double(3, 4, 4)), (0, 1), 0))
     found = found_for(graph)
     assert found is not None
-    truth = compute(graph, plans.make(graph, "loop", "auto", None), may_change=False)
+    truth = compute(graph, planning.make(graph, "loop", "auto", None), may_change=False)
     made = found.blocks(graph)
     assert made.keys() == truth.keys()
     for block, tensor in made.items():
@@ -451,7 +451,7 @@ def test_scores_of_attention_count() -> None:
     found = found_for(graph)
     assert found is not None
     scores = 4 * 4 * 3 * 8  # samples, queries, keys, bytes
-    each = plans.make(graph, "reverse", "auto", None).pass_bytes
+    each = planning.make(graph, "reverse", "auto", None).pass_bytes
     assert found.vector_bytes == each + scores
     gradients = sum(form.bytes for form in graph.forms.values())
     assert found.slope_bytes == gradients + 2 * scores

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
-from gradlib.jacobian import plan as plans
+from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.fast.chains import straight
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
@@ -29,7 +29,7 @@ def no_line_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def straight_of(fn: Function, x: Tensor) -> Straight | None:
     """Look for a chain in the graph of a call."""
     graph, _ = run(read(fn, (x,), 0, 0))
-    return find_straight(graph, plans.make(graph, "loop", "auto", None))
+    return find_straight(graph, planning.make(graph, "loop", "auto", None))
 
 
 def require_same(fn: Function, x: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian import plan as plans
+from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.operation import Operation
@@ -49,7 +49,7 @@ def _always_worth_it(  # pyright: ignore (pytest uses it)
 
 def found_for(graph: Graph, rows: int, room: int) -> structured.Structured | None:
     """Look for structure, where it would take so many rows otherwise."""
-    otherwise = plans.make(graph, "loop", "auto", None)
+    otherwise = planning.make(graph, "loop", "auto", None)
     counts = otherwise.counts | {"loop": rows}
     instead = replace(otherwise, counts=counts, max_bytes=room, result_bytes=0)
     return structured.find(graph, instead)

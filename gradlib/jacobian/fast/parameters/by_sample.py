@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from gradlib.jacobian import work
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
@@ -22,7 +23,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import Block, empty
-from gradlib.jacobian.plan import BATCHED, Plan, at_once
+from gradlib.jacobian.plan import BATCHED, Plan
 
 WORTH = 1.3
 """How many times fewer rows it must ask for."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian import reverse
+from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.fast.moves import SEVERAL
 from gradlib.jacobian.fast.operation import Operation
@@ -25,7 +26,7 @@ from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block, collected, fill
-from gradlib.jacobian.plan import BATCHED, Plan, at_once
+from gradlib.jacobian.plan import BATCHED, Plan
 
 ROWS = 8
 """How many rows there must be to make up for reading the graph, and a backward pass."""

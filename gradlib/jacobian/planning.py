@@ -1,0 +1,241 @@
+"""Choosing the way in which a Jacobian is computed, within the memory there is."""
+
+from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
+from gradlib.jacobian import forward, nodes, reverse, split
+from gradlib.jacobian.chunk import CONVOLVED, chunk_of, convolved_at_once
+from gradlib.jacobian.cut import Cut
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import bytes_of_pass, room_on
+from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
+
+MODES = ("auto", *WAYS)
+
+FEWEST = 3
+"""With fewer rows in a pass, convolutions are as fast row by row, or faster."""
+
+FEW = 64
+"""Up to how many rows nothing shorter is looked for, but on a CPU.
+
+There a pass takes about as long for all of them as for one, and looking takes longer.
+"""
+
+SURE = 2**26
+"""How many bytes are taken for granted on a CPU by what holds a small part of them, all
+rows at once: asking what is free would take longer than some small Jacobians do."""
+
+FEWER = (
+    "Pass fewer samples at a time, have fn return fewer outputs, ask for fewer inputs "
+    "or parameters, or pass out= with memory of your own."
+)
+"""What to do where the memory does not do."""
+
+
+def make(
+    graph: Graph,
+    mode: str,
+    chunk_size: int | str,
+    max_bytes: int | None,
+    *,
+    has_room: bool = False,
+    check_bytes: int = 0,
+    create_graph: bool = False,
+) -> Plan:
+    """Choose a way and its chunks.
+
+    Args:
+        graph: What the Jacobian is of.
+        mode: The way, or ``"auto"``.
+        chunk_size: How many rows or columns a pass asks for, or ``"auto"``.
+        max_bytes: What may be held at once; ``None`` for half of what is free.
+        has_room: Whether the caller brings the memory of the result.
+        check_bytes: What the check's calls take.
+        create_graph: Whether somebody goes back through the passes.
+
+    Raises:
+        JacobianArgumentError: There is no such mode, or a size is no whole number.
+        NoSuchWayError: torch gets wrong what `create_graph` asks for.
+        OutOfBytesError: It does not fit into `max_bytes`.
+    """
+    _require(mode, chunk_size, max_bytes)
+    known = nodes.look(graph)
+    rows = reverse.passes(graph)
+    on_cpu = graph.points[0].device.type == "cpu"
+    singly = known.wrong_at_once or (create_graph and known.wrong_at_once_twice) or ""
+    small = not on_cpu and rows <= FEW and not any(graph.shared)
+    settled = mode == "auto" and small and not singly
+    counts, cut = _counts(graph, known, mode, settled=settled)
+    if create_graph:
+        _require_derivatives(known, counts, mode)
+    each = bytes_of_pass(graph.drawing)
+    convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
+    why = "it was asked for"
+    if settled:
+        mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
+    elif mode == "auto":
+        by_row = known.convolution and on_cpu and FEWEST * each > convolved
+        by_rows = "large convolutions are faster row by row" if by_row else ""
+        if singly:
+            by_rows = f"torch goes wrong for several rows of {singly} at once"
+        mode, why = _choice(counts, by_rows)
+    result = 0 if has_room else graph.size()
+    parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
+    if max_bytes is None:
+        held = result + parts + BATCHED * each * rows
+        sure = on_cpu and held <= SURE // 16 and check_bytes <= SURE
+        max_bytes = SURE if sure else room_on(graph.points[0].device)
+    _require_room(max_bytes, result, each, parts, check_bytes)
+    chunk = 1
+    if mode != "loop" and not singly:
+        chunk = chunk_of(
+            mode,
+            counts[mode],
+            chunk_size,
+            room=max_bytes - result - parts,
+            each=each,
+            convolution=known.convolution,
+            on_cpu=on_cpu,
+            convolved=convolved,
+        )
+    return Plan(
+        mode,
+        why,
+        chunk,
+        counts,
+        result,
+        parts,
+        each,
+        max_bytes,
+        shapes=tuple(graph.shape(*block) for block in graph.blocks()),
+        work={},
+        check_bytes=check_bytes,
+        settled=settled,
+        needs_graph=known.wrong_without_graph,
+        convolution=known.convolution,
+    )
+
+
+def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
+    if mode not in MODES:
+        raise JacobianArgumentError(
+            f"mode is {mode!r}; it is one of {', '.join(map(repr, MODES))}."
+        )
+    if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
+        raise JacobianArgumentError(
+            f'chunk_size is {chunk_size!r}; it is "auto" or how many rows (reverse) or '
+            "columns (forward) one pass asks for, 1 or more."
+        )
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
+        raise JacobianArgumentError(
+            f"max_bytes is {max_bytes!r}; it is a whole number of bytes, or None for "
+            "half of what is free."
+        )
+
+
+def _counts(
+    graph: Graph, known: nodes.Nodes, mode: str, *, settled: bool
+) -> tuple[dict[str, int | str], Cut | None]:
+    """Return what each way asks for, or why it cannot be taken, and where to split."""
+    rows = reverse.passes(graph)
+    columns: int | str = forward.passes(graph)
+    halves: int | str = "no tensor inside that all pass"
+    cut: Cut | None = None
+    fewest = min(rows, FORWARD * columns)
+    if settled or (mode != "split" and fewest <= SPLIT * _least_width(graph, fewest)):
+        halves = "would not be cheaper"  # so nobody needs to look for one
+    elif (cut := split.find(graph)) is not None:
+        halves = cut.width
+    if known.python:
+        columns = halves = f"{known.python} may have no graph of its own"
+    return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
+
+
+def _least_width(graph: Graph, enough: int) -> float:
+    """Return how many entries any tensor has, at the least, for each sample."""
+    if enough <= SPLIT:
+        return 1  # there is no need to look
+    sizes = (form.bytes // form.dtype.itemsize for form in graph.drawing.kinds)
+    return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
+
+
+def _require_derivatives(
+    known: nodes.Nodes, counts: dict[str, int | str], mode: str
+) -> None:
+    """Take out the ways that `create_graph` makes wrong, or raise if that leaves none.
+
+    Args:
+        known: What is known of the graph's nodes.
+        counts: How many rows or columns each way asks for.
+        mode: The way, or ``"auto"``.
+    """
+    if known.once:
+        raise NoSuchWayError(
+            "create_graph=True asks for the second derivative of "
+            f"{known.once}, whose backward is marked with @once_differentiable: it "
+            "has none. Let that backward compute with torch's operations, without the "
+            "mark, or pass create_graph=False."
+        )
+    if known.wrong_twice:
+        raise NoSuchWayError(
+            "create_graph=True asks for the second derivative of "
+            f"{known.wrong_twice}, which torch gets wrong. Compute what it does by "
+            "other operations, or pass create_graph=False."
+        )
+    if known.wrong_thrice:
+        _refuse_thrice(counts, known.wrong_thrice, mode)
+
+
+def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
+    """Take out the ways that differentiate twice, which somebody does once more."""
+    if mode in forward.BY_COLUMNS:
+        raise NoSuchWayError(
+            f"mode={mode!r} with create_graph=True asks for the third derivative of "
+            f"{name}, which torch gets wrong: it takes what that has saved for "
+            'constants. Pass mode="auto" or mode="reverse".'
+        )
+    counts |= dict.fromkeys(
+        forward.BY_COLUMNS, f"torch differentiates {name} wrongly a third time"
+    )
+
+
+def _choice(counts: dict[str, int | str], by_rows: str) -> tuple[str, str]:
+    """Return the way with the cheapest passes, and why.
+
+    Args:
+        counts: How many rows or columns each way asks for.
+        by_rows: Why rows are to be taken one after the other, if they are.
+    """
+    rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
+    assert isinstance(rows, int), "reverse is always there"
+    best, cost = "reverse", rows
+    if isinstance(columns, int) and FORWARD * columns < cost:
+        best, cost = "forward", FORWARD * columns
+    if isinstance(halves, int) and SPLIT * halves < cost:
+        return "split", f"everything passes a tensor of {halves} entries"
+    if best == "forward":
+        return best, f"there are {columns} columns, and {rows} rows"
+    if by_rows:
+        return "loop", by_rows
+    return best, f"there are {rows} rows, and no cheaper way"
+
+
+def _parts(graph: Graph, cut: Cut) -> int:
+    """Return what dY/dH and dH/dX take."""
+    entries = graph.rows(0) + sum(map(graph.columns, range(len(graph.points))))
+    return graph.batch * cut.width * entries * cut.dtype.itemsize
+
+
+def _require_room(
+    max_bytes: int, result: int, each: int, parts: int, check_bytes: int
+) -> None:
+    """Raise where not even one row at a time fits into `max_bytes`."""
+    if max_bytes - result - parts < each:
+        raise OutOfBytesError(
+            f"The Jacobian takes {in_words(result)} and a pass another "
+            f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. {FEWER}"
+        )
+    if max_bytes < check_bytes:
+        raise OutOfBytesError(
+            f"The check calls fn in float64, which takes {in_words(check_bytes)} by "
+            f"our count, and max_bytes is {in_words(max_bytes)}. Pass fewer samples at "
+            "a time, or check=False."
+        )
