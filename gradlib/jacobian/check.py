@@ -19,7 +19,7 @@ from gradlib.errors import (
     GradlibError,
     NoSuchWayError,
 )
-from gradlib.jacobian.again import Called, modules_known_to
+from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import (
     require_no_pair,
@@ -32,6 +32,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, closeness, require_rows
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
+from gradlib.jacobian.own_state import modules_known_to
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.slopes import (

@@ -11,7 +11,6 @@ import torch
 
 from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import planning, work
-from gradlib.jacobian.again import state_kept
 from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
 from gradlib.jacobian.compute import compute
@@ -27,6 +26,7 @@ from gradlib.jacobian.out import (
     require_no_graph,
     require_own_memory,
 )
+from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private import graph_is_captured, values_are_stand_ins, without_hooks

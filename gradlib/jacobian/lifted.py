@@ -1,0 +1,146 @@
+"""Widening all that a function computes with, and seeing what it does meanwhile."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gradlib.double import Double, wider
+from gradlib.jacobian.generators import Met
+from gradlib.tree import tensors_in
+
+# Functions of torch after which autograd knows nothing of what becomes of a value.
+_LEAVES_AUTOGRAD: dict[Any, str] = {
+    Tensor.detach: ".detach()",
+    Tensor.detach_: ".detach_()",
+    Tensor.numpy: ".numpy()",
+    Tensor.item: ".item()",
+    cast(Any, Tensor).tolist: ".tolist()",
+    Tensor.__float__: "float()",
+    cast(Any, Tensor).__array__: "a NumPy function",
+    cast(Any, Tensor.data).__get__: ".data",
+}
+
+# Where an integer says which entry is meant, and no amount.
+_INDEXING = frozenset(
+    {
+        Tensor.__getitem__,
+        Tensor.index_select,
+        Tensor.gather,
+        Tensor.take,
+        Tensor.take_along_dim,
+        torch.index_select,
+        torch.gather,
+        torch.take,
+        torch.take_along_dim,
+        torch.nn.functional.embedding,
+        torch.embedding,
+        Tensor.scatter,
+        torch.scatter,
+    }
+)
+
+_CASTS = frozenset(
+    {
+        *(Tensor.int, Tensor.long, Tensor.short, Tensor.char, Tensor.byte),
+        *(Tensor.to, Tensor.type, Tensor.type_as),
+    }
+)
+
+
+@dataclass
+class _Cast:
+    """Numbers that became integers."""
+
+    where: str
+    sums: Tensor  # of the numbers, to see whether they depend on the input
+    whole: list[Tensor] = field(default_factory=list[Tensor])
+    used: bool = False  # as numbers again
+
+
+class Lifted(Double):
+    """Widens the tensors too that a function brings along, and sees what it does."""
+
+    def __init__(self, generators: Met) -> None:
+        """Begin with nothing seen."""
+        super().__init__()
+        self._generators = generators
+        self.left: dict[str, None] = {}  # where values left autograd
+        self.casts: list[_Cast] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function with everything in float64."""
+        kwargs = kwargs or {}
+        self._generators.meet(kwargs)
+        if func in _LEAVES_AUTOGRAD:
+            self.left[f"{_LEAVES_AUTOGRAD[func]} in {_place()}"] = None
+        writes = _writes(func)
+        if writes or any(_is_narrow(it) for it in tensors_in((args, kwargs))):
+            first, rest = args[:writes], args[writes:]
+            args = (*first, *map(_lifted, rest))
+            out = kwargs.get("out")
+            kwargs = {name: _lifted(value) for name, value in kwargs.items()}
+            if out is not None:
+                kwargs["out"] = out
+        result = super().__torch_function__(func, types, args, kwargs)
+        self._look_for_casts(func, args, result)
+        return result
+
+    def _look_for_casts(
+        self, func: Callable[..., Any], args: tuple[Any, ...], result: Any
+    ) -> None:
+        if not isinstance(result, Tensor):
+            return
+        whole = not result.dtype.is_floating_point and not result.is_complex()
+        whole = whole and result.dtype != torch.bool
+        if whole and func in _CASTS and args[0].is_floating_point():
+            sums = args[0].detach().sum(dtype=torch.float64)
+            self.casts.append(_Cast(_place(), sums, [result]))
+            return
+        if not self.casts or func in _INDEXING:
+            return
+        given = {id(it) for it in tensors_in(args)}
+        for cast_ in self.casts:
+            if any(id(it) in given for it in cast_.whole):
+                if whole:
+                    cast_.whole.append(result)
+                elif result.is_floating_point():
+                    cast_.used = True
+
+
+def _writes(func: Callable[..., Any]) -> int:
+    """Return 1 for a function that writes into its first argument, else 0."""
+    name = getattr(func, "__name__", "")
+    return int(name == "__setitem__" or (name.endswith("_") and name[-2:] != "__"))
+
+
+def _lifted(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(wider(value.dtype)) if _is_narrow(value) else value
+    kind = type(cast(object, value))
+    return cast(Any, kind)(map(_lifted, value)) if kind in (list, tuple) else value
+
+
+def _is_narrow(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _place() -> str:
+    """Return the line of the function that is running: neither torch's nor ours."""
+    for frame in reversed(traceback.extract_stack()):
+        file = frame.filename.replace("\\", "/")
+        if not any(part in file for part in _NOT_THEIRS):
+            return f"{file.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return "an unknown place"
+
+
+_NOT_THEIRS = ("/torch/", "/gradlib/jacobian/", "/gradlib/double.py", "/contextlib.py")
