@@ -291,6 +291,42 @@ QUESTIONS = [
         "why-does-my-hook-not-fire",
         f"RuntimeError: Output 0 of BackwardHookFunctionBackward {VIEW}",
     ),
+    ("why-does-my-hook-not-fire", "compiled model hook not called"),
+    ("why-does-my-hook-not-fire", "gradient checkpointing"),
+    (
+        "why-does-my-hook-not-fire",
+        "For backward hooks to be called, module output should be a Tensor or a tuple "
+        "of Tensors but received <class 'dict'>",
+    ),
+    (
+        "can-a-hook-change",
+        "Backward hook returned an invalid number of grad_input, got 4, but expected 1",
+    ),
+    ("can-a-hook-change", "post accumulate grad hook"),
+    ("can-a-hook-change", "order of hooks"),
+    ("what-are-grad-input", "gradient of intermediate activation"),
+    ("why-is-grad-none", "freeze layer but let gradient through"),
+    ("why-is-grad-none", "does freezing a layer stop the gradient"),
+    (
+        "own-backward",
+        "function CubeBackward returned an incorrect number of gradients (expected 2, "
+        "got 1)",
+    ),
+    (
+        "own-backward",
+        "trying to differentiate twice a function that was marked with "
+        "@once_differentiable",
+    ),
+    ("own-backward", "custom autograd function"),
+    ("own-backward", "needs_input_grad"),
+    ("own-backward", "straight-through estimator"),
+    ("which-layer-makes", "exploding gradients"),
+    ("where-did-the-nan-come-from", "anomaly mode"),
+    ("why-is-grad-none", "detach vs no_grad"),
+    (
+        "where-did-the-nan-come-from",
+        "Function 'SqrtBackward0' returned nan values in its 0th output.",
+    ),
     ("second-derivatives", "Laplacian of an image"),
     ("where-did-the-nan-come-from", "sqrt gradient nan"),
 ]
