@@ -10,12 +10,15 @@ NARROWEST = 30
 """How wide the last column of a table may be, however wide the others are."""
 
 # Grey lines and the page's own colours: readable on a light and on a dark notebook.
+# Doubled names, as Jupyter Lab's own rules for cells of tables outweigh a single one.
 STYLE = """<style>
 .gradlib { overflow-x: auto; }
 .gradlib table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.gradlib th, .gradlib td { text-align: left; padding: 0.2em 1.2em 0.2em 0; }
+.gradlib.gradlib th, .gradlib.gradlib td { text-align: left; }
+.gradlib th, .gradlib td { padding: 0.2em 1.2em 0.2em 0; }
 .gradlib tr { border-bottom: 1px solid rgba(128, 128, 128, 0.4); }
 .gradlib p { margin: 0.5em 0; }
+.gradlib pre { font-family: monospace; }
 </style>"""
 
 
