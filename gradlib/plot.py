@@ -42,6 +42,8 @@ LINE = 0.34  # inches a module
 ROW = 0.2  # inches a module of a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
 NAME = 0.15  # inches the name of a module needs
+LETTER = 0.085  # inches a letter of it takes, about
+SHORT = 24  # letters of a name that a figure of the usual width has room for
 NUMBER = 0.6  # inches a number below an axis needs
 ENTRY = 1.4  # inches an entry of the legend needs
 
@@ -412,4 +414,5 @@ def new_axes(width: float, height: float) -> Axes:
 
 def _lines(labels: Sequence[str], line: float) -> Axes:
     """Return the axes of a new figure, with `line` inches for each module."""
-    return new_axes(6, 1.4 + line * min(max(len(labels), 3), LINES))
+    beyond = max(0, max(map(len, labels), default=0) - SHORT)
+    return new_axes(6 + LETTER * beyond, 1.4 + line * min(max(len(labels), 3), LINES))

@@ -357,6 +357,20 @@ def test_numbers_do_not_overlap(kind: str) -> None:
     apart(deep(layers(20)).plot(kind, ax=small))
 
 
+@each_kind
+@pytest.mark.parametrize("words", [4, 12])
+def test_long_names_leave_room_for_the_rest(words: int, kind: str) -> None:
+    model = nn.Sequential()
+    model.add_module("attention_" * words, layers(10))
+    figure = deep(model).plot(kind)
+    apart(figure)
+    axes = drawn(figure)
+    assert axes.bbox.width > 0.4 * 6 * figure.dpi  # 6 inches where names are short
+    title = axes.xaxis.label.get_window_extent()
+    assert title.x0 > 0
+    assert title.x1 < figure.bbox.width
+
+
 def apart(figure: Figure) -> None:
     """Check that no name lies on another, and that there are some."""
     axes = drawn(figure)
