@@ -10,7 +10,7 @@ from gradlib.errors import (
     NoSuchCallError,
     RecordingArgumentError,
 )
-from gradlib.recording import pictures, saving
+from gradlib.recording import saving
 from gradlib.recording.call import (
     Call,
     Pass,
@@ -180,6 +180,9 @@ class Recording(Printable):
             NotKeptError: What the picture shows was not kept: no gradients at all, or,
                 with `reduce`, nothing that has a norm or, for a histogram, entries.
         """
+        # Not before: to import matplotlib takes longer than all the rest.
+        from gradlib.recording import pictures
+
         return pictures.draw(kind, tuple(self._traces), self._block.fields, ax)
 
     def first_nonfinite(self) -> Nonfinite | None:

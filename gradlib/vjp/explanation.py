@@ -9,7 +9,6 @@ from torch import Tensor
 from gradlib.render import STYLE
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.equation import equation
-from gradlib.vjp.picture import draw
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.tables import tables
 from gradlib.vjp.words import headline
@@ -86,6 +85,9 @@ class VJPExplanation:
         Returns:
             The figure drawn on. Where there is no Jacobian, it says why.
         """
+        # Not before: to import matplotlib takes longer than all the rest.
+        from gradlib.vjp.picture import draw
+
         what_is_wrong = self.meaning.split("\n\n")[0]
         why_not = self.note or f"[{self.code}] {what_is_wrong}"
         return draw(self._product, why_not, ax)
