@@ -1,5 +1,12 @@
 """The exceptions gradlib raises. Each class has a stable code."""
 
+import reprlib
+
+
+def in_brief(given: object) -> str:
+    """Return what shows in a message what was given, be it a model: one short line."""
+    return " ".join(reprlib.repr(given).split())  # somebody's own repr may raise
+
 
 class GradlibError(Exception):
     """Base of every exception gradlib raises.

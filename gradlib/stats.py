@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
-from gradlib.errors import RecordingArgumentError
+from gradlib.errors import RecordingArgumentError, in_brief
 
 linalg = cast(Any, torch.linalg)
 
@@ -116,8 +116,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     given: Any = tensor
     if not isinstance(given, Tensor):
         raise RecordingArgumentError(
-            f"tensor is {given!r} of type {type(given).__name__}, and must be a "
-            "torch.Tensor: torch.as_tensor makes one of numbers."
+            f"tensor is {in_brief(given)} of type {type(given).__name__}, and must be "
+            "a torch.Tensor: torch.as_tensor makes one of numbers."
         )
     values = _values(tensor)
     shape = values.shape if tensor.is_nested else tensor.shape

@@ -8,7 +8,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError
+from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError, in_brief
 from gradlib.tree import NAMESPACE, Tree
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
@@ -187,7 +187,7 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
     if not isinstance(dims, (tuple, list)) or len(cast(Any, dims)) != len(inputs):
         raise JacobianArgumentError(
             f"in_dims must be 0, None, or one of them for each of the {len(inputs)} "
-            f"inputs; it is {in_dims!r}."
+            f"inputs; it is {in_brief(in_dims)}."
         )
     try:
         each: list[Any] = cast(Any, optree).broadcast_prefix(
@@ -198,14 +198,14 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
         )
     except ValueError as error:
         raise JacobianArgumentError(
-            f"in_dims {in_dims!r} is not nested as the inputs are: {error}"
+            f"in_dims {in_brief(in_dims)} is not nested as the inputs are: {error}"
         ) from error
     for dim in each:
         if dim is not None and (isinstance(dim, bool) or dim != 0):
             raise JacobianArgumentError(
-                f"in_dims holds {dim!r}. It is 0 for an input whose first axis is the "
-                "batch, None for one that all samples share. For another axis wrap "
-                "fn: lambda x: fn(x.movedim(0, 1)), and pass x.movedim(1, 0)."
+                f"in_dims holds {in_brief(dim)}. It is 0 for an input whose first axis "
+                "is the batch, None for one that all samples share. For another axis "
+                "wrap fn: lambda x: fn(x.movedim(0, 1)), and pass x.movedim(1, 0)."
             )
     return tuple(dim is None for dim in each)
 
@@ -251,7 +251,8 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
 def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
     if argnums != "parameters":
         raise JacobianArgumentError(
-            f'argnums is {argnums!r}: it is an int, a tuple of ints, or "parameters".'
+            f"argnums is {in_brief(argnums)}: it is an int, a tuple of ints, or "
+            '"parameters".'
         )
     if not isinstance(fn, nn.Module):
         raise JacobianArgumentError(
@@ -281,8 +282,8 @@ def _arguments(
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
-                f"argnums is {argnums!r}, and there are {len(inputs)} inputs: it is an "
-                "int, a tuple of ints, each naming one of them from 0, or "
+                f"argnums is {in_brief(argnums)}, and there are {len(inputs)} inputs: "
+                "it is an int, a tuple of ints, each naming one of them from 0, or "
                 '"parameters".'
             )
         number %= len(inputs)
@@ -298,7 +299,7 @@ def _arguments(
         if not tensors:
             raise JacobianArgumentError(
                 f"inputs[{number}] is asked for by argnums and holds no tensor: it is "
-                f"{inputs[number]!r}."
+                f"{in_brief(inputs[number])}."
             )
         part = Tree.of(inputs[number])
         first, start = inside[0], len(asked)

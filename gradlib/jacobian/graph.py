@@ -1,7 +1,6 @@
 """The one forward pass, and the graph it leaves: what every way starts from."""
 
 import math
-import reprlib  # somebody's repr may raise
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from gradlib.errors import (
     IndependentOutputError,
     JacobianArgumentError,
     NotPerSampleError,
+    in_brief,
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
@@ -218,7 +218,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     points: tuple[Tensor, ...] = tuple(given.leaves[place] for place in places)
     if not points:
         raise JacobianArgumentError(
-            f"inputs must be a tensor, or hold some; it is {inputs!r}."
+            f"inputs must be a tensor, or hold some; it is {in_brief(inputs)}."
         )
     for name, point in zip(names, points, strict=True):
         require_real(point, name, "Leave it out.")
@@ -263,7 +263,7 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
             continue
         if not isinstance(leaf, Tensor):
             raise NotPerSampleError(
-                f"{output_path(outputs, place)} is {reprlib.repr(leaf)} of type "
+                f"{output_path(outputs, place)} is {in_brief(leaf)} of type "
                 f"{type(leaf).__name__}, no tensor. Return tensors only: "
                 "lambda x: model(x).logits picks one."
             )

@@ -1,6 +1,11 @@
 """Choosing the way in which a Jacobian is computed, within the memory there is."""
 
-from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
+from gradlib.errors import (
+    JacobianArgumentError,
+    NoSuchWayError,
+    OutOfBytesError,
+    in_brief,
+)
 from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.chunk import CONVOLVED, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
@@ -117,16 +122,16 @@ def make(
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
     if mode not in MODES:
         raise JacobianArgumentError(
-            f"mode is {mode!r}; it is one of {', '.join(map(repr, MODES))}."
+            f"mode is {in_brief(mode)}; it is one of {', '.join(map(repr, MODES))}."
         )
     if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
         raise JacobianArgumentError(
-            f'chunk_size is {chunk_size!r}; it is "auto" or how many rows (reverse) or '
+            f'chunk_size is {in_brief(chunk_size)}; it is "auto" or how many rows (reverse) or '
             "columns (forward) one pass asks for, 1 or more."
         )
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
         raise JacobianArgumentError(
-            f"max_bytes is {max_bytes!r}; it is a whole number of bytes, or None for "
+            f"max_bytes is {in_brief(max_bytes)}; it is a whole number of bytes, or None for "
             "half of what is free."
         )
 

@@ -20,6 +20,7 @@ from gradlib.errors import (
     NotAModuleError,
     RecordingArgumentError,
     UnknownFieldError,
+    in_brief,
 )
 from gradlib.module_hook import (
     ModuleHook,
@@ -156,7 +157,7 @@ def _check(reduce: object, device: Any) -> None:
     if not (reduce is None or callable(reduce)):
         raise RecordingArgumentError(
             "record(reduce=...): reduce must be a function of a tensor, as "
-            f"gradlib.tensor_stats, but it is {reduce!r}, of type "
+            f"gradlib.tensor_stats, but it is {in_brief(reduce)}, of type "
             f"{type(reduce).__name__}."
         )
     try:
@@ -164,8 +165,8 @@ def _check(reduce: object, device: Any) -> None:
             torch.empty(0, device=device)
     except Exception as error:
         raise RecordingArgumentError(
-            f"record(device=...): no tensor can be put on {device!r}. Give what "
-            f'tensor.to(device) takes, as "cpu". torch says: {error}'
+            f"record(device=...): no tensor can be put on {in_brief(device)}. Give "
+            f'what tensor.to(device) takes, as "cpu". torch says: {error}'
         ) from error
 
 

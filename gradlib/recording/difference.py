@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradlib.errors import RecordingArgumentError
+from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.private import default_tolerances
 from gradlib.stats import TensorStats, tensor_stats, wide
 from gradlib.tree import Tree
@@ -90,7 +90,8 @@ class Tolerance:
             if given is not None and not (number and given >= 0):
                 raise RecordingArgumentError(
                     f"{name} must be a number from 0 on, or None for what the dtypes "
-                    f"allow, but it is {given!r}, of type {type(given).__name__}."
+                    f"allow, but it is {in_brief(given)}, of type "
+                    f"{type(given).__name__}."
                 )
 
     def allows(self, gap: Gap, drift: float = 0.0) -> bool:

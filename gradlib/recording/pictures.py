@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from gradlib import plot
-from gradlib.errors import NotKeptError, RecordingArgumentError, UnknownKindError
+from gradlib.errors import (
+    NotKeptError,
+    RecordingArgumentError,
+    UnknownKindError,
+    in_brief,
+)
 from gradlib.recording.call import (
     Call,
     Pass,
@@ -40,8 +45,8 @@ def draw(
     if kind not in tuple(KINDS):
         known = ", ".join(f'"{name}"' for name in KINDS)
         raise UnknownKindError(
-            f"plot(kind={kind!r}): there is no such picture. There are: {known}; "
-            "where to draw is plot(ax=...)."
+            f"plot(kind={in_brief(kind)}): there is no such picture. There are: "
+            f"{known}; where to draw is plot(ax=...)."
         )
     if not (ax is None or hasattr(ax, "plot")):
         raise RecordingArgumentError(

@@ -9,6 +9,7 @@ from gradlib.errors import (
     AmbiguousCallError,
     NoSuchCallError,
     RecordingArgumentError,
+    in_brief,
 )
 from gradlib.recording import saving
 from gradlib.recording.call import (
@@ -536,8 +537,8 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
 
 def _no_name(key: object) -> NoSuchCallError:
     return NoSuchCallError(
-        f"recording[{key!r}]: name a call by its module, as recording['fc2'], or by "
-        "module and index, as recording['fc2', 1]."
+        f"recording[{in_brief(key)}]: name a call by its module, as recording['fc2'], "
+        "or by module and index, as recording['fc2', 1]."
     )
 
 

@@ -77,6 +77,16 @@ QUESTIONS: dict[str, tuple[Ask, type[Exception], str]] = {
         gradlib.NoSuchCallError,
         r"recording\[0\]: name a call by its module",
     ),
+    "calls, a model": (
+        lambda it: it.calls(MODEL),  # pyright: ignore (what is wrong)
+        gradlib.NoSuchCallError,
+        r"recording\[[^\n]{,40}\]: name a call by its module",
+    ),
+    "statistics, a model": (
+        lambda _: gradlib.tensor_stats(MODEL),  # pyright: ignore (what is wrong)
+        gradlib.RecordingArgumentError,
+        r"tensor is [^\n]{,40} of type Sequential",
+    ),
     "verify, text": (
         lambda it: it.verify(rtol="1"),  # pyright: ignore (what is wrong)
         gradlib.RecordingArgumentError,
