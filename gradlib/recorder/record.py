@@ -9,6 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
@@ -164,9 +165,11 @@ def _check(reduce: object, device: Any) -> None:
         if device is not None:
             torch.empty(0, device=device)
     except Exception as error:
+        # Of a device that is unknown here torch lists all that are known to it.
+        said = shorten(str(error), 240, placeholder=" ...")
         raise RecordingArgumentError(
             f"record(device=...): no tensor can be put on {in_brief(device)}. Give "
-            f'what tensor.to(device) takes, as "cpu". torch says: {error}'
+            f'what tensor.to(device) takes, as "cpu". torch says: {said}'
         ) from error
 
 

@@ -53,6 +53,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         gradlib.RecordingArgumentError,
         r"record\(device=...\): no tensor can be put on 'gpu'",
     ),
+    "device, of another machine": (
+        {"device": "fpga"},  # torch's own message of it has a hundred lines
+        gradlib.RecordingArgumentError,
+        r"\A[^\n]{,400}\Z",
+    ),
     "device, a number": (
         {"device": 1.5},
         gradlib.RecordingArgumentError,
