@@ -8,6 +8,14 @@ def in_brief(given: object) -> str:
     return " ".join(reprlib.repr(given).split())  # somebody's own repr may raise
 
 
+def no_module(given: object, otherwise: str) -> str:
+    """Return what a message says of something that is no module, and what to do."""
+    if isinstance(given, type):
+        name = given.__name__
+        return f"it is the class {name}, not an instance: make one, as {name}(...)."
+    return f"it is of type {type(given).__name__}. {otherwise}"
+
+
 class GradlibError(Exception):
     """Base of every exception gradlib raises.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlib.errors import NotAModuleError, NotCopyableError
+from gradlib.errors import NotAModuleError, NotCopyableError, no_module
 from gradlib.hook_reports.known import kept
 from gradlib.hook_reports.trial import (
     backward_hooks,
@@ -168,8 +168,8 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     """
     if not isinstance(cast(object, module), nn.Module):
         raise NotAModuleError(
-            "hook_report(module, *args): module must be a torch.nn.Module, but it is "
-            f"of type {type(module).__name__}. Pass the module first, then its inputs."
+            "hook_report(module, *args): module must be a torch.nn.Module, but "
+            + no_module(module, "Pass the module first, then its inputs.")
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise NotAModuleError(

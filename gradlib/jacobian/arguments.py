@@ -8,7 +8,12 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError, in_brief
+from gradlib.errors import (
+    JacobianArgumentError,
+    NotDifferentiableDtypeError,
+    in_brief,
+    no_module,
+)
 from gradlib.tree import NAMESPACE, Tree
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
@@ -115,10 +120,15 @@ def read(
         JacobianArgumentError: An argument is not what it must be.
         NotDifferentiableDtypeError: What is asked for is no real floating tensor.
     """
-    if not callable(fn):
+    # The class of a module is callable too, and takes something else.
+    if not callable(fn) or (isinstance(fn, type) and issubclass(fn, nn.Module)):
         raise JacobianArgumentError(
-            f"fn must be a module or a function, not {type(fn).__name__}. For outputs "
-            "that are computed already there is per_sample_jacobian_from_graph."
+            "fn must be a module or a function, but "
+            + no_module(
+                fn,
+                "For outputs that are computed already there is "
+                "per_sample_jacobian_from_graph.",
+            )
         )
     if not inputs:
         raise JacobianArgumentError(

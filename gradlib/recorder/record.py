@@ -22,6 +22,7 @@ from gradlib.errors import (
     RecordingArgumentError,
     UnknownFieldError,
     in_brief,
+    no_module,
 )
 from gradlib.module_hook import (
     ModuleHook,
@@ -137,8 +138,8 @@ def record(
     """
     if not isinstance(cast(object, model), nn.Module):
         raise NotAModuleError(
-            "record(model): model must be a torch.nn.Module, but it is of type "
-            f"{type(model).__name__}. Put a function into the forward() of a module."
+            "record(model): model must be a torch.nn.Module, but "
+            + no_module(model, "Put a function into the forward() of a module.")
         )
     _check(reduce, device)
     copies = Copies()

@@ -914,6 +914,10 @@ def test_the_results_have_short_names() -> None:
 def test_what_is_no_module() -> None:
     with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
         gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
+    with pytest.raises(
+        gradlib.NotAModuleError, match=r"class Linear, .* Linear\(...\)"
+    ):
+        gradlib.hook_report(nn.Linear, given(3))  # type: ignore[arg-type] (on purpose)
 
 
 def test_what_cannot_be_copied() -> None:

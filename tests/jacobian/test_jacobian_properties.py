@@ -777,6 +777,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=1),
         "argnums",
     ),
+    "a class": (
+        lambda: gradlib.per_sample_jacobian(nn.ReLU, X),
+        r"class ReLU, .* ReLU\(...\)",
+    ),
     "argnums twice": (
         lambda: gradlib.per_sample_jacobian(torch.add, X, X, argnums=(0, -2)),
         "argnums",

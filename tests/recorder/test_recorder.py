@@ -807,6 +807,10 @@ def test_only_a_module_can_be_recorded() -> None:
         gradlib.record(lambda x: x)  # pyright: ignore[reportArgumentType] (on purpose)
     assert isinstance(caught.value, TypeError)
     assert caught.value.code == "GL200"
+    with pytest.raises(
+        gradlib.NotAModuleError, match=r"class Linear, .* Linear\(...\)"
+    ):
+        gradlib.record(nn.Linear)  # pyright: ignore[reportArgumentType] (on purpose)
 
 
 def test_an_output_that_the_call_itself_uses() -> None:
