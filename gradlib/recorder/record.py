@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from textwrap import shorten
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +187,14 @@ def _fields(keep: object) -> frozenset[Any]:
     return frozenset(fields)
 
 
+def _without_with(asked: str) -> RecordingArgumentError:
+    return RecordingArgumentError(
+        f"record(model){asked}: a recording is made by a with block. Call the model "
+        "inside of it: with gradlib.record(model) as recording. Then ask "
+        f"recording{asked}."
+    )
+
+
 class _Recorder(AbstractContextManager[Recording]):
     """The hooks of one block and what they share."""
 
@@ -240,6 +248,20 @@ class _Recorder(AbstractContextManager[Recording]):
         self._undo: list[Callable[[], None]] = []
         self._has_begun = False
         self.recording = Recording(self._block, self._names, self._calls.traces)
+
+    def __repr__(self) -> str:
+        """Say what it is for."""
+        return f"<record({type(self._model).__name__}), for a with block>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say of what a recording can do that this is none yet."""
+        if name.startswith("_") or not hasattr(Recording, name):
+            raise AttributeError(f"record(model) has no attribute {name!r}")
+        raise _without_with(f".{name}")
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Say the same."""
+        raise _without_with(f"[{in_brief(key)}]")
 
     def __enter__(self) -> Recording:
         """Begin the block."""

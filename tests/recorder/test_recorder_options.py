@@ -635,3 +635,27 @@ def test_a_block_is_begun_once() -> None:
         model(x)
     assert len(recording) == 2
     assert not model._forward_hooks
+
+
+ASKED: dict[str, Any] = {
+    "a call": lambda it: it["0"],
+    "a picture": lambda it: it.plot(),
+    "all calls": list,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_without_a_with_block_there_is_no_recording(asked: str) -> None:
+    model = nn.Linear(3, 2)
+    recording: Any = gradlib.record(model)
+    model(torch.ones(1, 3)).sum().backward()
+    wanted = r"with gradlib\.record\(model\) as recording"
+    with pytest.raises(gradlib.RecordingArgumentError, match=wanted):
+        ASKED[asked](recording)
+
+
+def test_what_makes_a_recording_has_nothing_else() -> None:
+    recorder: Any = gradlib.record(nn.Linear(3, 2))
+    assert repr(recorder) == "<record(Linear), for a with block>"
+    assert not hasattr(recorder, "nothing")
+    assert repr(copy.copy(recorder)) == repr(recorder)
