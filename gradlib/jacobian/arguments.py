@@ -120,8 +120,7 @@ def read(
         JacobianArgumentError: An argument is not what it must be.
         NotDifferentiableDtypeError: What is asked for is no real floating tensor.
     """
-    # The class of a module is callable too, and takes something else.
-    if not callable(fn) or (isinstance(fn, type) and issubclass(fn, nn.Module)):
+    if not callable(fn) or _is_class_of_modules(fn):
         raise JacobianArgumentError(
             "fn must be a module or a function, but "
             + no_module(
@@ -258,6 +257,11 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
     return next(iter(sizes.values()))
 
 
+def _is_class_of_modules(fn: object) -> bool:
+    """Tell whether `fn` is callable, but takes what makes a module of it."""
+    return isinstance(fn, type) and issubclass(fn, nn.Module)
+
+
 def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
     if argnums != "parameters":
         raise JacobianArgumentError(
@@ -292,7 +296,7 @@ def _arguments(
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
-                f"argnums is {in_brief(argnums)}, and there are {len(inputs)} inputs: "
+                f"argnums is {in_brief(given)}, and there are {len(inputs)} inputs: "
                 "it is an int, a tuple of ints, each naming one of them from 0, or "
                 '"parameters".'
             )
