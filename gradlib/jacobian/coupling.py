@@ -103,6 +103,9 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
         "Take out of fn what looks at the whole batch. A batch of one has nobody to "
         "mix with, but then fn is another function."
     )
+    lacks_batch = all(it.dim() == 1 for it in tensors_in(caller.arguments.inputs))
+    if lacks_batch or (found is not None and found.kind in WITHIN_SAMPLES):
+        fix += " A single sample is passed as a batch of one: x[None]."
     if found is not None and found.batch_norm:
         fix = (
             "Call .eval() on the model, so that it uses its running statistics, or use "
@@ -113,6 +116,10 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
         f"another, so there is no dY/dX of each sample.{where} {fix} check=False "
         "gives, for each sample, the sum over all samples' outputs."
     )
+
+
+WITHIN_SAMPLES = ("Linear", "Conv1d", "Conv2d", "Conv3d")
+"""What takes a sample alone too, whose first axis then looks like the batch."""
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,8 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
                 f"{output_path(outputs, place)} has shape {list(leaf.shape)}, and "
                 f"there are {batch} samples: its first axis must be the batch, "
                 f"[{batch}, ...]. A mean or sum over the batch mixes samples: return "
-                "the loss of each (reduction='none')."
+                "the loss of each (reduction='none'). A single sample is passed as a "
+                "batch of one: x[None]."
             )
         places.append(place)
     if not places:

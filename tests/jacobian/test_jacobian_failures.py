@@ -153,6 +153,15 @@ def test_a_large_output_hides_no_coupling_of_a_small_one() -> None:
         gradlib.per_sample_jacobian(fn, points(4, 3))
 
 
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_a_sample_without_a_batch_is_told_what_it_lacks(outputs: int) -> None:
+    model, x = nn.Linear(3, outputs), torch.ones(3)
+    with pytest.raises(gradlib.GradlibError, match=r"single sample.* x\[None\]"):
+        gradlib.per_sample_jacobian(model, x)
+    ours = gradlib.per_sample_jacobian(model, x[None])
+    torch.testing.assert_close(ours, model.weight[None])
+
+
 def test_a_second_input_that_couples_is_named() -> None:
     with pytest.raises(CoupledSamplesError, match=r"inputs\[1\]"):
         gradlib.per_sample_jacobian(
