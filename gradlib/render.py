@@ -76,7 +76,13 @@ def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
 
 
 def _filled(line: str) -> str:
-    return fill(line, WIDTH, subsequent_indent="  ")
+    return fill(
+        line,
+        WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,  # an address, or the name of a module
+        break_on_hyphens=False,
+    )
 
 
 class Printable:

@@ -25,5 +25,11 @@ def test_beside_wide_columns_there_is_room_for_some_words() -> None:
     assert len(body) < 20
 
 
+def test_an_address_below_a_table_stays_in_one_piece() -> None:
+    address = f"https://example.org/{'long-' * 20}page.html#part"
+    text = Table("title", (), [], (f"More is at {address} and so on.",)).text()
+    assert address in text
+
+
 def test_a_table_without_rows() -> None:
     assert Table("title", (), [], ("below",)).text() == "title\nbelow"
