@@ -26,6 +26,8 @@ from matplotlib.ticker import (
 )
 from matplotlib.transforms import Bbox
 
+from gradlib.errors import RecordingArgumentError
+
 # Blue, orange and green of the Okabe-Ito palette: told apart by colour-blind readers
 # too, and by their markers.
 STYLES = {
@@ -365,6 +367,15 @@ def _finished(ax: Axes, *, something: bool) -> Figure:
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
     return figure_of(ax)
+
+
+def require_axes(ax: object) -> None:
+    """Raise if `ax` is neither left out nor Axes."""
+    if not (ax is None or isinstance(ax, Axes)):
+        raise RecordingArgumentError(
+            "plot(ax=...): ax must be the Axes to draw on, but it is of type "
+            f"{type(ax).__name__}. Give one of those that plt.subplots() makes."
+        )
 
 
 def inches_of(ax: Axes) -> Bbox:

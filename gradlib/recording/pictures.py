@@ -12,7 +12,6 @@ from torch import Tensor
 from gradlib import plot
 from gradlib.errors import (
     NotKeptError,
-    RecordingArgumentError,
     UnknownKindError,
     in_brief,
 )
@@ -48,11 +47,7 @@ def draw(
             f"plot(kind={in_brief(kind)}): there is no such picture. There are: "
             f"{known}; where to draw is plot(ax=...)."
         )
-    if not (ax is None or hasattr(ax, "plot")):
-        raise RecordingArgumentError(
-            "plot(ax=...): ax must be the Axes to draw on, but it is of type "
-            f"{type(ax).__name__}. Give one of those that plt.subplots() makes."
-        )
+    plot.require_axes(ax)
     kept = [field for field in ORDER if field in fields]
     if not kept:
         raise NotKeptError(

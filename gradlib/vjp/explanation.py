@@ -84,6 +84,9 @@ class VJPExplanation:
 
         Returns:
             The figure drawn on. Where there is no Jacobian, it says why.
+
+        Raises:
+            RecordingArgumentError: `ax` is no Axes.
         """
         # Not before: to import matplotlib takes longer than all the rest.
         from gradlib.vjp.picture import draw

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gradlib import plot_matrix
+from gradlib.plot import require_axes
 from gradlib.vjp.entries import entries_of
 from gradlib.vjp.product import Jacobian, Product
 
@@ -20,7 +21,11 @@ def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
         product: What to draw.
         why_not: What to say where there is no Jacobian.
         ax: Where to draw; a new figure without it.
+
+    Raises:
+        RecordingArgumentError: `ax` is no Axes.
     """
+    require_axes(ax)
     if product is None or not isinstance(product.jacobian, Jacobian):
         return plot_matrix.message(why_not, ax)
     if any(it.is_complex() for it in product.results):

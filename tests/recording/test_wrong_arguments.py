@@ -128,6 +128,11 @@ QUESTIONS: dict[str, tuple[Ask, type[Exception], str]] = {
         gradlib.RecordingArgumentError,
         "ax must be the Axes to draw on, but it is of type Figure",
     ),
+    "plot, pyplot": (
+        lambda it: it.plot(ax=plt),  # pyright: ignore (what is wrong)
+        gradlib.RecordingArgumentError,
+        "ax must be the Axes to draw on, but it is of type module",
+    ),
     "plot, several axes": (
         lambda it: it.plot(ax=plt.subplots(1, 2)[1]),
         gradlib.RecordingArgumentError,

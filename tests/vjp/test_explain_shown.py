@@ -354,3 +354,9 @@ def test_tensors_without_entries_are_drawn(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, requires_grad=True)
     drawn(gradlib.explain_vjp(x * 2, x, torch.ones(shape)).plot())
     drawn(gradlib.explain_vjp((x * 2).sum(), x).plot())
+
+
+@pytest.mark.parametrize("wrong", [plt, "flow", 0])
+def test_it_draws_on_nothing_but_axes(wrong: Any) -> None:
+    with pytest.raises(gradlib.RecordingArgumentError, match="ax must be the Axes"):
+        doubled(3).plot(ax=wrong)
