@@ -448,6 +448,8 @@ class Recording(Printable):
         return [name for name in COLUMNS if name in self._block.fields]
 
     def _table(self) -> Table:
+        if not self._traces:
+            return Table(self._title(), (), [], (NO_CALLS,))
         fields = self._fields()
         found = [(call, pass_) for call in self for pass_ in call.passes or (None,)]
         left_out = max(0, len(found) - ROWS)
@@ -513,6 +515,11 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
     saving.must_be_a_path(path)
     return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
 
+
+NO_CALLS = (
+    "Call the model inside the block, and backward() too. recording[name] says of a "
+    "module why it has no call."
+)
 
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
 

@@ -276,6 +276,17 @@ def test_the_plot_without_a_backward_pass_says_so() -> None:
     assert axes.get_title() == "no backward pass was recorded"
 
 
+def test_without_calls_it_says_what_to_do() -> None:
+    model = nn.Linear(3, 2)
+    loss = model(torch.ones(1, 3)).sum()
+    with gradlib.record(model) as recording:
+        loss.backward()
+    title, *advice = str(recording).split("\n")
+    assert title == "Recording: 0 calls, 0 forwards, 0 backward passes"
+    assert " ".join(advice).startswith("Call the model inside the block")
+    assert "Call the model inside the block" in recording._repr_html_()
+
+
 def test_calls_with_integers_print() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     with gradlib.record(model) as recording:
