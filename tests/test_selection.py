@@ -22,6 +22,18 @@ def test_a_class_is_no_predicate(choice: Any) -> None:
     assert [call.name for call in recording] == ["0"]
 
 
+def test_the_model_is_told_its_name() -> None:
+    model = nn.Linear(2, 2)
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 2))
+    assert "(root)" in str(recording)
+    wanted = 'The model itself has the name ""'
+    with pytest.raises(gradlib.NoSuchCallError, match=wanted):
+        recording["(root)"]
+    with pytest.raises(gradlib.NoSuchModuleError, match=wanted):
+        gradlib.record(model, modules="(root)")
+
+
 def test_a_module_is_told_its_name() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     choices: Any = (model[1], [model[1]])
