@@ -296,8 +296,8 @@ def _arguments(
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
-                f"argnums is {in_brief(given)}, and there are {len(inputs)} inputs: "
-                "it is an int, a tuple of ints, each naming one of them from 0, or "
+                f"argnums is {in_brief(given)}: it is an int, a tuple of ints, each "
+                f"naming an input by its number, from 0 to {len(inputs) - 1}, or "
                 '"parameters".'
             )
         number %= len(inputs)
