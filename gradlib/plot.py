@@ -121,6 +121,7 @@ def heat_map(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.xaxis.set_major_formatter(FuncFormatter(partial(_number_of, steps)))
     ax.set_xlabel("forward")
+    ax.grid(visible=False)  # some styles have one, which would lie on the cells
     return _finished(ax, something=bool(found))
 
 

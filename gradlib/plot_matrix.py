@@ -87,6 +87,7 @@ def weighted_rows(
     _name_columns(across, ax)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
+    ax.grid(visible=False)  # some styles have one, which would cross out the numbers
     return figure_of(ax)
 
 

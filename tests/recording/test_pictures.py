@@ -169,6 +169,13 @@ def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
     assert axes.figure.axes[1].get_ylabel() == "norm of grad_output"
 
 
+def test_the_grid_of_a_style_is_not_on_the_cells() -> None:
+    with plt.style.context("ggplot"):
+        axes = drawn(record(layers(), (1, 2)).plot("steps"))
+    lines = [*axes.get_xgridlines(), *axes.get_ygridlines()]
+    assert not any(line.get_visible() for line in lines)
+
+
 def test_steps_mark_what_a_colour_cannot_show() -> None:
     axes = drawn(record(layers(2), (1, 0, math.nan, math.inf, 2)).plot("steps"))
     assert marks(axes, "zero") == [(1, 0), (1, 1)]

@@ -356,6 +356,13 @@ def test_tensors_without_entries_are_drawn(shape: tuple[int, ...]) -> None:
     drawn(gradlib.explain_vjp((x * 2).sum(), x).plot())
 
 
+def test_the_grid_of_a_style_crosses_no_number_out() -> None:
+    with plt.style.context("ggplot"):
+        axes = drawn(doubled(3).plot())
+    lines = [*axes.get_xgridlines(), *axes.get_ygridlines()]
+    assert not any(line.get_visible() for line in lines)
+
+
 @pytest.mark.parametrize("wrong", [plt, "flow", 0])
 def test_it_draws_on_nothing_but_axes(wrong: Any) -> None:
     with pytest.raises(gradlib.RecordingArgumentError, match="ax must be the Axes"):
