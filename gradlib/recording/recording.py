@@ -141,6 +141,10 @@ class Recording(Printable):
         """Go through the calls in the order they began."""
         return map(Call, tuple(self._traces))
 
+    def __reversed__(self) -> Iterator[Call]:
+        """Go through the calls from the last one that began to the first."""
+        return map(Call, tuple(self._traces)[::-1])
+
     def __len__(self) -> int:
         """Return the number of calls."""
         return len(self._traces)

@@ -276,6 +276,11 @@ def test_the_plot_without_a_backward_pass_says_so() -> None:
     assert axes.get_title() == "no backward pass was recorded"
 
 
+def test_calls_go_backwards_too(recording: gradlib.Recording) -> None:
+    names = [call.name for call in recording]
+    assert [call.name for call in reversed(recording)] == names[::-1]
+
+
 def test_without_calls_it_says_what_to_do() -> None:
     model = nn.Linear(3, 2)
     loss = model(torch.ones(1, 3)).sum()
