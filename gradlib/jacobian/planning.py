@@ -126,13 +126,13 @@ def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
         )
     if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
         raise JacobianArgumentError(
-            f'chunk_size is {in_brief(chunk_size)}; it is "auto" or how many rows (reverse) or '
-            "columns (forward) one pass asks for, 1 or more."
+            f'chunk_size is {in_brief(chunk_size)}; it is "auto" or how many rows '
+            "(reverse) or columns (forward) one pass asks for, 1 or more."
         )
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
         raise JacobianArgumentError(
-            f"max_bytes is {in_brief(max_bytes)}; it is a whole number of bytes, or None for "
-            "half of what is free."
+            f"max_bytes is {in_brief(max_bytes)}; it is a whole number of bytes, or "
+            "None for half of what is free."
         )
 
 
