@@ -354,7 +354,10 @@ def _plain(value: float, _place: int) -> str:
 
 
 def _power_of_ten(exponent: float, _place: int) -> str:
-    return f"{10.0**exponent:.3g}" if abs(exponent) < 4 else f"1e{exponent:g}"
+    if abs(exponent) < 4:
+        return f"{10.0**exponent:.3g}"
+    power = math.floor(exponent)
+    return f"{10.0 ** (exponent - power):.3g}e{power}"
 
 
 def _finished(ax: Axes, *, something: bool) -> Figure:

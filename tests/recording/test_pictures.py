@@ -1,6 +1,7 @@
 """The pictures of a recording: what they show, and whether one can read it."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -390,6 +391,25 @@ def apart(figure: Figure) -> None:
         if label.get_text()
     ]
     assert all(left.x1 < right.x0 for left, right in pairwise(across))
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-38, 1e7])
+@pytest.mark.parametrize("kind", ["steps", "histogram"])
+def test_numbers_between_two_powers_of_ten_are_plain(kind: str, scale: float) -> None:
+    figure = record(layers(2), (scale, 1.01 * scale)).plot(kind)
+    axes = drawn(figure)
+    shown = axes.get_xticklabels() if kind == "histogram" else labels_of_bar(figure)
+    numbers = [it.get_text() for it in shown if it.get_text()]
+    assert len(numbers) > 1
+    assert all(re.fullmatch(r"\d(\.\d{1,2})?e-?\d+", it) for it in numbers), numbers
+    assert [*map(float, numbers)] == sorted(map(float, numbers))
+
+
+def labels_of_bar(figure: Figure) -> Sequence[Any]:
+    bar = figure.axes[1]
+    low, high = bar.get_ylim()
+    shown = zip(bar.get_yticks(), bar.get_yticklabels(), strict=True)
+    return [label for at, label in shown if low <= at <= high]
 
 
 def test_hundreds_of_steps_have_few_numbers() -> None:
