@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -52,7 +53,7 @@ class Comparison(Printable):
         first: Where the two first differ; ``None`` if they agree.
         unmatched: The calls that only one of them has.
         skipped: What could not be compared, in words.
-        compared: How many calls both have.
+        compared: How many calls both have; none if nothing of them is in both.
         rtol: How far their values may be apart, as a part of the value; of a narrow
             dtype more than of float32. See `Recording.compare`.
     """
@@ -65,8 +66,8 @@ class Comparison(Printable):
 
     @property
     def ok(self) -> bool:
-        """Whether both have the same calls, and these agree."""
-        return self.first is None and not self.unmatched
+        """Whether calls were compared, both have the same ones, and these agree."""
+        return bool(self.compared) and self.first is None and not self.unmatched
 
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
@@ -92,7 +93,7 @@ class Comparison(Printable):
 
     def _agreement(self) -> str:
         if not self.compared:
-            return "the two have none in common"
+            return "the two have nothing in common"
         others = ", but not all are in both" if self.unmatched else ""
         return f"they agree, rtol {self.rtol:.2g}{others}"
 
@@ -117,11 +118,13 @@ def compare(
     both = _Both(traces, others, pairs)
     # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
+    found = both.gaps()
+    some = [*islice(found, 1)]
     return Comparison(
-        _first(both.gaps(), tolerance),
+        _first(chain(some, found), tolerance),
         tuple(unmatched),
         both.skipped,
-        len(pairs),
+        len(pairs) if some else 0,
         tolerance.least if tolerance.rtol is None else float(tolerance.rtol),
     )
 
@@ -188,12 +191,12 @@ class _Both:
             for field in FIELDS
             if any(field in fields for fields in kept) and field not in self._fields
         ]
-        self._backward = True
         ran = [any(it.passes() for it in each) for each in (traces, others)]
-        if ran[0] != ran[1]:
-            self._backward = False
-            which = "the other" if ran[0] else "this"
-            skipped.append(f"gradients: {which} recording has no backward pass")
+        self._backward = all(ran)
+        if not self._backward and self._kept((*ARRIVES, *LEAVES)):
+            missing = "has no" if any(ran) else "has a"
+            which = "the other" if ran[0] else "this" if ran[1] else "neither"
+            skipped.append(f"gradients: {which} recording {missing} backward pass")
         self.skipped = tuple(skipped)
 
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:

@@ -96,7 +96,7 @@ def test_calls_that_are_in_one_recording_only(x: Tensor) -> None:
     one, other = (nn.Sequential(OrderedDict({it: nn.Tanh()})) for it in "ab")
     found = recorded(one, x, modules="a").compare(recorded(other, x, modules="b"))
     assert str(found).splitlines() == [
-        "Comparison of 0 calls: the two have none in common",
+        "Comparison of 0 calls: the two have nothing in common",
         "only in this: a",
         "only in the other: b",
     ]
@@ -388,6 +388,28 @@ def test_what_is_not_compared_is_said(net: Any, x: Tensor) -> None:
     found = this.compare(recorded(net, x, keep=["output", "grad_output"]))
     assert found.ok
     assert found.skipped[0] == '"args", which only one of the two has kept'
+    found = this.compare(recorded(net, x, keep="output"))
+    assert not any("no backward pass" in it for it in found.skipped)
+    found = forward_only.compare(forward_only)
+    assert found.ok
+    assert found.skipped == ("gradients: neither recording has a backward pass",)
+
+
+def test_nothing_compared_is_not_ok(net: Any, x: Tensor) -> None:
+    one, other = (recorded(net, x, keep=it) for it in ("output", "grad_output"))
+    with gradlib.record(net, keep="param_grads") as forward_only:
+        net(x)
+    with gradlib.record(net) as nothing:
+        pass
+    for found in (
+        one.compare(other),
+        forward_only.compare(forward_only),
+        nothing.compare(nothing),
+    ):
+        assert not found.ok
+        assert found.compared == 0
+        title = "Comparison of 0 calls: the two have nothing in common"
+        assert str(found).splitlines()[0] == title
 
 
 def test_one_has_a_pass_more(net: Any, x: Tensor) -> None:
