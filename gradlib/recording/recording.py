@@ -18,6 +18,7 @@ from gradlib.recording.call import (
     norm_text,
     numbered,
     shape_text,
+    shown,
     with_keywords,
 )
 from gradlib.recording.compare import Comparison, compare
@@ -45,6 +46,9 @@ ROWS = 60
 
 SHAPES = 3
 """How many shapes of one output it has before it only counts them."""
+
+FEW = 8
+"""How many calls of a module an error lists."""
 
 
 class Recording(Printable):
@@ -121,15 +125,16 @@ class Recording(Printable):
         if index is None and len(calls) == 1:
             return next(iter(calls.values()))
         if index is None:
+            once = len({call.forward for call in found}) == len(calls)
             raise AmbiguousCallError(
                 f'"{name}" was called {len(calls)} times. Name one call: '
-                f'recording["{name}", i] with i from {min(calls)} to {max(calls)}, or '
-                f'recording.forwards[i]["{name}"].'
+                f'recording["{name}", i] with i from {min(calls)} to {max(calls)}'
+                + (f', or recording.forwards[i]["{name}"].' if once else ".")
             )
         if index not in calls:
             raise NoSuchCallError(
                 f'"{name}" has no call {index} here; its calls are '
-                f"{', '.join(map(str, calls))}."
+                f"{_numbers(list(calls))}."
             )
         return calls[index]
 
@@ -436,6 +441,10 @@ class Recording(Printable):
                 f'"{name}" was not called in the block. Only module(x) is a call: a '
                 "parent that uses its weights directly, or module.forward(x), is not."
             )
+        own, number = _as_printed(name)
+        if own in self._names:
+            key = f'"{own}", {number}' if number else f'"{own}"'
+            return f'"{name}" is what tables show. Ask for recording[{key}].'
         return f'The model has no module "{name}". {nearest(name, self._names)}'
 
     def _title(self) -> str:
@@ -544,6 +553,20 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
             return name, index
         case _:
             raise _no_name(key)
+
+
+def _as_printed(text: str) -> tuple[str, str]:
+    """Return the name and the number of a call in what `numbered` made of them."""
+    name, _, number = text.removesuffix(")").rpartition(" (")
+    if not number.isdecimal():
+        name, number = text, ""
+    return ("" if name == shown("") else name), number
+
+
+def _numbers(some: list[int]) -> str:
+    """Return the numbers of calls in words."""
+    few = some if len(some) <= FEW else [*some[: FEW - 1], "...", some[-1]]
+    return ", ".join(map(str, few))
 
 
 def _no_name(key: object) -> NoSuchCallError:

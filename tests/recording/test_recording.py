@@ -72,8 +72,11 @@ def test_several_calls_are_ambiguous(recording: gradlib.Recording) -> None:
     assert isinstance(caught.value, LookupError)
     assert str(caught.value) == (
         '[GL202] "first" was called 4 times. Name one call: recording["first", i] with '
-        'i from 0 to 3, or recording.forwards[i]["first"].'
+        "i from 0 to 3."
     )
+    with pytest.raises(gradlib.AmbiguousCallError) as caught:
+        recording["last"]
+    assert str(caught.value).endswith('or recording.forwards[i]["last"].')
     with pytest.raises(gradlib.AmbiguousCallError, match="i from 2 to 3"):
         recording.forwards[1]["first"]
 
@@ -87,6 +90,10 @@ def test_several_calls_are_ambiguous(recording: gradlib.Recording) -> None:
         (0, "recording[0]: name a call by its module"),
         (("last", 0, 1), "recording[('last', 0, 1)]: name a call by its module"),
         (("last", 2), '"last" has no call 2 here; its calls are 0, 1.'),
+        ("(root)", '"(root)" is what tables show. Ask for recording[""].'),
+        ("(root) (1)", 'Ask for recording["", 1].'),
+        ("first (3)", '"first (3)" is what tables show. Ask for recording["first", 3]'),
+        ("frist (3)", 'The model has no module "frist (3)". Nearest: "first"'),
     ],
 )
 def test_a_failed_look_up_says_why(
@@ -97,6 +104,15 @@ def test_a_failed_look_up_says_why(
     assert isinstance(caught.value, LookupError)
     assert caught.value.code == "GL201"
     assert message in str(caught.value)
+
+
+def test_of_many_calls_an_error_lists_a_few() -> None:
+    with gradlib.record(model := nn.Linear(2, 1)) as recording:
+        for _ in range(100):
+            model(torch.ones(1, 2))
+    with pytest.raises(gradlib.NoSuchCallError) as caught:
+        recording["", 100]
+    assert str(caught.value).endswith("its calls are 0, 1, 2, 3, 4, 5, 6, ..., 99.")
 
 
 def test_it_can_be_read_inside_the_block() -> None:
