@@ -337,7 +337,11 @@ class Call(Printable):
             prefix = f"passes[{i}]." if len(self.passes) > 1 else ""
             rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
         title = f"{_label(self._trace)}: {self.module_type}"
-        return Table(title, COLUMNS, rows, (f"note: {self.note}",) if self.note else ())
+        footer = [f"note: {self.note}"] if self.note else []
+        if len(self.passes) > 1:
+            numbers = ", ".join(str(it.backward) for it in self.passes)
+            footer.insert(0, f"passes: backward pass {numbers} of the block")
+        return Table(title, COLUMNS, rows, tuple(footer))
 
 
 COLUMNS = ("field", "shape", "norm")

@@ -456,15 +456,13 @@ class Recording(Printable):
             f"{_count(len(backwards), 'backward pass', 'backward passes')}"
         )
 
-    def _fields(self) -> list[str]:
-        """Return which columns of the table were kept."""
-        return [name for name in COLUMNS if name in self._block.fields]
-
     def _table(self) -> Table:
         if not self._traces:
             return Table(self._title(), (), [], (NO_CALLS,))
-        fields = self._fields()
         found = [(call, pass_) for call in self for pass_ in call.passes or (None,)]
+        fields = [name for name in COLUMNS if name in self._block.fields]
+        if len(found) > len(self):  # calls have several
+            fields.insert(0, "backward")
         left_out = max(0, len(found) - ROWS)
         if left_out:
             del found[ROWS // 2 : -ROWS // 2]
@@ -537,10 +535,11 @@ NO_CALLS = (
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
 
 
-def _legend(fields: list[str]) -> str:
+def _legend(columns: list[str]) -> str:
     """Say what the columns show."""
-    parts = ["output: shape"] if "output" in fields else []
-    if set(fields) - {"output"}:
+    parts = ["backward: which backward pass"] if "backward" in columns else []
+    parts += ["output: shape"] if "output" in columns else []
+    if set(columns) - {"backward", "output"}:
         parts.append("gradients: norm over all entries, - where there is none")
     return "; ".join(parts)
 
@@ -576,15 +575,20 @@ def _no_name(key: object) -> NoSuchCallError:
     )
 
 
-def _row(call: Call, pass_: Pass | None, fields: list[str]) -> tuple[str, ...]:
+def _row(call: Call, pass_: Pass | None, columns: list[str]) -> tuple[str, ...]:
     """Return the row of one pass of a call, or of a call without any."""
-    head = (numbered(call.name, call.index), call.module_type)
-    if "output" in fields:
-        head = (*head, shape_text(call.output, most=SHAPES))
-    gradients = [field for field in fields if field != "output"]
+    cells = (_cell(call, pass_, column) for column in columns)
+    return numbered(call.name, call.index), call.module_type, *cells
+
+
+def _cell(call: Call, pass_: Pass | None, column: str) -> str:
+    if column == "output":
+        return shape_text(call.output, most=SHAPES)
     if pass_ is None:
-        return (*head, *["-"] * len(gradients))
-    return (*head, *(norm_text(with_keywords(pass_, field)) for field in gradients))
+        return "-"
+    if column == "backward":
+        return str(pass_.backward)
+    return norm_text(with_keywords(pass_, column))
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -156,6 +156,25 @@ class ByKeyword(nn.Module):
         return h + self.scale(x=h)
 
 
+def test_the_passes_of_one_call_are_told_apart() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    with gradlib.record(model, keep=["grad_output"]) as recording:
+        model(x).sum().backward()
+        y = model(x)
+        y.sum().backward(retain_graph=True)
+        y.prod().backward()
+        model(x)
+    lines = str(recording).splitlines()
+    rows = [line.split() for line in lines if line.startswith("1 ")]
+    assert lines[1].split() == ["module", "type", "backward", "grad_output"]
+    assert [row[-2] for row in rows] == ["0", "1", "2", "-"]
+    assert "backward: which backward pass; gradients: norm" in str(recording)
+    assert "backward: which" not in str(recording.forwards[0])
+    footer = str(recording["1", 1]).splitlines()[-1]
+    assert footer == "passes: backward pass 1, 2 of the block"
+
+
 def test_a_call_with_keywords_only_shows_its_gradients() -> None:
     model = ByKeyword()
     with gradlib.record(model) as recording:
