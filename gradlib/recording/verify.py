@@ -71,10 +71,12 @@ class Verification(Printable):
         title = f"Verification: {self.agreed} of {self.calls} calls agree"
         rows = [
             (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
-            for it in self.disagreements
+            for it in self.disagreements[:ROWS]
         ]
         why = Counter(it.reason for it in self.skipped)
-        footer = [f"not replayed: {count} ({reason})" for reason, count in why.items()]
+        more = len(self.disagreements) - len(rows)
+        footer = [f"and {more} more, all in .disagreements"] if more else []
+        footer += [f"not replayed: {count} ({reason})" for reason, count in why.items()]
         listed = {(it.name, it.index) for it in (*self.disagreements, *self.skipped)}
         around = self.calls - self.agreed - len(listed)
         if around:
@@ -83,6 +85,7 @@ class Verification(Printable):
 
 
 COLUMNS = ("module", "field", "error", "reason")
+ROWS = 20
 
 ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "

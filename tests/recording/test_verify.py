@@ -95,6 +95,21 @@ def test_a_wrong_backward_is_named(backward: Callable[..., None]) -> None:
     assert "1.doubled" in found._repr_html_()
 
 
+def test_of_many_disagreements_the_first_are_printed(
+    backward: Callable[..., None],
+) -> None:
+    backward(lambda: 1.0)
+    with gradlib.record(deep := model()) as recording:
+        for _ in range(30):
+            deep(torch.randn(5, 3)).sum().backward()
+    found = recording.verify(numerical=True)
+    assert len(found.disagreements) == 30
+    lines = str(found).splitlines()
+    assert lines[2].startswith("1.doubled  ")
+    assert lines[21].startswith("1.doubled (19)  ")
+    assert lines[22] == "and 10 more, all in .disagreements"
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("factor", "error"), [(1.0, 1 / 2), (4.0, 1 / 2), (-2.0, 2.0), (1.998, 1e-3)]
