@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -73,10 +73,14 @@ class Verification(Printable):
             (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
             for it in self.disagreements[:ROWS]
         ]
-        why = Counter(it.reason for it in self.skipped)
+        why: defaultdict[str, list[str]] = defaultdict(list)
+        for it in self.skipped:
+            why[it.reason].append(numbered(it.name, it.index))
         more = len(self.disagreements) - len(rows)
         footer = [f"and {more} more, all in .disagreements"] if more else []
-        footer += [f"not replayed: {count} ({reason})" for reason, count in why.items()]
+        footer += [
+            f"not replayed, {_few(names)} ({reason})" for reason, names in why.items()
+        ]
         listed = {(it.name, it.index) for it in (*self.disagreements, *self.skipped)}
         around = self.calls - self.agreed - len(listed)
         if around:
@@ -86,6 +90,15 @@ class Verification(Printable):
 
 COLUMNS = ("module", "field", "error", "reason")
 ROWS = 20
+NAMES = 4
+
+
+def _few(names: list[str]) -> str:
+    """Return how many calls there are, with the names of some."""
+    count, more = len(names), len(names) - NAMES
+    shown = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"{count} call{'s' * (count != 1)}: {shown}"
+
 
 ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "

@@ -245,14 +245,21 @@ def test_what_cannot_be_replayed_is_listed() -> None:
         net(torch.randn(2, 3)).sum().backward()
         with torch.no_grad():
             net[0](torch.randn(2, 3))
-    found = recording.verify()
-    assert found.ok
-    assert found.agreed == 3
-    (skipped,) = found.skipped
+        one = recording.verify()
+        with torch.no_grad():
+            for _ in range(3):
+                net(torch.randn(2, 3))
+    assert one.ok
+    assert one.agreed == 3
+    (skipped,) = one.skipped
     assert (skipped.name, skipped.index) == ("0", 1)
     assert skipped.reason == "gradients were disabled when it was called"
-    assert str(found).splitlines()[-1] == (
-        "not replayed: 1 (gradients were disabled when it was called)"
+    assert str(one).splitlines()[-1] == (
+        "not replayed, 1 call: 0 (1) (gradients were disabled when it was called)"
+    )
+    last = str(recording.verify()).splitlines()[-2:]
+    assert " ".join(last).startswith(
+        "not replayed, 10 calls: 0 (1), (root) (1), 0 (2), 1 (1) and 6 more (gradients"
     )
 
 
