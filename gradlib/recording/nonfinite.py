@@ -32,7 +32,8 @@ class Nonfinite(Printable):
         name: The name of the module in whose call it appeared; the root is ``""``.
         index: Which call of this module in the block, from 0.
         direction: ``"forward"`` or ``"backward"``.
-        field: Where in the call. ``"output"``, ``"grad_input[0]"`` or
+        field: Where in the call, with ``"passes[1]."`` before it where the call has
+            several. ``"output"``, ``"grad_input[0]"`` or
             ``"param_grads['weight']"``: the call made it. ``"args[0]"``, ``"param
             weight"``, ``"buffer running_var"`` or ``"grad_output[0]"``: it was there
             before; the calls that were recorded did not make it. Where they were given
@@ -165,12 +166,11 @@ class _Look:
             if came is not None:
                 return self._arrived(call, by_moment, number)
             if key is not None:
-                return _made_backward(call, key)
+                return _made_backward(call, number, key)
         for call in reversed(calls):
             key = self._first(call.gradients("totals", number).items())
             if key is not None:
-                field = total_name(call, key)
-                return Nonfinite(call.name, call.index, "backward", field)
+                return _in_pass(call, number, total_name(call, key))
         return None
 
     def _arrived(
@@ -183,8 +183,7 @@ class _Look:
             place = self._first(around.gradients("outputs", number).items())
             if not isinstance(place, int):
                 break
-            field = grad_output_name(around, place)
-            found = Nonfinite(around.name, around.index, "backward", field)
+            found = _in_pass(around, number, grad_output_name(around, place))
             around = by_moment.get(around.caller)
         return found
 
@@ -217,14 +216,21 @@ def _made_forward(call: CallTrace, place: int) -> Nonfinite:
     return Nonfinite(call.name, call.index, "forward", output_name(call, place), remark)
 
 
-def _made_backward(call: CallTrace, key: Key) -> Nonfinite:
+def _made_backward(call: CallTrace, number: int, key: Key) -> Nonfinite:
     remark = ""
     if "grad_output" not in call.block.fields:
         remark = (
             "The call made it, or it came with the gradient of its output, which was "
             "not kept."
         )
-    return Nonfinite(call.name, call.index, "backward", share_name(call, key), remark)
+    return _in_pass(call, number, share_name(call, key), remark)
+
+
+def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonfinite:
+    """Name a field of one backward pass as one asks for it."""
+    passes = call.passes()
+    prefix = f"passes[{passes.index(number)}]." if len(passes) > 1 else ""
+    return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
 
 
 NAN, INF = 1, 2
@@ -264,6 +270,8 @@ def _bits(has_nan: object, has_inf: object) -> int:
 
 def _meaning(field: str) -> str:
     """Say who made it."""
+    if field.startswith("passes["):
+        field = field.partition(".")[2]
     if field.startswith(("args", "kwargs")):
         return "The call was given it."
     if field.startswith(("param ", "buffer ")):

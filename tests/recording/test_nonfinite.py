@@ -240,7 +240,21 @@ def test_several_passes(x: Tensor) -> None:
         (output.sum() * INF).backward()
     found = recording.first_nonfinite()
     assert found is not None
-    assert (found.name, found.field) == ("", "grad_output[0]")
+    assert (found.name, found.field) == ("", "passes[1].grad_output[0]")
+    assert "It came with the gradient" in str(found)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_which_of_several_passes_made_it(x: Tensor, place: int) -> None:
+    model = Applies(lambda x: (x * 2, Wrong.apply(x)))
+    with gradlib.record(model) as recording:
+        outputs = model(x)
+        for output in outputs if place else outputs[::-1]:
+            output.sum().backward(retain_graph=True)
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert found.field == f"passes[{place}].grad_input[0]"
+    assert "The call made it" in str(found)
 
 
 def test_the_printed_answer(x: Tensor) -> None:
@@ -499,4 +513,5 @@ def test_made_by_a_penalty_that_goes_through_a_graph() -> None:
         (output.mean() + grad.square().sum(1).sqrt().sum()).backward()
     found = recording.first_nonfinite()
     assert found is not None
-    assert (found.name, found.field) == ("2", "param_grads_total['weight']")
+    field = "passes[1].param_grads_total['weight']"
+    assert (found.name, found.field) == ("2", field)
