@@ -263,7 +263,9 @@ class Recording(Printable):
                 tensor hook on the output of a call does, as in an implicit layer, is in
                 ``grad_output`` and no part of the VJP, so such a layer is found. It
                 takes two forwards in float64 along each of a few random directions, for
-                each input and own parameter that requires grad. Nothing found is no
+                each input and own parameter that requires grad: a ``detach()`` between
+                the modules inside a call is seen only through such an input, so give
+                the model an `x` with ``requires_grad``. Nothing found is no
                 proof: in trials it found every gradient with random errors of a
                 hundredth of its norm, and of a thousandth nearly every one in small
                 modules and half of those with many entries. It looks beside the
