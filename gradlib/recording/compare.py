@@ -71,13 +71,7 @@ class Comparison(Printable):
 
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
-        footer = [
-            f"only in {'this' if it.only_in == 'this' else 'the other'}: "
-            f"{numbered(it.name, it.index)}"
-            for it in self.unmatched[:ROWS]
-        ]
-        if len(self.unmatched) > ROWS:
-            footer.append(f"and {len(self.unmatched) - ROWS} more calls")
+        footer = [*self._only_in("this"), *self._only_in("other")]
         footer += [f"not compared: {reason}" for reason in self.skipped]
         first = self.first
         if first is None:
@@ -91,6 +85,13 @@ class Comparison(Printable):
         )
         return Table(f"{count}: they part first at", COLUMNS, [row], tuple(footer))
 
+    def _only_in(self, which: str) -> list[str]:
+        found = [it for it in self.unmatched if it.only_in == which]
+        where = "this" if which == "this" else "the other"
+        lines = [f"only in {where}: {numbered(it.name, it.index)}" for it in found]
+        more = f"and {len(found) - ROWS} more only in {where}"
+        return [*lines[:ROWS], more] if len(found) > ROWS else lines
+
     def _agreement(self) -> str:
         if not self.compared:
             return "the two have nothing in common"
@@ -99,7 +100,7 @@ class Comparison(Printable):
 
 
 COLUMNS = ("module", "direction", "field", "error", "reason")
-ROWS = 20
+ROWS = 10
 
 
 def compare(

@@ -275,6 +275,16 @@ def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
     assert "only in this: blocks.2.fc" in str(found)
 
 
+def test_some_calls_of_each_are_printed(x: Tensor) -> None:
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
+    wrapped = nn.Sequential(OrderedDict(model=net))
+    lines = str(recorded(net, x).compare(recorded(wrapped, x))).splitlines()
+    assert lines[1] == "only in this: 0"
+    assert lines[10:12] == ["only in this: 9", "and 2 more only in this"]
+    assert lines[12:14] == ["only in the other: model", "only in the other: model.0"]
+    assert lines[-1] == "and 3 more only in the other"
+
+
 def test_a_forward_more_is_a_difference(net: Any, x: Tensor) -> None:
     with gradlib.record(net) as twice:
         for _ in range(2):
