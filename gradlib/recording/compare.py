@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -122,7 +122,7 @@ def compare(
     found = both.gaps()
     some = [*islice(found, 1)]
     return Comparison(
-        _first(chain(some, found), tolerance),
+        _first(chain(some, found), tolerance, pairs),
         tuple(unmatched),
         both.skipped,
         len(pairs) if some else 0,
@@ -157,17 +157,27 @@ def _rtol(traces: Iterable[CallTrace]) -> float:
 
 
 def _first(
-    found: Iterable[tuple[CallTrace, str, Gap]], tolerance: Tolerance
+    found: Iterable[tuple[CallTrace, str, Gap]],
+    tolerance: Tolerance,
+    pairs: Mapping[int, CallTrace],
 ) -> Difference | None:
     drift = 0.0
     for trace, field, it in found:
         if not tolerance.allows(it, drift):
             direction = "backward" if "grad" in field else "forward"
+            reasons = _other_type(trace, pairs[id(trace)]), it.reason
+            reason = ", ".join(filter(None, reasons))
             return Difference(
-                trace.name, trace.index, direction, field, it.error, it.reason
+                trace.name, trace.index, direction, field, it.error, reason
             )
         drift = max(drift, it.error)
     return None
+
+
+def _other_type(trace: CallTrace, other: CallTrace) -> str:
+    """Name the classes of two modules that have one name, where these differ."""
+    one, another = trace.module_type, other.module_type
+    return f"{one} and {another}" if one != another else ""
 
 
 class _Both:

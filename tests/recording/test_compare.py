@@ -275,6 +275,21 @@ def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
     assert "only in this: blocks.2.fc" in str(found)
 
 
+def test_modules_of_one_name_and_two_classes(x: Tensor) -> None:
+    linear = nn.Linear(4, 4)
+    some = recorded(nn.Sequential(nn.Tanh(), linear), x)
+    for other, reason in (
+        (nn.Sequential(nn.Tanh(), nn.ReLU(), linear), "Linear and ReLU"),
+        (nn.Sequential(nn.Tanh(), nn.Flatten(0)), "Linear and Flatten, shapes [16, 4]"),
+        (nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), ""),
+    ):
+        first = some.compare(recorded(other, x.requires_grad_())).first
+        assert first is not None
+        assert (first.name, first.field) == ("1", "output")
+        assert first.reason.startswith(reason)
+        assert reason or not first.reason
+
+
 def test_some_calls_of_each_are_printed(x: Tensor) -> None:
     net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
     wrapped = nn.Sequential(OrderedDict(model=net))
