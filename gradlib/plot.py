@@ -81,7 +81,7 @@ def gradient_flow(
     else:
         ax.set_xticks([])
     columns = [(i, column) for it in every for i, column in enumerate(it) if column]
-    _mark_zero({i for i, column in columns if not any(column)}, ax)
+    _mark_zero({i for i, column in columns if 0 in column}, ax)
     _mark_lost({i for i, column in columns if any(map(_is_lost, column))}, ax)
     _name_rows(labels, ax)
     ax.set_ylabel("the gradient flows upwards")
@@ -295,7 +295,7 @@ def _mark_lost(rows: set[int], ax: Axes) -> None:
 
 
 def _mark_zero(rows: set[int], ax: Axes) -> None:
-    """Put a dot beside every module that has gradients of nothing but zeros."""
+    """Put a dot beside every module of which a gradient is nothing but zeros."""
     _mark_beside(rows, 1.05, ax, label="zero", color="0.5", marker="o")
 
 

@@ -167,8 +167,10 @@ class Recording(Printable):
         - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
           parameters of a module, ``grad_input`` that over all arguments, keyword
           arguments included. If a module has several passes, the line is their
-          median, and the band reaches from the smallest to the largest. A total is
-          drawn where it visibly differs from the share.
+          median, and the band reaches from the smallest to the largest. Both leave out
+          what has no place on a logarithmic axis: a gradient of zeros, or one with NaN
+          or inf, puts a mark beside its module. A total is drawn where it visibly
+          differs from the share.
         - ``"steps"``: a column for each forward of the block; the colour is the norm of
           ``grad_output``, and the largest if a forward has several passes.
         - ``"histogram"``: the distribution of the magnitudes of all entries of

@@ -149,12 +149,23 @@ def test_the_totals_of_shared_parameters_are_drawn() -> None:
 
 
 def test_flow_marks_what_has_no_size() -> None:
-    axes = drawn(record(layers(2), (0, 1)).plot())
+    axes = drawn(record(layers(2), (2, 1)).plot())
     assert legend(axes)[3:] == []
-    axes = drawn(record(layers(2), (0,)).plot())
-    assert [y for _, y in marks(axes, "zero")] == [0, 1]
+    for scales in (0,), (0, 1):
+        axes = drawn(record(layers(2), scales).plot())
+        assert [y for _, y in marks(axes, "zero")] == [0, 1]
     axes = drawn(record(layers(2), (math.nan, 1)).plot())
     assert [y for _, y in marks(axes, "nan or inf")] == [0, 1]
+
+
+def test_flow_marks_a_layer_that_died_on_the_way() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    with gradlib.record(model) as recording:
+        for bias in (1, -100, -100):
+            nn.init.constant_(model.get_parameter("0.bias"), bias)
+            model(torch.randn(5, 4)).sum().backward()
+    axes = drawn(recording.plot())
+    assert [y for _, y in marks(axes, "zero")] == [0, 1]
 
 
 def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
