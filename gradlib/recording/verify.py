@@ -157,7 +157,8 @@ def _check(
     others: list[tuple[str, Gap]] = []
     through = [bool(trace.gradients("outputs", number)) for number in passes]
     for place, number in enumerate(passes):
-        replayed = replay(trace, number)
+        # In the state after the forward, a backward could draw what it drew then.
+        replayed = replay(trace, number, turn=_draw_others)
         if place == 0:
             others = [
                 (path, it)
@@ -208,7 +209,7 @@ def _differs_again(
     trace: CallTrace, number: int, shares: Mapping[Key, Any], tolerance: Tolerance
 ) -> bool:
     """Tell whether a backward pass gives others where it draws other random numbers."""
-    again = replay(trace, number, turn=_draw_others).shares
+    again = replay(trace, number).shares
     return again is None or not all(
         tolerance.allows(it) for _, it in _shares(shares, again)
     )

@@ -159,8 +159,9 @@ def test_a_backward_that_does_not_repeat_is_named(
         lambda _grad: float(numpy.random.rand()),
     ],
 )
+@pytest.mark.parametrize("drawn", [0, 1])
 def test_a_backward_that_draws_random_numbers_is_named_with_the_reason(
-    noise: Callable[[Tensor], Any],
+    noise: Callable[[Tensor], Any], drawn: int
 ) -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
@@ -174,7 +175,10 @@ def test_a_backward_that_draws_random_numbers_is_named_with_the_reason(
 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 3), Noisy())
-    recording = recorded(net, torch.randn(2, 3))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(2, 3)).sum()
+        torch.randn(drawn)  # without it, a replay could draw the same numbers again
+        loss.backward()
     state, pythons = torch.get_rng_state(), random.getstate()
     wrong = recording.verify().disagreements
     assert {it.name for it in wrong} == {"1"}
