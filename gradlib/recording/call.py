@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
@@ -440,12 +441,20 @@ def norm_text(structure: object) -> str:
 
     Where tensors were reduced to plain numbers, it is these.
     """
-    leaves = Tree.of(structure).leaves
-    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
+    numbers = numbers_in(structure)
     measured = measured_in(structure)
     if numbers and not measured:
         return ", ".join(f"{number:.3g}" for number in numbers)
     return f"{norm(measured):.3g}" if measured else "-"
+
+
+def numbers_in(structure: object) -> list[Any]:
+    """Return the plain numbers of a nested structure, those of NumPy too, in order."""
+    leaves = Tree.of(structure).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, NUMBER)]
+
+
+NUMBER = int, float, complex, np.number
 
 
 def measured_in(structure: object) -> list[Tensor | TensorStats]:

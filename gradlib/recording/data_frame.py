@@ -10,11 +10,11 @@ from gradlib.recording.call import (
     Call,
     Pass,
     measured_in,
+    numbers_in,
     shape_text,
     with_keywords,
 )
 from gradlib.stats import norm
-from gradlib.tree import Tree
 
 # The columns of a pass, each with the field that it travels with.
 GRADIENTS = {
@@ -75,6 +75,5 @@ def _size(structure: object) -> Any:
     measured = measured_in(structure)
     if measured:
         return norm(measured)
-    leaves = Tree.of(structure).leaves
-    numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
+    numbers = tuple(numbers_in(structure))
     return numbers if len(numbers) > 1 else (*numbers, math.nan)[0]

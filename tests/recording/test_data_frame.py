@@ -4,6 +4,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -84,6 +85,18 @@ def test_statistics_have_norms_and_numbers_are_shown_as_they_are() -> None:
     branch = numbers[numbers["name"] == "branch"].iloc[0]
     assert branch["output"] == 12
     assert branch["param_grads"] == (4, 16)  # by name: bias, weight
+
+
+def test_numbers_of_numpy_are_shown_as_they_are() -> None:
+    recording = record(reduce=lambda tensor: np.abs(tensor.numpy()).max())
+    frame: Any = recording.to_frame()
+    call = recording["branch", 0]
+    given = call.passes[0].grad_output[0]
+    assert isinstance(given, np.float32)
+    assert frame[frame["name"] == "branch"].iloc[0]["grad_output"] == given
+    rows = [it.split() for it in str(recording).splitlines()]
+    assert f"{given:.3g}" in next(row for row in rows if row[0] == "branch")
+    assert f"{given:.3g}" in str(call).split()
 
 
 def test_nothing_recorded_is_an_empty_frame() -> None:
