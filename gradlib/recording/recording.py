@@ -17,6 +17,7 @@ from gradlib.recording.call import (
     Pass,
     norm_text,
     numbered,
+    numbers_in,
     shape_text,
     shown,
     with_keywords,
@@ -472,7 +473,8 @@ class Recording(Printable):
             del found[ROWS // 2 : -ROWS // 2]
         rows = [_row(call, pass_, fields) for call, pass_ in found]
         columns = ("module", "type", *fields)
-        footer = [_legend(fields)]
+        first = next((pass_ for _, pass_ in found if pass_), None)
+        footer = [_legend(fields, first)]
         if left_out:
             gap = (f"... {left_out} more rows", *[""] * (len(columns) - 1))
             rows.insert(ROWS // 2, gap)
@@ -539,12 +541,14 @@ NO_CALLS = (
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
 
 
-def _legend(columns: list[str]) -> str:
-    """Say what the columns show."""
+def _legend(columns: list[str], example: Pass | None) -> str:
+    """Say what the columns show, of which a pass is an example."""
     parts = ["backward: which backward pass"] if "backward" in columns else []
     parts += ["output: shape"] if "output" in columns else []
-    if set(columns) - {"backward", "output"}:
-        parts.append("gradients: norm over all entries, - where there is none")
+    if gradients := set(columns) - {"backward", "output"}:
+        given = [with_keywords(example, it) for it in gradients] if example else []
+        what = "what reduce gave" if numbers_in(given) else "norm over all entries"
+        parts.append(f"gradients: {what}, - where there is none")
     return "; ".join(parts)
 
 
