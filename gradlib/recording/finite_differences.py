@@ -20,7 +20,7 @@ from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import wide
 
 TOLERANCE = 1e-4
-"""The error that a wrong backward exceeds."""
+"""The error that a wrong backward exceeds, where no larger one is allowed."""
 
 # How far from the recorded point, and with which step h, both as parts of the value's
 # root mean square. A kink at the point (an input of ReLU that is exactly 0, two equal
@@ -34,27 +34,36 @@ DIRECTIONS = 4
 SEED = 7_105_243
 
 
-def wrong_shares(trace: CallTrace, number: int) -> dict[Key, float]:
+def wrong_shares(
+    trace: CallTrace, number: int, rtol: float | None = None
+) -> dict[Key, float]:
     """Return each input and own parameter whose gradient is wrong, with the error.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
+        rtol: The error to allow, where it is more than `TOLERANCE`.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
     """
     generator = torch.Generator("cpu").manual_seed(SEED)
+    allowed = max(TOLERANCE, rtol or 0.0)
     with in_double():
         errors = {
-            key: _error(trace, number, key, value, generator)
+            key: _error(trace, number, key, value, generator, allowed)
             for key, value in inputs_of(trace).items()
         }
-    return {key: error for key, error in errors.items() if error > TOLERANCE}
+    return {key: error for key, error in errors.items() if error > allowed}
 
 
 def _error(
-    trace: CallTrace, number: int, key: Key, value: Tensor, generator: torch.Generator
+    trace: CallTrace,
+    number: int,
+    key: Key,
+    value: Tensor,
+    generator: torch.Generator,
+    allowed: float,
 ) -> float:
     """Return the smallest error of all looks: who is right once is right."""
     least = math.inf
@@ -63,7 +72,7 @@ def _error(
         error = _look(trace, number, key, value, away, step, generator)
         if error is not None:
             seen, least = True, min(least, error)
-        if least <= TOLERANCE:
+        if least <= allowed:
             break
     return least if seen else 0.0
 

@@ -276,8 +276,10 @@ class Recording(Printable):
                 kink. Gate on ``torch.autograd.gradcheck`` in float64.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
-                ``torch.testing.assert_close`` together.
-            atol: How large the root mean square of the difference may be on top.
+                ``torch.testing.assert_close`` together. Finite differences may differ
+                by this much too, and by 1e-4 in any case.
+            atol: How large the root mean square of the difference may be on top, but
+                not from finite differences.
 
         Returns:
             What disagrees, innermost calls only, and what could not be replayed.

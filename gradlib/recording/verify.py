@@ -186,7 +186,7 @@ def _check(
             field = prefix + share_name(trace, key)
             yield _difference(trace, field, it.error, it.reason or why)
         if numerical:
-            for key, error in wrong_shares(trace, number).items():
+            for key, error in wrong_shares(trace, number, tolerance.rtol).items():
                 field = prefix + share_name(trace, key)
                 yield _difference(trace, field, error, "finite differences disagree")
     if not any(through):

@@ -232,6 +232,17 @@ def test_tolerances(backward: Callable[..., None]) -> None:
     assert recording.verify(rtol=0.0, atol=0.1).ok
 
 
+def test_tolerances_of_finite_differences(backward: Callable[..., None]) -> None:
+    backward(lambda: 1.999)
+    recording = recorded(Doubled(), torch.randn(50, 3, requires_grad=True))
+    (wrong,) = recording.verify(numerical=True).disagreements
+    assert wrong.error == pytest.approx(5e-4, rel=0.1)
+    assert recording.verify(numerical=True, rtol=1e-3).ok
+    assert not recording.verify(numerical=True, rtol=0.0, atol=1.0).ok
+    backward(lambda: 2.0)
+    assert recording.verify(numerical=True, rtol=1e-9, atol=1.0).ok
+
+
 def test_each_pass_is_checked(backward: Callable[..., None]) -> None:
     factors = iter([2.0, 5.0] + [2.0] * 9)
     backward(lambda: next(factors))
