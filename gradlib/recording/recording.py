@@ -163,7 +163,8 @@ class Recording(Printable):
         """Draw the gradients, module by module, the first on top.
 
         Modules that call other modules are left out, along with their own parameters.
-        The kinds:
+        A module that a forward calls several times has several rows; ``drop (1)`` is
+        its second call in each forward. The kinds:
 
         - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
           parameters of a module, ``grad_input`` that over all arguments, keyword
