@@ -92,7 +92,7 @@ def test_numbers_of_numpy_are_shown_as_they_are() -> None:
     frame: Any = recording.to_frame()
     call = recording["branch", 0]
     given = call.passes[0].grad_output[0]
-    assert isinstance(given, np.float32)
+    assert isinstance(given, np.floating)
     assert frame[frame["name"] == "branch"].iloc[0]["grad_output"] == given
     rows = [it.split() for it in str(recording).splitlines()]
     assert f"{given:.3g}" in next(row for row in rows if row[0] == "branch")
