@@ -47,6 +47,7 @@ NAME = 0.15  # inches the name of a module needs
 LETTER = 0.085  # inches a letter of it takes, about
 SHORT = 24  # letters of a name that a figure of the usual width has room for
 NUMBER = 0.6  # inches a number below an axis needs
+DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches a power of ten needs to show these
 ENTRY = 1.4  # inches an entry of the legend needs
 
 
@@ -349,14 +350,15 @@ def _plain_powers(low: float, high: float, digits: str) -> list[float]:
 
 def _plain(value: float, _place: int) -> str:
     """Return a number as `_power_of_ten` writes it, also between two powers."""
-    digits, exponent = f"{value:.0e}".split("e")
-    return f"{value:.3g}" if abs(int(exponent)) < 4 else f"{digits}e{int(exponent)}"
+    digits, power = f"{value:.2e}".split("e")
+    few = f"{float(digits):g}e{int(power)}"
+    return f"{value:.3g}" if abs(int(power)) < 4 else few
 
 
 def _power_of_ten(exponent: float, _place: int) -> str:
     if abs(exponent) < 4:
         return f"{10.0**exponent:.3g}"
-    power = math.floor(exponent)
+    power = math.floor(exponent + 1e-9)
     return f"{10.0 ** (exponent - power):.3g}e{power}"
 
 
@@ -402,8 +404,10 @@ def _scale(ax: Axes) -> None:
     ax.tick_params(axis="x", which="both", length=3.5, pad=3.5)
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     low, high = ax.get_xlim()
-    if high < 100 * low:  # hardly a power of ten in sight: label 2, 3 and 5 as well
-        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+    decade = inches_of(ax).width / math.log10(high / low)
+    digits = next((it for it, needed in DIGITS.items() if decade > needed), None)
+    if digits and high < 100 * low:  # hardly a power of ten in sight
+        ax.xaxis.set_minor_locator(LogLocator(subs=digits))
         ax.xaxis.set_minor_formatter(FuncFormatter(_plain))
     else:
         ax.xaxis.set_minor_formatter(NullFormatter())

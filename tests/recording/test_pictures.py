@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, cast
 
 import numpy as np
@@ -388,6 +388,40 @@ def test_long_names_leave_room_for_the_rest(words: int, kind: str) -> None:
     title = axes.xaxis.label.get_window_extent()
     assert title.x0 > 0
     assert title.x1 < figure.bbox.width
+
+
+@pytest.mark.parametrize("scale", [1e-3, 3e-12])
+@pytest.mark.parametrize(
+    ("ratio", "size"),
+    [(1.5, (6, 3)), *product([9, 30, 90, 1e3], [(6, 3), (4, 3), (3, 2.5)])],
+)
+def test_numbers_of_a_flow_are_right_and_apart(
+    ratio: float, scale: float, size: tuple[float, float]
+) -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.eye(4) * ratio**-0.25)
+    with gradlib.record(model) as recording:
+        (model(torch.ones(2, 4)).sum() * scale).backward()
+    figure = plt.figure(figsize=size, layout="constrained")
+    axes = drawn(recording.plot(ax=figure.subplots()))
+    low, high = axes.get_xlim()
+    shown = {
+        at: label
+        for minor in (False, True)
+        for at, label in zip(
+            axes.xaxis.get_ticklocs(minor=minor),
+            axes.xaxis.get_ticklabels(minor=minor),
+            strict=True,
+        )
+        if label.get_text() and low <= at <= high
+    }
+    for at, label in shown.items():
+        assert float(label.get_text()) == pytest.approx(at)
+    boxes = [shown[at].get_window_extent() for at in sorted(shown)]
+    assert boxes
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def apart(figure: Figure) -> None:
