@@ -770,6 +770,27 @@ def test_kinks_and_ties_pass(name: str, dtype: torch.dtype) -> None:
     require_close(ours, alone(fn, x), 0.01)
 
 
+def test_kinks_beside_the_point_take_a_pair_of_calls_more() -> None:
+    calls: list[int] = []
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(x))
+        return F.relu(x - 1) + x.square(), x[:, :0]
+
+    x = torch.full((4, 8), 1 + 5e-7)  # nearer than a step, and no kink itself
+    ours, _ = gradlib.per_sample_jacobian(fn, x)
+    assert len(calls) == 5
+    require_close(ours, torch.diag_embed(1 + 2 * x), 1e-6)
+
+
+def test_a_large_constant_hides_no_cut_path_from_a_shorter_step() -> None:
+    def cut(x: Tensor) -> Tensor:
+        return x.sin() + (x / 30).detach() + 7e5
+
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(cut, torch.ones(1, 3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("name", KINKS)
 def test_a_cut_path_at_a_kink_is_seen(name: str) -> None:
     fn = KINKS[name]
