@@ -114,7 +114,9 @@ def per_sample_jacobian(
             columns there mean nothing. For a chain of known layers there is nothing to
             find, and it only asks whether all numbers are finite. Meanwhile modules
             that `fn` calls have other parameters: where several threads call one model,
-            pass ``check=False``.
+            pass ``check=False``. With `check` all batched inputs of real numbers
+            require grad inside `fn`; without it only those of `argnums` do, and those
+            that require grad already, as those that `fn` differentiates for should.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
@@ -379,7 +381,7 @@ def plan_jacobian(
         max_bytes = room_on(on_device(arguments))
         call = call._replace(max_bytes=max_bytes)
     with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
-        graph, _ = run(arguments)
+        graph, _ = run(arguments, track_inputs=check)
         check = check and chain is None  # which has nothing to check
         try:
             plan = _plan(arguments, graph, call, check=check)

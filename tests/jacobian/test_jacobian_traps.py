@@ -840,3 +840,24 @@ def test_inputs_that_are_not_asked_for_keep_requiring_grad(
         plan = gradlib.plan_jacobian(model, x, scale, argnums=argnums)
         assert plan.shapes[-1][:2] == (5, 3)
     assert x.grad is None
+
+
+class _Residual(nn.Module):
+    """It differentiates for one of its inputs, which need not require grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        u = self.net(torch.cat([x, t], 1)).sin()
+        return torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("argnums", [1, "parameters"])
+def test_a_plan_calls_as_the_checked_call_does(argnums: int | str) -> None:
+    x, t = torch.rand(5, 1), torch.rand(5, 1)
+    found: Any = gradlib.per_sample_jacobian(_Residual(), x, t, argnums=argnums)
+    blocks = [found] if argnums == 1 else found.values()
+    plan = gradlib.plan_jacobian(_Residual(), x, t, argnums=argnums)
+    assert [*plan.shapes] == [it.shape for it in blocks]
