@@ -92,5 +92,5 @@ class Linearized:
                 raise  # it may be that they cannot run together
             raise NoSuchWayError(
                 "An operation here cannot be differentiated twice, which columns need: "
-                f'{error} Use mode="reverse".'
+                f'{str(error).rstrip(".")}. Use mode="reverse".'
             ) from error

@@ -464,6 +464,16 @@ def test_the_other_modes_give_the_same_or_refuse(name: str, mode: str) -> None:
     require_close(ours, alone(fn, x), 1e-11)
 
 
+def test_a_refusal_quotes_torch_in_a_sentence_of_its_own() -> None:
+    with pytest.raises(NoSuchWayError, match=r"is not implemented\. Use mode="):
+        gradlib.per_sample_jacobian(
+            lambda x, y: F.multi_margin_loss(x, y, reduction="none"),
+            torch.randn(3, 4),
+            torch.tensor([0, 1, 3]),
+            mode="forward",
+        )
+
+
 WITHOUT_A_GRAPH: dict[str, Function] = {
     "once differentiable": cast(Any, OnceOnly.apply),
     "NumPy": cast(Any, ByNumpy.apply),
