@@ -7,7 +7,6 @@ leave out the kink that was met. Only where it does not there is a second look, 
 tells a kink from a path that autograd does not see.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -45,6 +44,7 @@ from gradlib.jacobian.slopes import (
     slopes,
     tensors_of,
 )
+from gradlib.jacobian.warned import warn
 from gradlib.selection import modules_of
 
 Result = TypeVar("Result")
@@ -109,10 +109,9 @@ def see(
     if not any(it.numel() for it in graph.roots):
         return None
     if arguments.of_parameters and _has_script(arguments.fn):
-        warnings.warn(
+        warn(
             "check=True did not look for anything: fn holds a ScriptModule, whose "
-            "parameters cannot be moved. Pass the module that it was made of.",
-            stacklevel=3,
+            "parameters cannot be moved. Pass the module that it was made of."
         )
         return None
     caller = Caller(arguments, random, meant(arguments, graph), IN_DOUBLE)
@@ -187,10 +186,9 @@ def _in_float64_or_less(
         raise
     except Exception as error:
         if any(it.dtype.itemsize < 4 for it in graph.points):
-            warnings.warn(
+            warn(
                 "check=True did not look for cut paths and randomness: in float64, "
-                f"which that takes, fn raised {type(error).__name__}: {error}",
-                stacklevel=4,
+                f"which that takes, fn raised {type(error).__name__}: {error}"
             )
             return None
         return ask(caller.in_float())

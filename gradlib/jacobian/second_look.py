@@ -1,7 +1,6 @@
 """Telling a kink, a tie or rounding from a path that autograd does not see."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
@@ -19,6 +18,7 @@ from gradlib.jacobian.directions import Meant, Moves, key
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.nodes import differs_from_slopes
 from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
+from gradlib.jacobian.warned import warn
 
 LONGER = (1.37, 2.23, 3.71)
 """How many times longer the steps are whose slopes must be the same. By whole numbers
@@ -56,11 +56,10 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
     if last or verdicts.count(_Verdict.APART) > 2:
         raise _cut_path(caller, graph, root, rows)
     name = output_path(graph.outputs, graph.places[root])
-    warnings.warn(
+    warn(
         f"check=True cannot tell whether {name} changes as the Jacobian says "
         f"({_samples(rows)}): finite differences do not settle there. It is not "
-        "finite, too steep, or rounding hides it.",
-        stacklevel=4,
+        "finite, too steep, or rounding hides it."
     )
 
 

@@ -843,8 +843,9 @@ def test_samples_that_look_at_each_other_in_float32_alone(name: str) -> None:
 
 def test_what_was_not_checked_is_said() -> None:
     x = points(4, 3, dtype=torch.bfloat16)
-    with pytest.warns(UserWarning, match="did not look for cut paths"):
+    with pytest.warns(UserWarning, match="did not look for cut paths") as said:
         gradlib.per_sample_jacobian(only_as(torch.bfloat16, torch.sin), x)
+    assert said[0].filename == __file__
 
 
 # Outputs that do not depend.
