@@ -144,7 +144,18 @@ def differs_from_slopes(graph: Graph) -> str:
                 "constants what that has saved: further derivatives are wrong. Compute "
                 "the norm by other operations."
             )
+        if graph.batch == 1 and _is_perhaps_instance_norm(node):
+            return (
+                f"{name} may be an instance norm. Of a single sample torch gets its "
+                "gradient wrong where one comes in another layout, as from a permute "
+                "or in channels_last. Pass the sample twice, and take one of the two "
+                "results; if this is said again, something else cuts a path."
+            )
     return ""
+
+
+def _is_perhaps_instance_norm(node: Any) -> bool:
+    return node.name() == "NativeBatchNormBackward0" and _computes_statistics(node)
 
 
 def _is_norm_of_a_backward_pass(node: Any) -> bool:

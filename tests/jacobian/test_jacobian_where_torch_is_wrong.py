@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.testing import assert_close
@@ -198,6 +199,21 @@ def test_one_sample_in_channels_last(mode: Any, batch: int) -> None:
         sides.append(loss().item())
     slope = (sides[0] - sides[1]) / (2 * step)
     assert (grad * along).sum().item() == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.cpu
+def test_torch_goes_wrong_for_instance_norm_of_one_sample_in_channels_last() -> None:
+    torch.manual_seed(0)
+
+    def last(x: Tensor) -> Tensor:
+        return F.instance_norm(x).permute(0, 2, 3, 1).sin()
+
+    x = torch.randn(1, 4, 3, 3).double()
+    with pytest.raises(gradlib.DetachedPathError, match="may be an instance norm"):
+        gradlib.per_sample_jacobian(last, x)
+    found = gradlib.per_sample_jacobian(last, x.repeat(2, 1, 1, 1))[:1]
+    right = gradlib.per_sample_jacobian(lambda x: F.instance_norm(x).sin(), x)
+    assert_close(found, right.permute(0, 2, 3, 1, 4, 5, 6))
 
 
 def test_torch_goes_wrong_for_the_second_derivative_of_weight_norm() -> None:
