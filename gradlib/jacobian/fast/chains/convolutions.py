@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,40 @@ APART = 2**14
 
 On the older core they took more time at twice as many.
 """
+
+
+class Taps(Protocol):
+    """The sizes of a convolution, as modules have them."""
+
+    @property
+    def in_channels(self) -> int:
+        """How many channels go in."""
+        ...
+
+    @property
+    def out_channels(self) -> int:
+        """How many come out."""
+        ...
+
+    @property
+    def kernel_size(self) -> Sequence[int]:
+        """How many taps there are along each axis."""
+        ...
+
+    @property
+    def stride(self) -> Sequence[int]:
+        """How far apart they move."""
+        ...
+
+    @property
+    def dilation(self) -> Sequence[int]:
+        """How far apart they are."""
+        ...
+
+    @property
+    def groups(self) -> int:
+        """How many parts the channels are in that do not mix."""
+        ...
 
 
 class Convolved(NamedTuple):
@@ -187,26 +221,33 @@ def is_few(images: Tensor, most: int) -> bool:
 
 
 def _is_plain_back(module: nn.Conv2d, v: Tensor) -> bool:
-    """Tell whether plain products are faster back to few channels, of more images."""
-    if v.device.type != "cpu" or grad_is_enabled() or max(module.dilation) > 1:
+    """Tell whether plain products are faster back, of more images."""
+    if v.device.type != "cpu" or grad_is_enabled() or not is_plain_back(module):
         return False
-    if max(module.stride) > 1:  # what the library takes as long for as without strides
-        return _has_few_channels(module)
-    return goes_by_shifts(module) and v.numel() <= BACK * torch.get_num_threads()
+    return max(module.stride) > 1 or v.numel() <= BACK * torch.get_num_threads()
 
 
-def goes_by_shifts(module: nn.Conv2d) -> bool:
+def is_plain_back(taps: Taps) -> bool:
+    """Tell whether plain products are faster than the library, back to few channels."""
+    if max(taps.dilation) > 1:
+        return False
+    if max(taps.stride) > 1:  # what the library takes as long for as without strides
+        return _has_few_channels(taps)
+    return goes_by_shifts(taps)
+
+
+def goes_by_shifts(taps: Taps) -> bool:
     """Tell whether all taps may be multiplied at once, and added up afterwards."""
-    if not _has_few_channels(module) or max(module.stride) > 1:
+    if not _has_few_channels(taps) or max(taps.stride) > 1:
         return False
-    taps = math.prod(module.kernel_size)
-    return module.in_channels**2 * taps <= TALL * module.out_channels
+    each = math.prod(taps.kernel_size)
+    return taps.in_channels**2 * each <= TALL * taps.out_channels
 
 
-def _has_few_channels(module: nn.Conv2d) -> bool:
+def _has_few_channels(taps: Taps) -> bool:
     """Tell whether the library may be slow to go back through a convolution."""
-    is_narrow = module.in_channels <= FEW and module.groups == 1
-    return is_narrow and max(module.kernel_size) > 1
+    is_narrow = taps.in_channels <= FEW and taps.groups == 1
+    return is_narrow and max(taps.kernel_size) > 1
 
 
 def _is_wide(module: nn.Conv2d, x: Tensor) -> bool:

@@ -1,10 +1,10 @@
-"""The way back through what mixes entries: products, norms, attention, convolutions.
+"""The way back through what mixes entries: products, norms and attention.
 
 Where torch has a kernel for it, that takes the vectors as more samples. What the
 forward pass has saved is repeated for each, where the kernel wants that.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -110,7 +110,7 @@ def log_softmax(op: Operation) -> Back:
 
 def layer_norm(op: Operation) -> Back | None:
     """A layer norm."""
-    if not _is_of_input_alone(op):
+    if not is_of_input_alone(op):
         return None
     shape = list(op.saved("normalized_shape"))
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
@@ -128,7 +128,7 @@ def layer_norm(op: Operation) -> Back | None:
 
 def rms_norm(op: Operation) -> Back | None:
     """A norm by the root of the mean square."""
-    if not _is_of_input_alone(op):
+    if not is_of_input_alone(op):
         return None
     dims = [*range(-len(op.saved("normalized_shape")), 0)]
     rstd, weight = op.saved("result1").detach(), _detached(op.saved("weight"))
@@ -144,7 +144,7 @@ def rms_norm(op: Operation) -> Back | None:
 
 def group_norm(op: Operation) -> Back | None:
     """A group norm, or a norm of each channel."""
-    if not _is_of_input_alone(op):
+    if not is_of_input_alone(op):
         return None
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
     samples, *sizes = (int(op.saved(it)) for it in ("N", "C", "HxW", "group"))
@@ -164,30 +164,6 @@ def group_norm(op: Operation) -> Back | None:
             INPUT_ALONE,
         )
         return {0: grads[0].view(count, *op.shape)}
-
-    return back
-
-
-def convolution(op: Operation) -> Back | None:
-    """A convolution, or a transposed one."""
-    if not _is_of_input_alone(op):
-        return None
-    weight = op.saved("weight").detach()
-    shape: Sequence[int] = op.shapes[0]
-    how = [
-        op.saved(it)
-        for it in (
-            *("stride", "padding", "dilation"),
-            *("transposed", "output_padding", "groups"),
-        )
-    ]
-
-    def back(grad: Tensor) -> dict[int, Tensor | Part]:
-        grads = grad.flatten(0, 1)
-        # Of its input it takes no more than the size.
-        x = weight.new_empty(()).expand(grads.size(0), *shape[1:])
-        found = _ATEN.convolution_backward(grads, x, weight, None, *how, INPUT_ALONE)
-        return {0: found[0].view(grad.size(0), *shape)}
 
     return back
 
@@ -240,7 +216,7 @@ def attention(op: Operation) -> Back | None:
     return back
 
 
-def _is_of_input_alone(op: Operation) -> bool:
+def is_of_input_alone(op: Operation) -> bool:
     """Tell whether no weight was computed from what is differentiated for."""
     return [*op.shapes] == [0]
 

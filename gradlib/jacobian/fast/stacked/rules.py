@@ -8,7 +8,7 @@ from torch import Tensor
 from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
-from gradlib.jacobian.fast.stacked import mixing, moving
+from gradlib.jacobian.fast.stacked import convolving, mixing, moving
 from gradlib.jacobian.fast.stacked.back import Back, Times, summed, times
 
 
@@ -89,7 +89,7 @@ RULES: dict[str, Rule] = {
     "NativeGroupNormBackward0": mixing.group_norm,
     "NativeBatchNormBackward0": _batch_norm,
     "CudnnBatchNormBackward0": _batch_norm,
-    "ConvolutionBackward0": mixing.convolution,
+    "ConvolutionBackward0": convolving.convolution,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
