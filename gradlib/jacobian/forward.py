@@ -5,8 +5,9 @@ Townsend, "A new trick for calculating Jacobian vector products", 2017). All of 
 the graph of the one forward pass; nothing is computed with other numbers than that.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,26 +26,42 @@ def passes(graph: Graph) -> int:
     return sum(graph.columns(i) for i in range(len(graph.points)))
 
 
-def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:
+Push: TypeAlias = Callable[[int, Tensor], Sequence[Tensor | None]]
+"""From which input, and tangents of it, ``(count, *x.shape)``, to those of each output;
+``None`` where it does not depend."""
+
+
+def pieces(
+    graph: Graph,
+    chunk: int,
+    *,
+    create_graph: bool = False,
+    push: Push | None = None,
+) -> Iterator[Piece]:
     """Return the Jacobian in chunks of columns.
 
     Args:
         graph: Where it comes from.
         chunk: How many columns a pass asks for.
         create_graph: Whether the pieces have a graph too.
+        push: What makes a pass, if not autograd.
 
     Raises:
         NoSuchWayError: The graph cannot be differentiated twice.
     """
     for i, point in enumerate(graph.points):
         columns = graph.columns(i)
-        linear = Linearized(graph.roots, point)
+        if push:
+            go = partial(push, i)
+        else:
+            linear = Linearized(graph.roots, point)
+            go = partial(linear.push, create_graph=create_graph)
         for start, length in chunks(columns, chunk):
             if graph.shared[i]:
                 u = one_hot(length, point, start, columns).view(length, *point.shape)
             else:
                 u = one_hot_for_all(length, point, start, point.shape)
-            found = linear.push(u, create_graph)
+            found = go(u)
             for root, tangents in enumerate(found):
                 if tangents is not None:
                     rows = graph.rows(root)

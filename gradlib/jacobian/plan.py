@@ -40,7 +40,8 @@ class Plan(Printable):
             the graph's operations, axis by axis, and ``"by sample"``, for parameters,
             each sample's input of an operation with the gradient of its output.
             ``"stacked"`` goes in reverse, through operations that take several rows as
-            more samples; ``"replicas"`` also forward, for small transformers.
+            more samples; ``"pushed"`` forward, with columns in their place;
+            ``"replicas"`` both ways, for small transformers.
         why: Why this way, in a sentence.
         chunk: How many rows or columns one pass computes.
         counts: For each way, how many rows or columns it computes, or why it cannot be
@@ -133,24 +134,32 @@ class Plan(Printable):
         )
 
     def together(
-        self, mode: str, why: str, chunk: int, part_bytes: int, pass_bytes: int
+        self,
+        mode: str,
+        why: str,
+        chunk: int,
+        part_bytes: int,
+        pass_bytes: int,
+        *,
+        of: str = "reverse",
     ) -> "Plan":
-        """Return the plan of a shorter way to the rows of ``"reverse"``.
+        """Return the plan of a shorter way to the rows of another, or to its columns.
 
         Args:
             mode: What it is called.
             why: Why it can be taken.
-            chunk: How many rows one pass computes.
+            chunk: How many rows or columns one pass computes.
             part_bytes: What it holds on top of result and passes.
-            pass_bytes: What one pass holds for each row.
+            pass_bytes: What one pass holds for each of them.
+            of: Which way's they are.
         """
-        taken = {mode: self.work["reverse"]} if "reverse" in self.work else {}
+        taken = {mode: self.work[of]} if of in self.work else {}
         return replace(
             self,
             mode=mode,
             why=why,
             chunk=chunk,
-            counts=self.counts | {mode: self.counts["reverse"]},
+            counts=self.counts | {mode: self.counts[of]},
             work=self.work | taken,
             part_bytes=part_bytes,
             pass_bytes=pass_bytes,

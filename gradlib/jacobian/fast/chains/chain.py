@@ -32,6 +32,10 @@ from gradlib.jacobian.fast.chains.shapes import flattens
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private import nobody_looks_on
 
+MANY = 2**10
+"""Up to how many entries of an image rows are asked for as those of a matrix, which has
+the square of that."""
+
 _AMONG_MATRICES = frozenset((nn.Linear, nn.Flatten, Layer, *POINTWISE))
 """The types of what is known between matrices, and of these."""
 
@@ -54,6 +58,7 @@ class Chain(NamedTuple):
         order: In which order the Jacobians of the linear layers are multiplied.
         kept: How many entries of a sample are kept for what is elementwise there, and
             for the softmax.
+        size: Of a sample of the output, if its axis is not taken away.
     """
 
     x: Tensor
@@ -66,12 +71,13 @@ class Chain(NamedTuple):
     outs: int
     order: orders.Order
     kept: int
+    size: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the Jacobian, ``(batch, *out, *in)``."""
         samples, *rest = self.x.shape
-        return (samples, *([] if self.squeezed else [self.outs]), *rest)
+        return (samples, *([] if self.squeezed else self.size), *rest)
 
     @property
     def factors(self) -> list[Tensor]:
@@ -194,7 +200,11 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             bends[-1].append(bend)
         elif not flattens(layer):
             return None
-    if not linears and len(maps.size) == 1:  # the rows are those of the maps
+    is_image = not layers and len(maps.size) > 1
+    if is_image and (squeezed or softmax is not None):  # which are for one axis
+        return None
+    if not linears and (len(maps.size) == 1 or _has_few_rows(maps)):
+        # The rows are those of the maps.
         eye = torch.eye(maps.outs, dtype=x.dtype, device=x.device)
         linears, bends = [Linear(eye, None)], [*bends, []]
         widths.append(maps.outs)
@@ -206,7 +216,14 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     if softmax is not None and widths[-2] < widths[0]:  # the last matrix of each sample
         kept += widths[-1] * widths[-2]
     ends = widths[0], widths[-1]
-    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept)
+    shape = maps.size if is_image else (widths[-1],)
+    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept, shape)
+
+
+def _has_few_rows(maps: Maps) -> bool:
+    """Tell whether rows may be asked for at the end of convolutions."""
+    convolves = any(type(it.module) is nn.Conv2d for it in every(maps.layers))
+    return convolves and maps.outs <= MANY
 
 
 def _is_narrower(widths: list[int], maps: Maps, ins: int) -> bool:

@@ -106,6 +106,7 @@ class SmallNet(NamedTuple):
             *(widths[0], widths[-1]),
             order,
             sum(widths[1:-1]),
+            widths[-1:],
         )
         return planned(plan, chain)
 

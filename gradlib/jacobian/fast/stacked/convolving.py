@@ -55,14 +55,22 @@ class Convolution(NamedTuple):
         """How many taps there are along each axis."""
         return self.weight.shape[2:]
 
+    def turned_back(self, size: Sequence[int]) -> "Convolution":
+        """Return the convolution whose way back a transposed one is.
+
+        Args:
+            size: Of a sample of its input, which is what the transposed one gives.
+        """
+        none = [0] * len(self.stride)
+        return self._replace(size=size, transposed=False, output_padding=none)
+
 
 def convolution(op: Operation) -> Back | None:
     """A convolution, or a transposed one."""
     if not is_of_input_alone(op):
         return None
     shape: Sequence[int] = op.shapes[0]
-    weight = op.saved("weight").detach()
-    pull = _way_back(Convolution(weight, shape[1:], *map(op.saved, HOW)))
+    pull = way_back(read(op, shape[1:]))
 
     def back(grad: Tensor) -> dict[int, Tensor]:
         return {0: pull(grad.flatten(0, 1)).view(grad.size(0), *shape)}
@@ -70,7 +78,18 @@ def convolution(op: Operation) -> Back | None:
     return back
 
 
-def _way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
+def read(op: Operation, size: Sequence[int]) -> Convolution:
+    """Return the convolution that an operation is.
+
+    Args:
+        op: The operation.
+        size: Of a sample of its input.
+    """
+    return Convolution(op.saved("weight").detach(), size, *map(op.saved, HOW))
+
+
+def way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
+    """Return what gives the gradient of the input from that of the output."""
     if it.weight.device.type == "cpu" and not it.transposed:
         if len(it.stride) == 2 and is_plain_back(it):
             return lambda grad: _by_plain_products(it, grad)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradlib.jacobian import reverse
 from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
-from gradlib.jacobian.fast.moves import SEVERAL
+from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
@@ -30,9 +30,6 @@ from gradlib.jacobian.plan import BATCHED, Plan
 
 ROWS = 8
 """How many rows there must be to make up for reading the graph, and a backward pass."""
-
-DTYPES = (torch.float32, torch.float64)
-"""Others are rounded so much that other kernels would give another answer."""
 
 
 Way: TypeAlias = tuple[
@@ -282,7 +279,7 @@ def _steps(drawing: Drawing) -> list[_Step] | None:
 
     ``None`` where there is no rule for a node, or not all is of one plain kind.
     """
-    if not _all_is_known(drawing):
+    if not all_is_known(drawing, RULES):
         return None
     spots: dict[int, list[Spot]] = defaultdict(list)
     for spot in sorted(drawing.forms):  # of several outputs some may be used
@@ -309,25 +306,6 @@ def _steps(drawing: Drawing) -> list[_Step] | None:
         if one and drawing.names[step.node] not in IN_PARTS:
             found[number] = step._replace(goes_on=True)
     return found
-
-
-def _all_is_known(drawing: Drawing) -> bool:
-    """Tell whether there is a rule for every node, and all is of one plain kind."""
-    _, dtype, device, _ = drawing.forms[drawing.roots[0]]
-    if dtype not in DTYPES:
-        return False
-    for form in drawing.kinds:
-        if form.dtype != dtype or form.device != device or form.shape == ():
-            return False
-    for node, number in drawing.forms:
-        if number and drawing.names[node] not in SEVERAL:
-            return False
-    # What has come to an end goes nowhere from there.
-    return not any(drawing.led[end[0]] for end in drawing.ends if end) and not any(
-        name not in RULES
-        for name, led in zip(drawing.names, drawing.led, strict=True)
-        if led
-    )
 
 
 def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:

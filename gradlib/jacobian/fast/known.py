@@ -1,0 +1,35 @@
+"""Whether all that a graph does has a rule."""
+
+from collections.abc import Collection
+
+import torch
+
+from gradlib.jacobian.drawing import Drawing
+from gradlib.jacobian.fast.moves import SEVERAL
+
+DTYPES = (torch.float32, torch.float64)
+"""Others are rounded so much that other kernels would give another answer."""
+
+
+def all_is_known(drawing: Drawing, rules: Collection[str]) -> bool:
+    """Tell whether there is a rule for every node, and all is of one plain kind.
+
+    Args:
+        drawing: Of the graph.
+        rules: The names of the nodes there are rules for.
+    """
+    _, dtype, device, _ = drawing.forms[drawing.roots[0]]
+    if dtype not in DTYPES:
+        return False
+    for form in drawing.kinds:
+        if form.dtype != dtype or form.device != device or form.shape == ():
+            return False
+    for node, number in drawing.forms:
+        if number and drawing.names[node] not in SEVERAL:
+            return False
+    # What has come to an end goes nowhere from there.
+    return not any(drawing.led[end[0]] for end in drawing.ends if end) and not any(
+        name not in rules
+        for name, led in zip(drawing.names, drawing.led, strict=True)
+        if led
+    )
