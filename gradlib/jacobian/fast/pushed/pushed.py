@@ -19,6 +19,7 @@ from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.rules import RULES, Forth
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
@@ -42,11 +43,13 @@ class Step(NamedTuple):
         spot: Where its output stands.
         forth: The way through it.
         given: Where its inputs stand, by position.
+        keeps_apart: Whether it is known to mix no samples.
     """
 
     spot: Spot
     forth: Forth
     given: dict[int, Spot]
+    keeps_apart: bool
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Pushed:
         chunk: How many columns go together.
         column_bytes: What is held for each of them, by our count.
         slope_bytes: What is held for all.
-        needs_proof: Whether a finite result may be another than rows give, which they
-            do not here: slopes are those that rows are multiplied by.
+        needs_proof: Whether a finite result may be another than rows give, as it may
+            where nobody knows whether samples mix.
     """
 
     steps: Sequence[Step]
@@ -68,8 +71,7 @@ class Pushed:
     chunk: int
     column_bytes: int
     slope_bytes: int
-
-    needs_proof = False
+    needs_proof: bool
 
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
@@ -106,7 +108,7 @@ class Pushed:
         waiting = Counter(drawing.roots)
         for step in self.steps:
             waiting.update(step.given.values())
-        for spot, forth, places in self.steps:
+        for spot, forth, places, _ in self.steps:
             given = {i: there[it] for i, it in places.items() if it in there}
             if given:
                 there[spot] = forth(given)
@@ -153,7 +155,8 @@ def find(graph: Graph, plan: Plan) -> Pushed | None:
         return None
     if steps is None:
         return None
-    return Pushed(steps, graph.drawing, chunk, each, slopes)
+    mixes = not all(it.keeps_apart for it in steps)
+    return Pushed(steps, graph.drawing, chunk, each, slopes, mixes)
 
 
 def _steps(graph: Graph) -> list[Step] | None:
@@ -169,11 +172,12 @@ def _steps(graph: Graph) -> list[Step] | None:
             continue
         given = dict(zip(drawing.positions[number], led, strict=True))
         shapes = {i: drawing.forms[spot].shape for i, spot in given.items()}
-        rule = RULES[drawing.names[number]]
+        name = drawing.names[number]
         for spot in spots[number]:
             op = Operation(nodes[number], spot[1], drawing.forms[spot], shapes)
-            forth = rule(op)
+            forth = RULES[name](op)
             if forth is None:
                 return None
-            found.append(Step(spot, forth, given))
+            apart = keeps_apart(name, op, graph.batch)
+            found.append(Step(spot, forth, given, apart))
     return found

@@ -1,0 +1,185 @@
+"""Columns that go forward together are what rows are, one by one."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.jacobian import planning
+from gradlib.jacobian.fast.pushed.pushed import Pushed, find
+from gradlib.jacobian.graph import Graph
+
+from .operations import Function, by_rows, double, graph_of, looks_asked
+
+TRANSPOSED: Any = F.conv_transpose2d
+
+
+def weights(*shape: int) -> Tensor:
+    """Return numbers that are the same at every call."""
+    return torch.arange(math.prod(shape)).double().add(1).sin().view(shape)
+
+
+def wider(x: Tensor) -> Tensor:
+    """Return more entries than there are, so that there are fewer columns than rows."""
+    return x.flatten(1) @ weights(x[0].numel(), 150)
+
+
+def found_for(graph: Graph) -> Pushed | None:
+    """Return the way forward."""
+    return find(graph, planning.make(graph, "forward", "auto", None))
+
+
+IMAGES: dict[str, Function] = {
+    "convolution": lambda x: F.conv2d(x, weights(9, 2, 3, 3), weights(9), padding=1),
+    "convolution in strides": lambda x: F.conv2d(
+        x, weights(40, 2, 2, 3), stride=(2, 1), padding=1, dilation=(1, 2)
+    ),
+    "convolution in groups": lambda x: F.conv2d(x, weights(20, 1, 2, 2), groups=2),
+    "convolution of lines": lambda x: F.conv1d(x.flatten(2), weights(9, 2, 3)),
+    "convolution of spaces": lambda x: F.conv3d(x[:, None], weights(9, 1, 2, 2, 2)),
+    "transposed": lambda x: TRANSPOSED(x, weights(2, 3, 3, 3), weights(3)),
+    "transposed in strides": lambda x: TRANSPOSED(
+        x, weights(2, 3, 3, 3), stride=2, padding=1, output_padding=1
+    ),
+    "transposed in groups": lambda x: TRANSPOSED(
+        x, weights(2, 3, 2, 2), stride=2, groups=2, dilation=2
+    ),
+    "transposed from many": lambda x: TRANSPOSED(
+        F.conv2d(x, weights(12, 2, 1, 1)),
+        weights(12, 5, 3, 3),
+        stride=2,
+        output_padding=1,
+    ),
+    "larger": lambda x: F.interpolate(x, scale_factor=2.0),
+    "much larger": lambda x: F.interpolate(x, size=(7, 9), mode="bilinear"),
+    "larger to the corners": lambda x: F.interpolate(
+        x, size=(7, 9), mode="bilinear", align_corners=True
+    ),
+    "shuffled": lambda x: F.pixel_shuffle(F.conv2d(x, weights(8, 2, 1, 1)), 2),
+    "shuffled back": lambda x: wider(F.pixel_unshuffle(x, 2)),
+    "largest": lambda x: wider(F.max_pool2d(x.sin(), 2, 1)),
+    "mean of places": lambda x: wider(F.avg_pool2d(x, 2, 1, padding=1)),
+    "norm in use": lambda x: wider(
+        F.batch_norm(x, weights(2), weights(2).abs() + 1, weights(2), weights(2))
+    ),
+}
+
+OTHERS: dict[str, Function] = {
+    "sum": lambda x: torch.add(wider(x), wider(x.sin()), alpha=2),
+    "scaled sum": lambda x: torch.sub(wider(x), wider(x.cos()), alpha=3),
+    "repeated": lambda x: x.flatten(1)[:, None] - x.flatten(1).exp()[:, :, None],
+    "fewer axes": lambda x: x.mean((1, 2, 3))[:, None] * weights(200),
+    "negative": lambda x: -wider(x).clone(),
+    "product": lambda x: x.flatten(1)[:, None] * x.flatten(1)[:, :, None].tanh(),
+    "moved": lambda x: wider(x.permute(0, 2, 3, 1).transpose(1, 2).reshape(-1, 32)),
+    "picked": lambda x: wider(x[:, 0, 1:, ::2]),
+    "parts": lambda x: torch.cat([wider(it) for it in x.sin().split([1, 3], 2)], 1),
+    "rows": lambda x: wider(torch.cat([it.exp() for it in x.unbind(1)], 1)),
+    "one part": lambda x: torch.cat([wider(x), x.detach().flatten(1)], 1),
+    "reduced": lambda x: wider(x.sum((1, 3)) + x.mean(1).sum(-1, keepdim=True)[..., 0]),
+    "twice": lambda x: (lambda y: y * y + y)(wider(x)),
+    "layers": nn.Sequential(
+        nn.Flatten(), nn.Linear(32, 40), nn.GELU(), nn.Linear(40, 50), nn.Softplus()
+    ).double(),
+    "two steps of one": lambda x: (lambda y: torch.cat([y[:, :70], y[:, 9:].sin()], 1))(
+        wider(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("name", [*IMAGES, *OTHERS])
+def test_an_operation(name: str, few: bool) -> None:
+    fn = (IMAGES | OTHERS)[name]
+    graph = graph_of(fn, double(3, 2, 4, 4))
+    found = found_for(graph)
+    assert found is not None
+    if few:
+        found = Pushed(found.steps, found.drawing, 5, 0, 0, needs_proof=False)
+    made = found.blocks(graph)[0, 0]
+    torch.testing.assert_close(made, by_rows(graph), rtol=1e-11, atol=1e-11)
+    assert not found.needs_proof
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_call(name: str, dtype: torch.dtype) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return IMAGES[name](x.double()).to(dtype).sin()
+
+    x = double(3, 2, 4, 4).to(dtype)
+    found = gradlib.per_sample_jacobian(fn, x)
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth)
+
+
+def test_a_decoder_takes_columns() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 24),
+        nn.ReLU(),
+        nn.Unflatten(1, (6, 2, 2)),
+        nn.ConvTranspose2d(6, 3, 4, 2, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(3, 1, 4, 2, 1),
+    ).double()
+    x = double(4, 5)
+    plan = gradlib.plan_jacobian(model, x)
+    assert (plan.mode, plan.counts["pushed"], plan.passes) == ("pushed", 5, 1)
+    fn = of_sum(model)
+    for inputs in (x,), (x, double(4, 5)):
+        numbers = tuple(range(len(inputs)))
+        found = gradlib.per_sample_jacobian(fn, *inputs, argnums=numbers)
+        truth = gradlib.per_sample_jacobian(fn, *inputs, argnums=numbers, mode="loop")
+        torch.testing.assert_close(found, truth, rtol=1e-11, atol=1e-11)
+
+
+def of_sum(model: nn.Module) -> Callable[..., Tensor]:
+    """Return a function of several inputs."""
+    return lambda *inputs: model(torch.stack(inputs).sum(0))
+
+
+MIXING: dict[str, Function] = {
+    "mean": lambda x: wider(x.sin() - x.sin().mean(0)),
+    "kept mean": lambda x: wider(x.sin() - x.sin().mean(0, keepdim=True)),
+    "sum": lambda x: wider(x) * x.sum(0).flatten()[:1],
+    "shifted": lambda x: wider(torch.cat([x[1:], x[:1]])),
+    "samples for channels": lambda x: wider(x.permute(1, 0, 2, 3).sin()),
+    "exchanged": lambda x: wider(x.transpose(0, 1).sin()),
+    "channels of one sample": lambda x: wider(x[0].sin()),
+    "channels of another": lambda x: wider(x.unbind(0)[1].sin()),
+    "means of channels": lambda x: wider(x.mean(0).sin()),
+    "sums of channels": lambda x: wider(x.sum((0, 2)).sin()),
+    "samples of three": lambda x: wider(torch.cat([x[2:], x[:1], x[1:2]]).sin()),
+    "along other axes": lambda x: x.flatten(1).mean(1) + wider(x).view(3, 50, 3),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_samples_that_may_mix_are_held_against_rows(name: str) -> None:
+    x = double(3, 3, 4, 4)
+    graph = graph_of(MIXING[name], x)
+    found = found_for(graph)
+    assert found is None or found.needs_proof
+    made = gradlib.per_sample_jacobian(MIXING[name], x, check=False)
+    torch.testing.assert_close(made, by_rows(graph), rtol=1e-11, atol=1e-11)
+
+
+def test_a_proof_is_asked_for_where_samples_may_mix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = looks_asked(monkeypatch)
+    for number, name in enumerate(["kept mean", "along other axes"], 1):
+        gradlib.per_sample_jacobian(MIXING[name], double(3, 3, 4, 4), check=False)
+        assert len(asked) >= number
+
+
+def test_where_columns_are_no_fewer_they_are_not_taken() -> None:
+    graph = graph_of(
+        lambda x: F.conv2d(x, weights(2, 2, 3, 3), padding=1), double(3, 2, 4, 4)
+    )
+    assert found_for(graph) is None
