@@ -2,14 +2,19 @@
 
 import json
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 import yaml
 from bs4 import BeautifulSoup
 from mkdocs.exceptions import PluginError
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mkdocs_hooks import error_wordings, recorded_programs
 from mkdocs_hooks.hook_recordings import release, span
@@ -124,9 +129,13 @@ def test_the_search_knows_what_the_newest_release_says() -> None:
     )
 
 
-def test_the_search_knows_a_message_of_hooks_as_torch_says_it() -> None:
+def tags_about_hooks() -> list[str]:
     page = (ROOT / "docs/questions/why-does-my-hook-not-fire.md").read_text()
-    tags = yaml.safe_load(page.split("---")[1])["tags"]
+    return yaml.safe_load(page.split("---")[1])["tags"]
+
+
+def test_the_search_knows_a_message_of_hooks_as_torch_says_it() -> None:
+    tags = tags_about_hooks()[:2]
     paths = sorted(
         recorded_programs.FOLDER.glob("*.json"), key=lambda path: release(path.stem)
     )
@@ -136,3 +145,45 @@ def test_the_search_knows_a_message_of_hooks_as_torch_says_it() -> None:
     assert all(any(f": {tag}" in error for error in errors) for tag in tags)
     index = " ".join((ROOT / "docs/errors/index.md").read_text().split())
     assert f"[{tags[0].rstrip('.')}]" in index
+
+
+class ToDict(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": x.exp()}
+
+
+def _both_kinds_of_hooks() -> None:
+    layer = nn.Linear(2, 2)
+    for register in layer.register_backward_hook, layer.register_full_backward_hook:
+        register(lambda *_: None)
+
+
+def _hooked(module: nn.Module, x: Tensor) -> None:
+    module.register_full_backward_hook(lambda *_: None)
+    y: Any = module(x)
+    y = y["y"] if isinstance(y, dict) else y
+    y.sum().backward()
+
+
+SAID: list[Callable[[], object]] = [
+    lambda: _hooked(ToDict(), torch.ones(2, requires_grad=True)),
+    lambda: _hooked(nn.Linear(2, 2), torch.ones(2)),
+    _both_kinds_of_hooks,
+    lambda: cast(Any, checkpoint)(nn.Linear(2, 2), torch.ones(2), use_reentrant=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("tag", "program"), [*zip(tags_about_hooks()[2:6], SAID, strict=True)]
+)
+def test_the_search_knows_what_torch_says_of_hooks(
+    tag: str, program: Callable[[], object]
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            program()
+            said = [str(it.message) for it in caught]
+        except RuntimeError as error:
+            said = [str(error)]
+    assert any(tag in it for it in said), said
