@@ -188,13 +188,46 @@ def _random_bottleneck(chance: random.Random) -> Drawn:
     return name, Bottleneck(channels, middle, 16), (batch, 1, 16, 16)
 
 
+def _random_generator(chance: random.Random) -> Drawn:
+    ins, width = chance.choice([4, 16, 64]), chance.choice([4, 16])
+    channels, batch = chance.choice([1, 3]), chance.choice([4, 32])
+    taps = chance.choice([2, 4])
+    model = nn.Sequential(
+        nn.Linear(ins, width * 16),
+        nn.ReLU(),
+        nn.Unflatten(1, (width, 4, 4)),
+        nn.ConvTranspose2d(width, width, taps, 2, taps // 2 - 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, channels, taps, 2, taps // 2 - 1),
+    )
+    name = f"generator {ins} to {channels} x 16 x 16, {width} wide, {batch}"
+    return name, model, (batch, ins)
+
+
+def _random_image_net(chance: random.Random) -> Drawn:
+    size, batch = chance.choice([8, 12]), chance.choice([2, 16])
+    channels, outs = chance.choice([1, 3]), chance.choice([1, 2, 4])
+    width, stride = chance.choice([8, 16]), chance.choice([1, 2])
+    model = nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(width, width, 3, stride, padding=1),
+        nn.GELU(),
+        nn.Conv2d(width, outs, 3, padding=1),
+    )
+    place = f"{channels} x {size} x {size}"
+    name = f"images of {place} to {outs} channels, {width} wide, {batch}"
+    return name, model, (batch, channels, size, size)
+
+
 _KINDS: list[Callable[[random.Random], Drawn]] = [
     _random_mlp,
     _random_cnn,
-    _random_mlp,
+    _random_generator,
     _random_residual,
     _random_transformer,
     _random_bottleneck,
+    _random_image_net,
 ]
 
 Make = Callable[[], nn.Module]

@@ -64,6 +64,17 @@ IMAGES: dict[str, Function] = {
     "shuffled back": lambda x: wider(F.pixel_unshuffle(x, 2)),
     "largest": lambda x: wider(F.max_pool2d(x.sin(), 2, 1)),
     "mean of places": lambda x: wider(F.avg_pool2d(x, 2, 1, padding=1)),
+    "layer norm": lambda x: wider(
+        F.layer_norm(x, (4, 4), weights(4, 4), weights(4, 4))
+    ),
+    "layer norm, plain": lambda x: wider(F.layer_norm(x, (2, 4, 4))),
+    "group norm": lambda x: F.conv2d(
+        F.group_norm(F.conv2d(x, weights(6, 2, 1, 1)), 3, weights(6), weights(6)),
+        weights(9, 6, 2, 2),
+    ),
+    "group norm, plain": lambda x: wider(F.group_norm(x, 2)),
+    "softmax": lambda x: wider(x.softmax(1)),
+    "logarithms of a softmax": lambda x: wider(x.log_softmax(-1)),
     "norm in use": lambda x: wider(
         F.batch_norm(x, weights(2), weights(2).abs() + 1, weights(2), weights(2))
     ),
@@ -155,6 +166,9 @@ MIXING: dict[str, Function] = {
     "means of channels": lambda x: wider(x.mean(0).sin()),
     "sums of channels": lambda x: wider(x.sum((0, 2)).sin()),
     "samples of three": lambda x: wider(torch.cat([x[2:], x[:1], x[1:2]]).sin()),
+    "softmax of samples": lambda x: wider(x.softmax(0)),
+    "logarithms of that": lambda x: wider(x.log_softmax(0)),
+    "norm of all": lambda x: wider(F.layer_norm(x, (3, 3, 4, 4))),
     "along other axes": lambda x: x.flatten(1).mean(1) + wider(x).view(3, 50, 3),
 }
 

@@ -20,6 +20,11 @@ _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
     "TBackward0": lambda op: 0 not in moves.exchanged(op),
     "SelectBackward0": lambda op: moves.selected(op)[0] > 0,
     "UnbindBackward0": lambda op: moves.unbound(op)[0] > 0,
+    "SoftmaxBackward0": lambda op: op.dim() > 0,
+    "LogSoftmaxBackward0": lambda op: op.dim() > 0,
+    "NativeLayerNormBackward0": lambda op: (
+        len(op.saved("normalized_shape")) < len(op.shape)
+    ),
     "MeanBackward1": lambda op: 0 not in moves.reduced(op)[0],
     "SumBackward1": lambda op: 0 not in moves.reduced(op)[0],
 }

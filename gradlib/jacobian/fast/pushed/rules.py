@@ -11,6 +11,8 @@ from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
+from gradlib.jacobian.fast.stacked import mixing
+from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.convolving import read, way_back
 
 Forth: TypeAlias = Callable[[Mapping[int, Tensor]], Tensor]
@@ -167,6 +169,42 @@ def _product(
     return lambda given: given[place] @ matrix
 
 
+def _softmax(op: Operation) -> Forth:
+    back = mixing.softmax(op)  # its matrix is symmetric
+    return _of_one(lambda t: _whole(back(t)))
+
+
+def _log_softmax(op: Operation) -> Forth:
+    p, dim = op.saved("result").detach().exp(), 1 + op.dim()
+    return _of_one(lambda t: t - (t * p).sum(dim, keepdim=True))
+
+
+def _layer_norm(op: Operation) -> Forth | None:
+    return _normed(mixing.layer_norm(op, plain=True), op.saved("weight"))
+
+
+def _group_norm(op: Operation) -> Forth | None:
+    weight: Tensor | None = op.saved("weight")
+    if weight is not None:
+        weight = weight.view(-1, *[1] * (len(op.shape) - 2))
+    return _normed(mixing.group_norm(op, plain=True), weight)
+
+
+def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
+    """Return the way through a norm: without its weight its matrix is symmetric."""
+    if back is None:
+        return None
+    scale = 1 if weight is None else weight.detach()
+    return _of_one(lambda t: _whole(back(t)) * scale)
+
+
+def _whole(grads: Mapping[int, Tensor | Part]) -> Tensor:
+    """Return the gradient of what alone went in."""
+    grad = grads[0]
+    assert isinstance(grad, Tensor), "it is no part"
+    return grad
+
+
 def _convolved(op: Operation) -> Forth | None:
     if set(op.shapes) != {0}:
         return None
@@ -233,6 +271,10 @@ RULES: dict[str, Rule] = {
     "MmBackward0": _mm,
     "NativeBatchNormBackward0": _batch_norm,
     "CudnnBatchNormBackward0": _batch_norm,
+    "SoftmaxBackward0": _softmax,
+    "LogSoftmaxBackward0": _log_softmax,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
     "ConvolutionBackward0": _convolved,
     "MaxPool2DWithIndicesBackward0": _largest,
     "AvgPool2DBackward0": _by_kernel(

@@ -108,13 +108,13 @@ def log_softmax(op: Operation) -> Back:
     return lambda grad: {0: grad.addcmul(p, grad.sum(dim, keepdim=True), value=-1)}
 
 
-def layer_norm(op: Operation) -> Back | None:
-    """A layer norm."""
+def layer_norm(op: Operation, *, plain: bool = False) -> Back | None:
+    """A layer norm; if it is to be plain, before its weight is multiplied in."""
     if not is_of_input_alone(op):
         return None
     shape = list(op.saved("normalized_shape"))
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
-    weight = _detached(op.saved("weight"))
+    weight = None if plain else _detached(op.saved("weight"))
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         x, mean, rstd = (_repeated(it, grad.size(0)) for it in saved)
@@ -142,13 +142,13 @@ def rms_norm(op: Operation) -> Back | None:
     return back
 
 
-def group_norm(op: Operation) -> Back | None:
-    """A group norm, or a norm of each channel."""
+def group_norm(op: Operation, *, plain: bool = False) -> Back | None:
+    """A group norm, or a norm of each channel; plain as above."""
     if not is_of_input_alone(op):
         return None
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
     samples, *sizes = (int(op.saved(it)) for it in ("N", "C", "HxW", "group"))
-    weight = _detached(op.saved("weight"))
+    weight = None if plain else _detached(op.saved("weight"))
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         count = grad.size(0)
