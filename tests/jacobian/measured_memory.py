@@ -53,14 +53,24 @@ def attention() -> tuple[nn.Module, Tensor]:
     return Model(), torch.randn(64, 4, 16, 16)
 
 
-def measure_stacked(net: str, max_bytes: int) -> tuple[int, int, int]:
-    """The same where several rows go together, and how many the plan says do."""
+def generator() -> tuple[nn.Module, Tensor]:
+    """Images made of few numbers, so that columns go forward."""
+    made = nn.Linear(64, 1024), nn.Tanh(), nn.Unflatten(1, (16, 8, 8))
+    up = nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.Tanh(), nn.Conv2d(16, 1, 3, padding=1)
+    return nn.Sequential(*made, *up), torch.randn(64, 64)
+
+
+TOGETHER = {"norms": norms, "attention": attention, "generator": generator}
+
+
+def measure_together(net: str, mode: str, max_bytes: int) -> tuple[int, int, int]:
+    """The same where rows or columns go together, and how many the plan says do."""
     _keep_no_pieces()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, x = {"norms": norms, "attention": attention}[net]()
+    model, x = TOGETHER[net]()
     plan = gradlib.plan_jacobian(model, x, max_bytes=max_bytes, check=False)
-    assert plan.mode == "stacked"
+    assert plan.mode == mode
     assert plan.bytes <= max_bytes
     gradlib.per_sample_jacobian(model, x[:2], check=False)
     y = model(x.clone().requires_grad_())

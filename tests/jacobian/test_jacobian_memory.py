@@ -20,7 +20,7 @@ from .measured_memory import (
     measure,
     measure_maps,
     measure_parameters,
-    measure_stacked,
+    measure_together,
 )
 
 MIB = 2**20
@@ -100,10 +100,17 @@ def test_so_does_one_with_respect_to_parameters(budget: int) -> None:
 
 
 @linux
-@pytest.mark.parametrize(("net", "budget"), [("norms", 64), ("attention", 30)])
-def test_so_do_rows_that_go_together(net: str, budget: int) -> None:
-    folder = Path.cwd()
-    grown, result, chunk = fresh.call(measure_stacked, net, budget * MIB, folder=folder)
+@pytest.mark.parametrize(
+    ("net", "mode", "budget"),
+    [
+        ("norms", "stacked", 64),
+        ("attention", "stacked", 30),
+        ("generator", "pushed", 24),
+    ],
+)
+def test_so_do_those_that_go_together(net: str, mode: str, budget: int) -> None:
+    asked = net, mode, budget * MIB
+    grown, result, chunk = fresh.call(measure_together, *asked, folder=Path.cwd())
     assert 1 < chunk < 16
     assert result / 2 <= grown <= budget * MIB + SLACK
 

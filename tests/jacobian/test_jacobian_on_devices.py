@@ -93,7 +93,7 @@ def test_where_single_columns_do_not_fit(device: Device) -> None:
     device.most = 0
     narrow = nn.Sequential(nn.Linear(2, 40), nn.Softmin(1)).requires_grad_(False)
     with pytest.raises(OutOfBytesError):
-        gradlib.per_sample_jacobian(narrow, X[:, :2], check=False)
+        gradlib.per_sample_jacobian(narrow, X[:, :2], mode="forward", check=False)
 
 
 def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

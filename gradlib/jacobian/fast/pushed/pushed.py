@@ -126,28 +126,16 @@ def find(graph: Graph, plan: Plan) -> Pushed | None:
         graph: What the Jacobian is of.
         plan: How it would be computed otherwise.
     """
-    rows, columns = plan.counts["reverse"], plan.counts["forward"]
     if plan.mode not in ("forward", "reverse") or any(graph.shared) or not graph.batch:
         return None
-    if not isinstance(rows, int) or not isinstance(columns, int):
+    if not _has_fewer_columns(plan) or graph.is_packed:
         return None
-    if not 0 < columns < rows:
+    if not all_is_known(graph.drawing, RULES):
         return None
-    if not all_is_known(graph.drawing, RULES) or graph.is_packed:
-        return None
-    each, on_cpu = plan.pass_bytes, graph.points[0].device.type == "cpu"
     slopes = sum(form.bytes for form in graph.drawing.forms.values())
-    chunk = at_once(
-        plan.max_bytes - plan.result_bytes - slopes,
-        BATCHED * each,
-        each,
-        convolution=plan.convolution,
-        on_cpu=on_cpu,
-        convolved=CONVOLVED,
-    )
+    chunk = _columns_at_once(graph, plan, slopes)
     if chunk < 1:
         return None
-    chunk = math.ceil(columns / math.ceil(columns / chunk))  # all passes alike
     try:
         with torch.no_grad():
             steps = _steps(graph)
@@ -156,7 +144,31 @@ def find(graph: Graph, plan: Plan) -> Pushed | None:
     if steps is None:
         return None
     mixes = not all(it.keeps_apart for it in steps)
-    return Pushed(steps, graph.drawing, chunk, each, slopes, mixes)
+    return Pushed(steps, graph.drawing, chunk, plan.pass_bytes, slopes, mixes)
+
+
+def _has_fewer_columns(plan: Plan) -> bool:
+    rows, columns = plan.counts["reverse"], plan.counts["forward"]
+    return isinstance(rows, int) and isinstance(columns, int) and 0 < columns < rows
+
+
+def _columns_at_once(graph: Graph, plan: Plan, slopes: int) -> int:
+    """Return how many columns go together; none where there is no room."""
+    columns, each = plan.counts["forward"], plan.pass_bytes
+    assert isinstance(columns, int), "they are asked for"
+    room, held = plan.max_bytes - plan.result_bytes - slopes, BATCHED * each
+    if room < held:
+        return 0
+    fitting = at_once(
+        room,
+        held,
+        each,
+        convolution=plan.convolution,
+        on_cpu=graph.points[0].device.type == "cpu",
+        convolved=CONVOLVED,
+    )
+    passes = math.ceil(columns / max(1, fitting))
+    return math.ceil(columns / passes)  # all alike
 
 
 def _steps(graph: Graph) -> list[Step] | None:
