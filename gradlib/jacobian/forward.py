@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.passes import Place, chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import COLUMNS, Piece
 
@@ -105,7 +106,7 @@ class Linearized:
         try:
             return pull(self._pulled, self._v, tangents, create_graph=create_graph)
         except RuntimeError as error:
-            if len(tangents) > 1:
+            if len(tangents) > 1 or is_out_of_memory(error):
                 raise  # it may be that they cannot run together
             raise NoSuchWayError(
                 "An operation here cannot be differentiated twice, which columns need: "
