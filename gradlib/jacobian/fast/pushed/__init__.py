@@ -1,1 +1,1 @@
-"""Several rows at once, each operation's as if they were more samples."""
+"""Several columns at once, forward, each operation's as if they were more samples."""
