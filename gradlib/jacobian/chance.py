@@ -13,8 +13,9 @@ class Chance:
 
     def vector(self, like: Tensor) -> Tensor:
         """Return normal numbers of the shape, dtype and device of a tensor."""
+        # A fifth of the time that they take in float64, whose digits nobody needs.
         drawn = torch.randn(
-            like.shape, generator=self._generator, dtype=torch.float64, device="cpu"
+            like.shape, generator=self._generator, dtype=torch.float32, device="cpu"
         )
         return drawn.to(like)
 

@@ -9,7 +9,7 @@ tells a kink from a path that autograd does not see.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -148,16 +148,16 @@ def require_truth(
     def require(caller: Caller) -> None:
         assert slopes is not None, "it was there"
         again = slopes if caller is slopes.caller else _slopes(caller)
-        unclear = _unclear_samples(again, graph, blocks)
+        unclear = _unclear_entries(again, graph, blocks)
         if unclear and caller.how.double:
             closer = _closer(again)
-            unclear = _in_both(unclear, _unclear_samples(closer, graph, blocks))
-        for root, samples in unclear.items():
-            look_again(caller, graph, root, samples)
+            unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
+        for root, entries in unclear.items():
+            look_again(caller, graph, root, entries)
 
     if seen.look is not None:
         _require_rows(seen, seen.look, graph, points, blocks)
-    if slopes is not None and _unclear_samples(slopes, graph, blocks):
+    if slopes is not None and _unclear_entries(slopes, graph, blocks):
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, require)
 
@@ -242,15 +242,15 @@ def _closer(found: _Slopes) -> _Slopes:
 
 
 def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Return the samples that are in both, of the outputs that have some."""
+    """Return the entries that are in both, of the outputs that have some."""
     both = {root: it & other[root] for root, it in one.items() if root in other}
     return {root: it for root, it in both.items() if it.any()}
 
 
-def _unclear_samples(
+def _unclear_entries(
     found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
 ) -> dict[int, Tensor]:
-    """Return the outputs whose slope is not the Jacobian's, and of which samples."""
+    """Return the outputs whose slope is not the Jacobian's, and in which entries."""
     every: dict[int, Tensor] = {}
     for root, (slope, noise) in enumerate(found.found):
         known = _known_slope(found.caller.arguments, graph, blocks, root, found.along)
@@ -291,15 +291,26 @@ def _noise(values: Tensor, step: float) -> Tensor:
 
 
 def _unclear(known: Tensor, slope: Tensor, noise: Tensor, close: float) -> Tensor:
-    """Return for which samples two slopes are apart, or rounding hides whether."""
+    """Return where two slopes are apart, or rounding hides whether, ``(batch, out)``.
+
+    Samples are judged as a whole: ``(batch, 1)`` is enough to say that there are none.
+    Of one that is apart only the entries are meant that are, by their mean square: so
+    there is one at least.
+    """
     size = torch.maximum(_length(known), _length(slope))
-    apart = _length(known - slope)
+    off = known - slope
+    apart = _length(off)
     hidden = (noise > HIDING * size) & (size > 0)
-    return apart.isfinite() & ((apart > close * size + noise) | hidden)
+    samples = apart.isfinite() & ((apart > close * size + noise) | hidden)
+    samples, hidden = samples[:, None], hidden[:, None]
+    if not samples.any():
+        return samples
+    own = off.square() > close**2 * (known.square() + slope.square()) / 2
+    return samples & (own | hidden)
 
 
 def _length(rows: Tensor) -> Tensor:
-    return rows.square().sum(1).sqrt()
+    return cast(Any, torch.linalg).vector_norm(rows, dim=1)
 
 
 def _require_no_cast(ahead: Called, behind: Called) -> None:

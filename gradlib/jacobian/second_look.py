@@ -36,12 +36,19 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
 
     All of it is computed anew, in float64: a VJP at the point or right beside it, and
     the slope there. Who is right once is right.
+
+    Args:
+        caller: Calls the function.
+        graph: What its call left.
+        root: Which output.
+        unclear: Which of its entries, ``(batch, out)``. Others may be as large, and
+            settle where these, too steep for any step, do not.
     """
     _require_repeatable(caller)
-    rows = unclear.cpu()
+    rows = unclear.any(1).cpu()
     verdicts: list[_Verdict] = []
     for away, step in caller.how.looks:
-        verdict, base = _look(caller, root, rows, away, step)
+        verdict, base = _look(caller, root, unclear, away, step)
         if verdict is _Verdict.AGREE:
             # They agree over all samples, but not for each.
             y = tensors_of(base)[root]
@@ -113,18 +120,19 @@ class _Verdict(Enum):
 
 
 def _look(
-    caller: Caller, root: int, rows: Tensor, away: float, step: float
+    caller: Caller, root: int, unclear: Tensor, away: float, step: float
 ) -> tuple[_Verdict, Called]:
     """Look once, beside the point, from several sums of the outputs."""
     aside, along = (away, caller.direction()), caller.direction()
     base = caller.at(aside, graph=True)
     y = tensors_of(base)[root]
+    left_out, rows = ~unclear.view(y.shape).to(y.device), unclear.any(1)
     rise = partial(_rise, caller, aside, along, root)
     rises = [rise(step)]
     verdict = _Verdict.AGREE
     for _ in range(SUMS):
         v = caller.chance.vector(y)
-        v[~rows.to(v.device)] = 0
+        v[left_out] = 0
         known, size = _slope_by_vjp(caller.arguments, base, y, v, along, rows)
         slope = _slope(v, rises[0])
         noise = ROUNDING * torch.finfo(y.dtype).eps * _size(_at(v, v * y)) / step

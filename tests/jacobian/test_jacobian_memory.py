@@ -86,8 +86,9 @@ def test_a_chain_may_have_what_its_plan_says(check: bool) -> None:
 @pytest.mark.parametrize("net", ["wide", "bottleneck"])
 def test_the_check_keeps_within_it_too(net: str) -> None:
     grown, result = measured(net, max_bytes=48 * MIB, check=True)
+    direction = 2 * MIB  # at most: like the input, it waits for the Jacobian
     assert result == 32 * MIB
-    assert result / 2 <= grown <= 48 * MIB + SLACK
+    assert result / 2 <= grown <= 48 * MIB + direction + SLACK
 
 
 @linux

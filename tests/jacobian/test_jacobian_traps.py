@@ -531,6 +531,22 @@ def test_what_cannot_be_told_is_said(x: Tensor) -> None:
     assert said[0].filename == __file__
 
 
+def test_entries_too_steep_for_any_step_do_not_hide_among_others() -> None:
+    """Of all entries together differences settle, as those of one are far larger."""
+    x = torch.tensor([[0.7, 1.3], [0.4, 2.1]], dtype=torch.float64)
+
+    def steep(x: Tensor) -> Tensor:
+        return torch.cat([1e9 * x.sinh(), (1e11 * x).sin()], 1)
+
+    def cut(x: Tensor) -> Tensor:
+        return steep(x) + 1e7 * torch.cat([x.detach(), 0 * x], 1)
+
+    with pytest.warns(UserWarning, match="too steep"):
+        gradlib.per_sample_jacobian(steep, x)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(cut, x)
+
+
 # Nothing is left behind.
 
 
