@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.nn.parameter import is_lazy
 from gradlib.errors import RecordingArgumentError, in_brief
 
 linalg = cast(Any, torch.linalg)
+
+Number: TypeAlias = Tensor | float | complex
+"""A number, or a tensor of no dimension that holds it, on a device."""
 
 
 class TensorStats:
@@ -31,7 +34,7 @@ class TensorStats:
         self,
         shape: torch.Size,
         dtype: torch.dtype,
-        numbers: Mapping[str, Tensor | float | complex],
+        numbers: Mapping[str, Number],
     ) -> None:
         """Take the numbers by name, or tensors of no dimension that hold them."""
         self.shape = shape
@@ -122,7 +125,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     values = _values(tensor)
     shape = values.shape if tensor.is_nested else tensor.shape
     try:
-        numbers = {name: _at_once(it) for name, it in _numbers(values).items()}
+        numbers = _numbers(values)
         return TensorStats(shape, tensor.dtype, numbers)
     except TypeError as error:  # of a class that takes over what torch does
         raise RecordingArgumentError(
@@ -131,25 +134,29 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         ) from error
 
 
-def _numbers(values: Tensor) -> dict[str, Tensor]:
+def _numbers(values: Tensor) -> dict[str, Number]:
     count = values.numel()
-    nonfinite = count_nonfinite(values)
     if count == 0:
-        nan = torch.full((), math.nan, device=values.device)
+        nan = _at_once(torch.full((), math.nan, device=values.device))
         empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
-        return {**empty, "norm": torch.zeros_like(nan), "nonfinite": nonfinite}
-    mean = values.mean()
+        return {**empty, "norm": 0.0, "nonfinite": 0}
+    mean = _at_once(values.mean())
+    least, largest = map(_at_once, values.abs().aminmax())
+    # Where these can be read, most of the time they spare the two counts.
+    has_zeros = not isinstance(least, float) or not least > 0
+    is_finite = isinstance(largest, float) and math.isfinite(largest)
+    zeros = count - _at_once(values.count_nonzero()) if has_zeros else 0
     return {
-        "norm": _sum_of_squares_root(values),
+        "norm": _at_once(_sum_of_squares_root(values)),
         "mean": mean,
-        "std": _sum_of_squares_root(values - mean) / math.sqrt(count),
-        "largest": values.abs().max(),
-        "zeros": (count - torch.count_nonzero(values)) / count,
-        "nonfinite": nonfinite,
+        "std": _at_once(_sum_of_squares_root(values - mean)) / math.sqrt(count),
+        "largest": largest,
+        "zeros": zeros / count,
+        "nonfinite": 0 if is_finite else _at_once(count_nonfinite(values)),
     }
 
 
-def _at_once(number: Tensor) -> Tensor | float | complex:
+def _at_once(number: Tensor) -> Number:
     """Read a number, unless that would wait for a device.
 
     What is left of thousands of small tensors would keep the memory between them from

@@ -132,3 +132,34 @@ def test_one_zero_among_many_entries_is_counted() -> None:
     values = torch.ones(2**25, dtype=torch.int8)
     values[0] = 0
     assert tensor_stats(values).zeros == 2**-25
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [1.0, -2.0, 4.0],
+        [0.0, -2.0, -0.0, 1.0],
+        [0.0, 0.0],
+        [INF, 1.0],
+        [-INF, 0.0, INF],
+        [NAN, 0.0, 1.0],
+        [NAN, INF, -1.0, 1.0],
+    ],
+    ids=str,
+)
+def test_each_number_is_what_its_definition_says(entries: list[float]) -> None:
+    found = tensor_stats(torch.tensor(entries, dtype=torch.float64)).numbers()
+    finite = all(map(math.isfinite, entries))
+    mean = sum(entries) / len(entries)
+    expected = {
+        "norm": math.sqrt(sum(it * it for it in entries)),
+        "mean": mean,
+        "std": math.sqrt(sum((it - mean) ** 2 for it in entries) / len(entries)),
+        "largest": NAN if NAN in entries else max(map(abs, entries)),
+        "zeros": entries.count(0) / len(entries),
+        "nonfinite": 0 if finite else sum(not math.isfinite(it) for it in entries),
+    }
+    assert found == pytest.approx(expected, nan_ok=True)
