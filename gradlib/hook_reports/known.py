@@ -21,6 +21,7 @@ from gradlib.hook_reports.trial import (
     uses_in,
 )
 from gradlib.private import is_stand_in, leaf_of, own_buffers, own_parameters
+from gradlib.selection import COMPILED
 from gradlib.tree import Tree
 
 OUTSIDE = "a leaf that is itself no argument or attribute"
@@ -194,7 +195,8 @@ def _is_idle(value: object) -> TypeGuard[Tensor]:
 def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:
     """Have `made` called with each tensor that a module inside returns, and its name.
 
-    Only with those that require grad, and once: by the innermost module.
+    Only with those that require grad, and once: by the innermost module. What is
+    compiled would be compiled with the hooks in it.
     """
     calls: Counter[str] = Counter()
     seen: dict[tuple[int, int], Tensor] = {}
@@ -210,7 +212,8 @@ def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) ->
                 made(f"output{outputs.path(place)} of {name}{call}", tensor)
 
     for name, part in cast(Any, module).named_modules():
-        if name and not isinstance(part, torch.jit.ScriptModule):  # they take none
+        takes_none = isinstance(part, torch.jit.ScriptModule)
+        if name and not takes_none and COMPILED not in name.split("."):
             part.register_forward_hook(partial(hook, name))
 
 

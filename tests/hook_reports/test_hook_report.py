@@ -1355,10 +1355,11 @@ def test_what_the_copies_are_not() -> None:
         hook.remove()
 
 
-def test_a_compiled_module_runs_as_it_would_alone() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_module_runs_as_it_would_alone(whole: bool) -> None:
     pytest.importorskip("torch._dynamo")
     module = torch.compile(
-        nn.Sequential(nn.Linear(3, 2), nn.Tanh()), backend="aot_eager"
+        nn.Sequential(nn.Linear(3, 2), nn.Tanh()), fullgraph=whole, backend="aot_eager"
     )
     report = gradlib.hook_report(cast(nn.Module, module), given(4, 3))
     assert report.last_node == "CompiledFunctionBackward"

@@ -17,6 +17,7 @@ from gradlib.vjp.wordings import WORDINGS, Wording, code_of
 
 from .programs import run
 from .recorded_errors import Said, messages
+from .releases import where_shown
 
 # What is said before autograd is asked, or while torch fails to say what is wrong.
 NOT_TOLD = re.compile(
@@ -271,6 +272,7 @@ def test_the_attribute_of_a_module_is_named() -> None:
     assert "`model.0.bias`" in note
 
 
+@where_shown
 def test_an_optimizers_step_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -409,6 +411,7 @@ def test_a_global_is_named() -> None:
     assert "(`global_losses`)" in note_of(names["fail"])
 
 
+@where_shown
 def test_parameters_that_have_no_shape_yet_are_passed_over() -> None:
     lazy = nn.LazyLinear(2)
     hidden = vector() * 2

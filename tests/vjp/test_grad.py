@@ -4,7 +4,7 @@ import contextlib
 import io
 import itertools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.cases import CASES, Case
 from gradlib.vjp.connection import unconnected
 
-Grad = Callable[..., Any]
+from .releases import where_shown
 
-SHOWN = hasattr(cast(Any, torch)._C._autograd.SavedTensor, "data")
+Grad = Callable[..., Any]
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -309,7 +309,7 @@ def test_a_freed_graph_is_translated() -> None:
     assert "second time" in str(caught.value.__cause__)
 
 
-@pytest.mark.skipif(not SHOWN, reason="what is saved does not show before torch 2.10")
+@where_shown
 def test_a_change_in_place_is_translated_and_named() -> None:
     x = torch.ones(3, requires_grad=True)
     hidden = x.exp()
@@ -364,7 +364,7 @@ INNOCENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.skipif(not SHOWN, reason="what is saved does not show before torch 2.10")
+@where_shown
 @pytest.mark.parametrize("name", INNOCENT)
 def test_what_was_changed_innocently_is_not_named(name: str) -> None:
     x, w = torch.ones(3, requires_grad=True), torch.zeros(3)
@@ -374,7 +374,7 @@ def test_what_was_changed_innocently_is_not_named(name: str) -> None:
     assert gradlib.explain_vjp(loss, x).meaning.startswith(words)
 
 
-@pytest.mark.skipif(not SHOWN, reason="what is saved does not show before torch 2.10")
+@where_shown
 def test_what_was_changed_is_named_by_its_memory() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     hidden, other = torch.zeros(2, 3), torch.zeros(3)
