@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradlib.recording.state import random_state_kept
+from gradlib.recording.state import cuda_devices, random_state_kept
 
 
 class Met(TorchFunctionMode):
@@ -90,16 +90,11 @@ class RandomState:
     @contextmanager
     def kept(self) -> Generator[None]:
         """Put all generators back: a device's, the function's, NumPy's and Python's."""
-        with random_state_kept(cuda_devices()):
+        with random_state_kept():
             try:
                 yield
             finally:
                 self.own.set()
-
-
-def cuda_devices() -> range:
-    """Return the CUDA devices in use."""
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
 
 
 def _is_devices(generator: torch.Generator) -> bool:

@@ -17,7 +17,7 @@ from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
-from gradlib.jacobian.generators import RandomState, cuda_devices, generators_kept
+from gradlib.jacobian.generators import RandomState, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
 from gradlib.jacobian.memory import is_out_of_memory, room_on
 from gradlib.jacobian.out import (
@@ -380,7 +380,7 @@ def plan_jacobian(
     if max_bytes is None:  # in the table it is a number
         max_bytes = room_on(on_device(arguments))
         call = call._replace(max_bytes=max_bytes)
-    with random_state_kept(cuda_devices()), generators_kept(), state_kept(fn):
+    with random_state_kept(), generators_kept(), state_kept(fn):
         graph, _ = run(arguments, track_inputs=check)
         check = check and chain is None  # which has nothing to check
         try:

@@ -10,7 +10,8 @@ from torch import Tensor
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
 from gradlib.recording.difference import agree
 from gradlib.recording.notes import note
-from gradlib.recording.replay import label, no_pass, replay
+from gradlib.recording.replay import replay
+from gradlib.recording.replayable import label, no_pass
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats, norm

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.double import in_double, wider
-from gradlib.recording.replay import Change, forward_again, inputs_of, replay
+from gradlib.recording.replay import forward_again, inputs_of, replay
+from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import wide
 

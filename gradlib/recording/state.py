@@ -329,15 +329,22 @@ class History:
             seen.change(field, found, since)
 
 
+def cuda_devices() -> range:
+    """Return the CUDA devices in use."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
 @contextmanager
-def random_state_kept(devices: Iterable[int] = ()) -> Generator[None]:
+def random_state_kept(devices: Iterable[int] | None = None) -> Generator[None]:
     """Put the states of all generators back: torch's, NumPy's and Python's.
 
     Args:
-        devices: The CUDA devices whose generators are put back too.
+        devices: The CUDA devices whose generators are put back too; ``None`` for all
+            in use.
     """
     python, numpys = random.getstate(), numpy.random.get_state()
-    with cast(Any, torch.random).fork_rng(sorted(devices)):
+    found = cuda_devices() if devices is None else devices
+    with cast(Any, torch.random).fork_rng(sorted(found)):
         try:
             yield
         finally:

@@ -25,7 +25,8 @@ from gradlib.recording.difference import (
 from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.notes import note, share_name
 from gradlib.recording.other_ways import other_way
-from gradlib.recording.replay import Replayed, must_be_replayable, replay
+from gradlib.recording.replay import Replayed, replay
+from gradlib.recording.replayable import must_be_replayable
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 

@@ -1,0 +1,154 @@
+"""Whether a recorded call can be computed again, or why not."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
+
+from gradlib.errors import CannotReplayError
+from gradlib.opaque import keep_opaque
+from gradlib.recording.notes import input_name, note
+from gradlib.recording.state import History, World
+from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
+from gradlib.storage import NotSaved
+
+
+def label(trace: CallTrace) -> str:
+    """Return how a message names a call."""
+    return f'call {trace.index} of "{trace.name}"'
+
+
+def no_pass(trace: CallTrace) -> CannotReplayError:
+    """Return the error for a call that no backward pass has reached."""
+    return CannotReplayError(
+        f"There is no backward pass to compute again: {note(trace)}."
+    )
+
+
+def must_be_replayable(block: Block) -> History:
+    """Return the model's history in a block.
+
+    Raises:
+        CannotReplayError: What a replay starts from was not kept.
+    """
+    for field in ("args", "grad_output"):
+        if field not in block.fields:
+            raise CannotReplayError(
+                f'A replay needs "{field}", and record(keep=...) left it out. Record '
+                'with keep=("args", "grad_output", ...).'
+            )
+    if block.history is None:
+        raise CannotReplayError(
+            "Nothing is left of the model's state at that call: the recording was made "
+            "with reduce=, or loaded from a file. Replay where you record, without "
+            "reduce=. Nor is there of weights that FSDP has sharded, or DTensors: "
+            "replay a model that is whole."
+        )
+    return block.history
+
+
+def state_of(trace: CallTrace) -> tuple[History, World]:
+    """Return what it takes to compute a call again.
+
+    Raises:
+        CannotReplayError: It is not there; the message says why.
+    """
+    history = must_be_replayable(trace.block)
+    world, called = trace.world, trace.module
+    assert world is not None, "it is kept with every history"
+    assert called is not None, "it is kept with every history"
+    if world.is_dual:
+        raise CannotReplayError(
+            f"{label(trace)} ran inside torch.autograd.forward_ad.dual_level(): its "
+            "tensors may have carried tangents, which are not kept."
+        )
+    for module in history.inside(called, trace.moment):
+        kind = history.kind(module, trace.moment)
+        if kind is not type(module) and not issubclass(kind, LazyModuleMixin):
+            raise CannotReplayError(
+                f"{label(trace)} contains what was a {kind.__name__} then and is a "
+                f"{type(module).__name__} now, whose forward may be another. Replay "
+                "before you give a module another class, as "
+                "torch.nn.utils.parametrize does."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CannotReplayError(
+                f"{label(trace)} contains a ScriptModule, whose weights cannot be "
+                "replaced for a replay. Record the module it was made of."
+            )
+        if isinstance(module, DistributedDataParallel):
+            raise CannotReplayError(
+                f"{label(trace)} goes through DistributedDataParallel, which talks to "
+                "other processes when it is called. Replay the module that it wraps, "
+                'as recording["module"].replay().'
+            )
+        if _draws_by_itself(module, history.training(module, trace.moment)):
+            raise CannotReplayError(
+                f"{label(trace)} contains an {type(module).__name__} with dropout, "
+                "whose random numbers cuDNN draws from a state of its own. Record and "
+                "replay it under torch.backends.cudnn.flags(enabled=False), or without "
+                "dropout."
+            )
+    _must_be_kept(trace)
+    if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
+        raise CannotReplayError(
+            f"{label(trace)} was given tensors without values, or they were kept on "
+            'the device "meta". Record with another device.'
+        )
+    return history, world
+
+
+def require_whole(trace: CallTrace, number: int) -> None:
+    """Raise unless a pass gave a call its VJP, and all of it.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+    """
+    before = trace.graph_before(number)
+    if before is not None:
+        fix = (
+            "Without is_grads_batched, the first of its rows can be computed again"
+            if before == BATCHED_PASS
+            else f"{before.capitalize()} can be computed again"
+        )
+        raise CannotReplayError(
+            f"Backward pass {number} may have gone through the graph of {before}, "
+            "which had create_graph=True: then what it gave this call is more than the "
+            f"VJP of the forward. {fix}."
+        )
+    if number in trace.block.unfinished:
+        raise CannotReplayError(
+            f"Backward pass {number} raised, or has not ended yet: what it gave this "
+            "call may be a part."
+        )
+
+
+def _must_be_kept(trace: CallTrace) -> None:
+    """Raise unless all that the call was given can be given again."""
+    for place, leaf in enumerate(trace.inputs.leaves):
+        kept = None if isinstance(leaf, Tensor) else keep_opaque(leaf)
+        if isinstance(kept, NotSaved):
+            raise CannotReplayError(
+                f"{input_name(trace, place)} is of type {kept.text}, which cannot be "
+                "kept as it was. A call can be computed again where it is given "
+                "tensors, plain values and structures of these."
+            )
+
+
+def _draws_by_itself(module: nn.Module, training: bool) -> bool:
+    """Tell whether a call draws random numbers that no generator of torch gives.
+
+    cuDNN makes the state that the dropout of an RNN is drawn from when a generator was
+    set, and goes on with it: see get_dropout_state() in
+    https://github.com/pytorch/pytorch/blob/357b8267a5eb930eeb73ebd3bc18b841a7c1f03b/aten/src/ATen/native/cudnn/RNN.cpp
+    """
+    return (
+        isinstance(module, nn.RNNBase)
+        and training
+        and module.dropout > 0
+        and module.num_layers > 1
+        and cast(Any, torch.backends.cudnn).is_acceptable(module.weight_ih_l0)
+    )
