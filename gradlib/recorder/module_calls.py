@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
@@ -44,15 +43,16 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import Value, Values, end_of
+from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame, Receivers
-from gradlib.recorder.graph import End, ForwardGraph, inner_edges, overwriting
+from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.passes import Part, Passes, Receiver, Tap
-from gradlib.recorder.views import Region, watch
+from gradlib.recorder.parameter_hooks import ParameterHooks
+from gradlib.recorder.passes import Passes
+from gradlib.recorder.value_hooks import ValueHooks, Views
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
-from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace, Grads
+from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
 
@@ -100,14 +100,8 @@ class ModuleCalls:
         passes.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
-        self._gathers_parameters = "param_grads" in block.fields
-        # The hooks of parameters by the id of these. Some are put in for one call only,
-        # so none is held: then its id may be another's.
-        self._parameters: dict[int, Tap] = {}
-        # The hooks of other leaves by the id of these, and from how many on they are
-        # looked through for those that are gone.
-        self._leaves: dict[int, Tap] = {}
-        self._many_leaves = 16
+        self.parameters = ParameterHooks(block, passes)
+        self._values = ValueHooks(passes)
 
     @_never_compiled
     def before(
@@ -173,7 +167,7 @@ class ModuleCalls:
             call.inputs = Tree(leaves, spec)
         call.idle = [*frame.idle]  # once they are there: an interrupt may come between
         if own := parameters_at_call(module):
-            self._take_parameters(frame, own)
+            self.parameters.take(frame, own)
         if not stack:
             self._leave_out_older(now, frame)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
@@ -275,12 +269,12 @@ class ModuleCalls:
                 if value.base is not None:
                     frame.has_views = True
                 if value.tap is None:  # all of what flows into it
-                    self._hook_value(value, frame.within)
+                    self._values.hook(value, frame.within, now.views)
             elif frame.gathers:
                 frame.unasked = [*frame.unasked, value]
             elif listens:
                 if value.tap is None:
-                    self._hook_value(value, frame.within)
+                    self._values.hook(value, frame.within, now.views)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
 
@@ -292,27 +286,6 @@ class ModuleCalls:
             modules: Any = frame.module.modules()
             left = [it for each in modules for it in nodes_left_in(each, ())]
             frame.graph.leave_out((node, 0) for node in left)
-
-    def _take_parameters(
-        self, frame: Frame, own: dict[str, nn.Parameter | None]
-    ) -> None:
-        """Take the parameters a module has now: they may be new since the last call."""
-        call, hooked = frame.call, frame.hooked
-        if not hooked.knows(own):
-            history = self._block.history
-            if history is not None and not hooked.has_seen(own):
-                history.meet(hooked.module, call.moment)  # as functional_call() does it
-            frame.lazy = self.meet_parameters(hooked, own)
-        asked = hooked.parameters
-        call.parameters = hooked.names
-        for name, (parameter, _, grads) in hooked.parameters.items():
-            if not parameter.requires_grad:
-                call.idle = [*call.idle, name]
-                asked = {key: it for key, it in asked.items() if key != name}
-            elif not parameter.is_leaf:  # computed, as functional_call() may put there
-                asked = {**asked, name: (parameter, end_of(parameter), grads)}
-        if frame.gathers and self._gathers_parameters:
-            frame.parameters = asked
 
     @_never_compiled
     def swapped(
@@ -329,114 +302,7 @@ class ModuleCalls:
             own = parameters_at_call(module)
             if views is not None:
                 own = {name: vars(module)[name] for name in views}
-            self._take_parameters_anew(stack[-1], own)
-
-    def _take_parameters_anew(
-        self, frame: Frame, own: dict[str, nn.Parameter | None]
-    ) -> None:
-        call = frame.call
-        call.idle = [key for key in call.idle if isinstance(key, int)]
-        self._take_parameters(frame, own)
-
-    def meet_parameters(
-        self, hooked: Hooked, own: dict[str, nn.Parameter | None]
-    ) -> bool:
-        """Hook the parameters of a module, and tell whether some are still to come."""
-        found: Parameters = {}
-        waits = are_lazy = False
-        for name, parameter in own.items():
-            if parameter is None:
-                continue
-            if is_lazy(parameter):
-                are_lazy = True
-                continue
-            number, grads = id(parameter), Grads()
-            known = self._parameters.get(number)
-            if known is not None and known.is_on(parameter):
-                grads = known.grads
-            elif not parameter.requires_grad:
-                waits = True
-            elif self._gathers_parameters:
-                tap = self._passes.hook_parameter(parameter, grads)
-                self._parameters[number] = tap
-            found[name] = parameter, number, grads
-        hooked.remember(own, found, for_good=not (waits or are_lazy))
-        return are_lazy
-
-    def _hook_value(
-        self, value: Value, within: int | None, *, is_output: bool = False
-    ) -> None:
-        """Hook the value a tensor has now, whatever overwrites it later."""
-        if value.node is None and self._is_hooked(value, within, is_output=is_output):
-            return
-        grads: Grads = {}
-        value.grads = grads
-        passes = self._passes
-        tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
-        value.tap = tap
-        if value.node is None:
-            self._remember_leaf(id(value.tensor), tap)
-        if value.base is not None:
-            base, _, region = value.base
-            part = partial(_if_overwritten, watch(value.tensor), region)
-            of_base = passes.hook_tensor(
-                base, grads, within, part=part, is_output=is_output
-            )
-            self._now.views.append((value, tap, of_base))
-
-    def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
-        """Tell whether an earlier forward has hooked a leaf, and take that hook."""
-        tap = self._leaves.get(id(leaf.tensor))
-        if tap is None or tap.within != within or not tap.is_on(leaf.tensor):
-            return False
-        tap.reaches_call = tap.reaches_call or is_output
-        leaf.tap, leaf.grads = tap, tap.grads
-        return True
-
-    def _remember_leaf(self, number: int, tap: Tap) -> None:
-        self._leaves[number] = tap
-        if len(self._leaves) > self._many_leaves:
-            self._leaves = {key: it for key, it in self._leaves.items() if it.hooks()}
-            self._many_leaves = 2 * len(self._leaves) + 16
-
-    def _settle_views(self, now: "_Running") -> None:
-        """Hook what overwrote views in the forward that ends.
-
-        Until then, and for those overwritten later, the hook of the base has to do. It
-        counts in what else uses the base.
-        """
-        for value, tap, of_base in now.views:
-            if value.base is not None and value.overwritten():
-                base, end, region = value.base
-                of_base.remove()
-                if not isinstance(end, int):
-                    self._passes.hook_overwriting(
-                        overwriting(base, end), tap, region.of
-                    )
-        for frame, value in now.handed_on:
-            if value.overwritten():
-                self._hook_handed_on(frame, value)
-
-    def _hook_handed_on(self, frame: Frame, view: Value) -> None:
-        """Add to a call's shares what flows back past it, to the base of its output.
-
-        It returned a view of an input, or of what that is a view of, and the view was
-        overwritten: that is what the view's own gradient is made of.
-        """
-        base, end, region = cast(tuple[Tensor, End, Region], view.base)
-        receivers: dict[int, Receiver] = {}
-        for place, value in frame.inputs.items():
-            part: Part | None = None
-            if value.end == end:
-                part = region.alone
-            elif value.base is not None and value.base[1] == end:
-                part = partial(_seen_through, value.base[2], region)
-            if part is not None:
-                share = frame.flow.shares[place]
-                receivers[id(share)] = 0, share, part, frame.flow
-        if receivers and not isinstance(end, int):
-            for node in overwriting(base, end):
-                self._passes.hook_node(node, [*receivers.values()], frame.within)
+            self.parameters.take_anew(stack[-1], own)
 
     @_never_compiled
     def after(
@@ -466,7 +332,7 @@ class ModuleCalls:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
         elif not frame.has_no_values:
             if frame.lazy:  # its parameters are there now
-                self._take_parameters_anew(frame, parameters_at_call(module))
+                self.parameters.take_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
                     self._block.history.meet(module, frame.call.moment)
             if frame.gathers and self._gathers_inputs and frame.idle:
@@ -475,7 +341,7 @@ class ModuleCalls:
         frame.python = None
         if not (stack or frame.has_no_values):
             self._hook_graphs()
-            self._settle_views(now)
+            self._values.settle(now.views, now.handed_on)
             now.end_forward()
             if self._block.history is not None:
                 self._block.history.forward_ends(next(self._moments))
@@ -487,7 +353,7 @@ class ModuleCalls:
             if leaf.requires_grad and leaf.is_leaf:
                 value = frame.inputs[place] = now.values.of(leaf)
                 if value.tap is None:
-                    self._hook_value(value, frame.within)
+                    self._values.hook(value, frame.within, now.views)
                 call.idle = [key for key in call.idle if key != place]
 
     def _take_outputs(
@@ -523,17 +389,17 @@ class ModuleCalls:
             elif frame.parameters:
                 _mark_returned(frame, value.tensor)
             if value in inputs:
-                self._hook_returned(frame, value)
+                self._hook_returned(now, frame, value)
             else:
                 if value.tap is None:
-                    self._hook_value(value, frame.within, is_output=True)
+                    self._values.hook(value, frame.within, now.views, is_output=True)
                 if value.base is not None:
                     now.handed_on.append((frame, value))
             outputs[place] = value.grads
         if not asked:
             call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
-            self._hook_inner(frame, asked)
+            self._values.hook_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
         frame.until = sys.maxsize if frame.has_threads else next_sequence_number()
@@ -578,29 +444,15 @@ class ModuleCalls:
         unfinished.add(number)
         when_pass_ends(ends)
 
-    def _hook_returned(self, frame: Frame, value: Value) -> None:
+    def _hook_returned(self, now: "_Running", frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
 
         It is the gradient of all uses of the tensor, those inside the call included.
         """
         # It was hooked before the call, as an input only.
-        self._hook_value(value, frame.within, is_output=True)
+        self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
-
-    def _hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
-        """Take off what the call itself gives to an output, to make another of it."""
-        ends = {value.end for value in outputs.values()}
-        nodes = [end[0] for end in ends if not isinstance(end, int)]
-        edges = inner_edges(nodes, frame.since, ends)
-        for place, value in outputs.items():
-            inner = [(node, entry) for node, entry, end in edges if end == value.end]
-            if inner:
-                less = partial(_without, self._passes.hook_inner(inner))
-                grads = frame.flow.outputs[place] = Grads()
-                self._passes.hook_tensor(
-                    value.tensor, grads, frame.within, part=less, is_output=True
-                )
 
 
 class _Running(threading.local):
@@ -613,8 +465,7 @@ class _Running(threading.local):
         stacks[threading.get_ident()] = self.stack
         self.number = next(threads)  # how many there were before this one
         self.values = Values(keep)  # the tensors met
-        # Those hooked, each with its hook and its base's. One may have several.
-        self.views: list[tuple[Value, Tap, Tap]] = []
+        self.views: Views = []
         self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
 
     def end_forward(self) -> None:
@@ -672,21 +523,3 @@ def _has_no_values(stack: list[Frame]) -> str:
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:
     return any(frame.module is module for frame in stack)
-
-
-def _if_overwritten(
-    overwritten: Callable[[], bool], region: Region, grad: Tensor
-) -> Tensor | None:
-    """Return a view's part of its base's gradient, if its own is lost."""
-    return region.of(grad) if overwritten() else None
-
-
-def _seen_through(shown: Region, region: Region, grad: Tensor) -> Tensor:
-    """Return what one view of a base shows of the gradient of another."""
-    return shown.of(region.alone(grad))
-
-
-def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:
-    """Return a gradient less what the running pass has put in `inner`."""
-    part = inner.get(backward_pass_id())
-    return grad if part is None else grad.detach() - part

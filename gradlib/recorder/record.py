@@ -340,7 +340,7 @@ class _Recorder(AbstractContextManager[Recording]):
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
         self._hooked[module] = hooked
         if own := own_parameters(module):
-            calls.meet_parameters(hooked, own)
+            calls.parameters.meet(hooked, own)
         before = ModuleHook(self._before, hooked)
         after = ModuleHook(self._after, hooked)
         hooked.before, hooked.after = id(before), id(after)

@@ -1,0 +1,91 @@
+"""The hooks of parameters, and which of them a call has."""
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gradlib.recorder.forward_values import end_of
+from gradlib.recorder.frame import Frame
+from gradlib.recorder.hooked import Hooked, Parameters
+from gradlib.recorder.passes import Passes, Tap
+from gradlib.recording.trace import Block, Grads
+
+
+class ParameterHooks:
+    """Hooks the parameters of a block's modules, each once."""
+
+    def __init__(self, block: Block, passes: Passes) -> None:
+        """Begin with none.
+
+        Args:
+            block: What all calls have in common.
+            passes: The backward passes of the block.
+        """
+        self._block = block
+        self._passes = passes
+        self._gathers = "param_grads" in block.fields
+        # By the id of the parameter. Some are put in for one call only, so none is
+        # held: then its id may be another's.
+        self._taps: dict[int, Tap] = {}
+
+    def take(self, frame: Frame, own: dict[str, nn.Parameter | None]) -> None:
+        """Take the parameters a module has now: they may be new since the last call.
+
+        Args:
+            frame: The module's call.
+            own: The parameters.
+        """
+        call, hooked = frame.call, frame.hooked
+        if not hooked.knows(own):
+            history = self._block.history
+            if history is not None and not hooked.has_seen(own):
+                history.meet(hooked.module, call.moment)  # as functional_call() does it
+            frame.lazy = self.meet(hooked, own)
+        asked = hooked.parameters
+        call.parameters = hooked.names
+        for name, (parameter, _, grads) in hooked.parameters.items():
+            if not parameter.requires_grad:
+                call.idle = [*call.idle, name]
+                asked = {key: it for key, it in asked.items() if key != name}
+            elif not parameter.is_leaf:  # computed, as functional_call() may put there
+                asked = {**asked, name: (parameter, end_of(parameter), grads)}
+        if frame.gathers and self._gathers:
+            frame.parameters = asked
+
+    def take_anew(self, frame: Frame, own: dict[str, nn.Parameter | None]) -> None:
+        """Take others than those that were taken when the call began.
+
+        Args:
+            frame: The module's call.
+            own: The parameters.
+        """
+        call = frame.call
+        call.idle = [key for key in call.idle if isinstance(key, int)]
+        self.take(frame, own)
+
+    def meet(self, hooked: Hooked, own: dict[str, nn.Parameter | None]) -> bool:
+        """Hook the parameters of a module, and tell whether some are still to come.
+
+        Args:
+            hooked: The module.
+            own: The parameters.
+        """
+        found: Parameters = {}
+        waits = are_lazy = False
+        for name, parameter in own.items():
+            if parameter is None:
+                continue
+            if is_lazy(parameter):
+                are_lazy = True
+                continue
+            number, grads = id(parameter), Grads()
+            known = self._taps.get(number)
+            if known is not None and known.is_on(parameter):
+                grads = known.grads
+            elif not parameter.requires_grad:
+                waits = True
+            elif self._gathers:
+                tap = self._passes.hook_parameter(parameter, grads)
+                self._taps[number] = tap
+            found[name] = parameter, number, grads
+        hooked.remember(own, found, for_good=not (waits or are_lazy))
+        return are_lazy

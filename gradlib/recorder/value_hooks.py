@@ -1,0 +1,158 @@
+"""The hooks of the values that calls are given and return."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, cast
+
+from torch import Tensor
+
+from gradlib.private import backward_pass_id
+from gradlib.recorder.forward_values import Value
+from gradlib.recorder.frame import Frame
+from gradlib.recorder.graph import End, inner_edges, overwriting
+from gradlib.recorder.passes import Part, Passes, Receiver, Tap
+from gradlib.recorder.views import Region, watch
+from gradlib.recording.trace import Grads
+
+Views: TypeAlias = list[tuple[Value, Tap, Tap]]
+"""Views that are hooked, each with its hook and its base's. One may have several."""
+
+
+class ValueHooks:
+    """Hooks the values that the forwards of a block meet, each once."""
+
+    def __init__(self, passes: Passes) -> None:
+        """Begin with none; `passes` are the backward passes of the block."""
+        self._passes = passes
+        # The hooks of leaves that are no parameters, by the id of these, and from how
+        # many on they are looked through for those that are gone.
+        self._leaves: dict[int, Tap] = {}
+        self._many_leaves = 16
+
+    def hook(
+        self,
+        value: Value,
+        within: int | None,
+        views: Views,
+        *,
+        is_output: bool = False,
+    ) -> None:
+        """Hook the value a tensor has now, whatever overwrites it later.
+
+        Args:
+            value: The value.
+            within: The pass in which a checkpoint made the tensor.
+            views: Those that the running forward has hooked, to which it is added.
+            is_output: Whether a call returned it.
+        """
+        if value.node is None and self._is_hooked(value, within, is_output=is_output):
+            return
+        grads: Grads = {}
+        value.grads = grads
+        passes = self._passes
+        tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
+        value.tap = tap
+        if value.node is None:
+            self._remember_leaf(id(value.tensor), tap)
+        if value.base is not None:
+            base, _, region = value.base
+            part = partial(_if_overwritten, watch(value.tensor), region)
+            of_base = passes.hook_tensor(
+                base, grads, within, part=part, is_output=is_output
+            )
+            views.append((value, tap, of_base))
+
+    def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
+        """Tell whether an earlier forward has hooked a leaf, and take that hook."""
+        tap = self._leaves.get(id(leaf.tensor))
+        if tap is None or tap.within != within or not tap.is_on(leaf.tensor):
+            return False
+        tap.reaches_call = tap.reaches_call or is_output
+        leaf.tap, leaf.grads = tap, tap.grads
+        return True
+
+    def _remember_leaf(self, number: int, tap: Tap) -> None:
+        self._leaves[number] = tap
+        if len(self._leaves) > self._many_leaves:
+            self._leaves = {key: it for key, it in self._leaves.items() if it.hooks()}
+            self._many_leaves = 2 * len(self._leaves) + 16
+
+    def settle(self, views: Views, handed_on: list[tuple[Frame, Value]]) -> None:
+        """Hook what overwrote views in the forward that ends.
+
+        Until then, and for those overwritten later, the hook of the base has to do. It
+        counts in what else uses the base.
+
+        Args:
+            views: Those that were hooked.
+            handed_on: Those that calls returned.
+        """
+        for value, tap, of_base in views:
+            if value.base is not None and value.overwritten():
+                base, end, region = value.base
+                of_base.remove()
+                if not isinstance(end, int):
+                    self._passes.hook_overwriting(
+                        overwriting(base, end), tap, region.of
+                    )
+        for frame, value in handed_on:
+            if value.overwritten():
+                self._hook_handed_on(frame, value)
+
+    def _hook_handed_on(self, frame: Frame, view: Value) -> None:
+        """Add to a call's shares what flows back past it, to the base of its output.
+
+        It returned a view of an input, or of what that is a view of, and the view was
+        overwritten: that is what the view's own gradient is made of.
+        """
+        base, end, region = cast(tuple[Tensor, End, Region], view.base)
+        receivers: dict[int, Receiver] = {}
+        for place, value in frame.inputs.items():
+            part: Part | None = None
+            if value.end == end:
+                part = region.alone
+            elif value.base is not None and value.base[1] == end:
+                part = partial(_seen_through, value.base[2], region)
+            if part is not None:
+                share = frame.flow.shares[place]
+                receivers[id(share)] = 0, share, part, frame.flow
+        if receivers and not isinstance(end, int):
+            for node in overwriting(base, end):
+                self._passes.hook_node(node, [*receivers.values()], frame.within)
+
+    def hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
+        """Take off what a call itself gives to an output, to make another of it.
+
+        Args:
+            frame: The call.
+            outputs: What it returned, by place.
+        """
+        ends = {value.end for value in outputs.values()}
+        nodes = [end[0] for end in ends if not isinstance(end, int)]
+        edges = inner_edges(nodes, frame.since, ends)
+        for place, value in outputs.items():
+            inner = [(node, entry) for node, entry, end in edges if end == value.end]
+            if inner:
+                less = partial(_without, self._passes.hook_inner(inner))
+                grads = frame.flow.outputs[place] = Grads()
+                self._passes.hook_tensor(
+                    value.tensor, grads, frame.within, part=less, is_output=True
+                )
+
+
+def _if_overwritten(
+    overwritten: Callable[[], bool], region: Region, grad: Tensor
+) -> Tensor | None:
+    """Return a view's part of its base's gradient, if its own is lost."""
+    return region.of(grad) if overwritten() else None
+
+
+def _seen_through(shown: Region, region: Region, grad: Tensor) -> Tensor:
+    """Return what one view of a base shows of the gradient of another."""
+    return shown.of(region.alone(grad))
+
+
+def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:
+    """Return a gradient less what the running pass has put in `inner`."""
+    part = inner.get(backward_pass_id())
+    return grad if part is None else grad.detach() - part
