@@ -49,6 +49,9 @@ IMAGES: dict[str, Function] = {
     "transposed in groups": lambda x: TRANSPOSED(
         x, weights(2, 3, 2, 2), stride=2, groups=2, dilation=2
     ),
+    "transposed with taps apart": lambda x: TRANSPOSED(
+        x, weights(2, 3, 3, 3), stride=(1, 2), output_padding=(1, 2), dilation=3
+    ),
     "transposed from many": lambda x: TRANSPOSED(
         F.conv2d(x, weights(12, 2, 1, 1)),
         weights(12, 5, 3, 3),

@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.stacked import mixing
 from gradlib.jacobian.fast.stacked.back import Back, Part
-from gradlib.jacobian.fast.stacked.convolving import read, way_back
+from gradlib.jacobian.fast.stacked.convolving import Convolution, read, way_back
 
 Forth: TypeAlias = Callable[[Mapping[int, Tensor]], Tensor]
 """From the tangents of what went in, ``(vectors, *in)``, by position, to that of what
@@ -209,9 +209,19 @@ def _convolved(op: Operation) -> Forth | None:
     if set(op.shapes) != {0}:
         return None
     it = read(op, op.shapes[0][1:])
-    if it.transposed:  # it goes forward as another goes back
+    if it.transposed and _is_way_back(it):
         return _for_all(op, way_back(it.turned_back(op.shape[1:])))
     return _for_all(op, lambda t: torch.convolution(t, it.weight, None, *it[2:]))
+
+
+def _is_way_back(it: Convolution) -> bool:
+    """Tell whether a transposed convolution goes forward as another goes back.
+
+    One that puts as many places at the far edge as its strides are long has more places
+    than another may begin with.
+    """
+    moves = zip(it.output_padding, it.stride, strict=True)
+    return all(more < stride for more, stride in moves)
 
 
 def _for_all(op: Operation, push: Callable[[Tensor], Tensor]) -> Forth:
