@@ -57,8 +57,10 @@ def unbound(op: Operation) -> tuple[int, int]:
 def sliced(op: Operation) -> Rows:
     """Return which rows of what went in a slice is."""
     dim = op.dim()
-    start, end, step = (signed(op.saved(it)) for it in ("start", "end", "step"))
-    return Rows(dim, range(op.shapes[0][dim])[start:end:step])
+    saved = (op.saved(it) for it in ("start", "end", "step"))
+    # TorchScript leaves out an end that nobody wrote.
+    picked = slice(*(None if it is None else signed(it) for it in saved))
+    return Rows(dim, range(op.shapes[0][dim])[picked])
 
 
 def split(op: Operation) -> Rows:

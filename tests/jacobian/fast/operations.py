@@ -143,6 +143,9 @@ def double_of_none() -> Tensor:
     return torch.zeros(0, dtype=torch.float64, requires_grad=True)
 
 
+SLICE: Any = torch.ops.aten.slice.Tensor
+"""As TorchScript calls it, without the ends that nobody wrote."""
+
 # Of what a sample is, ``(4, 4)``, everywhere below, with 4 samples: equal sizes must
 # not be taken for equal axes.
 W, V = (torch.randn(4, 4, dtype=torch.float64) for _ in range(2))
@@ -171,6 +174,7 @@ ALONE: dict[str, Function] = {
     "unbind": lambda x: x.unbind(-1)[2] * x.unbind(-1)[-1].sin(),
     "slice": lambda x: x[:, 1:-1, ::2].sin(),
     "slice of all": lambda x: x[:4].narrow(1, 0, 4).sin(),
+    "slice of a script": lambda x: SLICE(x.sin(), 1, None, 3) + SLICE(x, 1, 1),
     "split": lambda x: x.split(3, 1)[1].sin() * x.chunk(2, 2)[1].sum(2, keepdim=True),
     "split of all": lambda x: x.split(4)[0].sin(),
     "split sizes": lambda x: x.split([1, 3], -1)[1].sin(),

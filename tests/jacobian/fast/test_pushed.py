@@ -14,7 +14,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.fast.pushed.pushed import Pushed, find
 from gradlib.jacobian.graph import Graph
 
-from .operations import Function, by_rows, double, graph_of, looks_asked
+from .operations import SLICE, Function, by_rows, double, graph_of, looks_asked
 
 TRANSPOSED: Any = F.conv_transpose2d
 
@@ -92,6 +92,7 @@ OTHERS: dict[str, Function] = {
     "product": lambda x: x.flatten(1)[:, None] * x.flatten(1)[:, :, None].tanh(),
     "moved": lambda x: wider(x.permute(0, 2, 3, 1).transpose(1, 2).reshape(-1, 32)),
     "picked": lambda x: wider(x[:, 0, 1:, ::2]),
+    "picked by a script": lambda x: wider(SLICE(x, 2, None, 3)),
     "parts": lambda x: torch.cat([wider(it) for it in x.sin().split([1, 3], 2)], 1),
     "rows": lambda x: wider(torch.cat([it.exp() for it in x.unbind(1)], 1)),
     "one part": lambda x: torch.cat([wider(x), x.detach().flatten(1)], 1),
