@@ -97,6 +97,10 @@ OTHERS: dict[str, Function] = {
     "rows": lambda x: wider(torch.cat([it.exp() for it in x.unbind(1)], 1)),
     "one part": lambda x: torch.cat([wider(x), x.detach().flatten(1)], 1),
     "reduced": lambda x: wider(x.sum((1, 3)) + x.mean(1).sum(-1, keepdim=True)[..., 0]),
+    "tokens": lambda x: F.linear(x.flatten(2), weights(99, 16), weights(99)).sin(),
+    "frames": lambda x: F.conv2d(x.view(-1, 1, 4, 4), weights(9, 1, 2, 2)).view(
+        3, 2, 9, 3, 3
+    ),
     "twice": lambda x: (lambda y: y * y + y)(wider(x)),
     "layers": nn.Sequential(
         nn.Flatten(), nn.Linear(32, 40), nn.GELU(), nn.Linear(40, 50), nn.Softplus()
@@ -172,6 +176,11 @@ MIXING: dict[str, Function] = {
     "samples of three": lambda x: wider(torch.cat([x[2:], x[:1], x[1:2]]).sin()),
     "softmax of samples": lambda x: wider(x.softmax(0)),
     "logarithms of that": lambda x: wider(x.log_softmax(0)),
+    "softmax of tokens": lambda x: wider(x.view(9, 16).softmax(0).view(3, 3, 16)),
+    "tokens exchanged": lambda x: wider(x.transpose(0, 1).reshape(9, 16).view(3, 48)),
+    "tokens shifted": lambda x: wider(
+        (lambda y: torch.cat([y[1:], y[:1]]))(x.view(9, 16)).view(3, 48)
+    ),
     "norm of all": lambda x: wider(F.layer_norm(x, (3, 3, 4, 4))),
     "along other axes": lambda x: x.flatten(1).mean(1) + wider(x).view(3, 50, 3),
 }

@@ -1,7 +1,9 @@
 """Whether an operation keeps the samples apart, along the first axis.
 
-Where all do, columns are what rows are. Where samples mix, a row is the sum of the
-gradients that a sample gets from all, and a column that of the tangents it gets.
+A sample may have several places there, one after the other, as where a linear layer
+takes the tokens of all samples. Where all operations keep samples apart, columns are
+what rows are. Where samples mix, a row is the sum of the gradients that a sample gets
+from all, and a column that of the tangents it gets.
 """
 
 from collections.abc import Callable
@@ -9,10 +11,6 @@ from collections.abc import Callable
 from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
-
-FREE = frozenset((*RESHAPED, "AddmmBackward0"))
-"""The names of nodes whose output may have another number of axes, or an operand that
-is no sample's: what comes first stays first, as long as it has the same size."""
 
 _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
     "PermuteBackward0": lambda op: moves.order(op)[0] == 0,
@@ -31,16 +29,20 @@ _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
 
 
 def keeps_apart(name: str, op: Operation, batch: int) -> bool:
-    """Tell whether what comes of a sample is in its row, where it is known.
+    """Tell whether what comes of a sample is in its places, where it is known.
 
     Args:
         name: Of the operation's node.
         op: The operation.
-        batch: How many samples there are: the size of the first axis.
+        batch: How many samples there are.
     """
-    shapes = op.shapes.values()
-    if any(it[:1] != (batch,) for it in (op.shape, *map(tuple, shapes))):
+    shapes = op.shape, *op.shapes.values()
+    if any(it[0] % batch for it in shapes):
+        return False
+    if name in RESHAPED:  # what comes first stays first
+        return True
+    if any(it[0] != op.shape[0] for it in shapes):
         return False
     if name in _ELSEWHERE:
         return _ELSEWHERE[name](op)
-    return name in FREE or all(len(it) == len(op.shape) for it in shapes)
+    return all(len(it) == len(op.shape) for it in shapes)
