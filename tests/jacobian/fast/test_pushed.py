@@ -14,7 +14,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.fast.pushed.pushed import Pushed, find
 from gradlib.jacobian.graph import Graph
 
-from .operations import SLICE, Function, by_rows, double, graph_of, looks_asked
+from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
 
 TRANSPOSED: Any = F.conv_transpose2d
 
@@ -210,3 +210,13 @@ def test_where_columns_are_no_fewer_they_are_not_taken() -> None:
         lambda x: F.conv2d(x, weights(2, 2, 3, 3), padding=1), double(3, 2, 4, 4)
     )
     assert found_for(graph) is None
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU takes few rows in one pass")
+def test_few_small_rows_go_back() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x @ weights(3, 40)
+        return (y.sin() * y.cos()) @ weights(40, 5)
+
+    plans = [gradlib.plan_jacobian(fn, double(batch, 3)) for batch in (8, 2048)]
+    assert [it.mode for it in plans] == ["reverse", "pushed"]
