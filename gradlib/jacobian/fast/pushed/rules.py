@@ -30,9 +30,14 @@ def _of_one(push: Callable[[Tensor], Tensor]) -> Forth:
 def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:
     """Return the way to a sum, with a number or a slope for each."""
     shape = op.shape
+    scales = {i: it for i, it in weights.items() if isinstance(it, Tensor) or it != 1}
+
+    def part(i: int, tangent: Tensor) -> Tensor:
+        fitted = _fitted(tangent, shape)
+        return fitted * scales[i] if i in scales else fitted
 
     def push(given: Mapping[int, Tensor]) -> Tensor:
-        first, *others = (_fitted(it, shape) * weights[i] for i, it in given.items())
+        first, *others = (part(i, it) for i, it in given.items())
         for other in others:
             first = first + other
         return first.expand(-1, *shape)
@@ -42,8 +47,11 @@ def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:
 
 def _fitted(tangent: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tangent with as many axes as what came out, to be broadcast to it."""
+    more = 1 + len(shape) - tangent.dim()
+    if not more:
+        return tangent
     count, *size = tangent.shape
-    return tangent.reshape(count, *[1] * (len(shape) - len(size)), *size)
+    return tangent.reshape(count, *[1] * more, *size)
 
 
 def _sum(op: Operation) -> Forth:
