@@ -312,6 +312,8 @@ def test_convolutions(
         ([nn.Linear(4, 4)], (5, 4)),
         ([nn.Linear(4, 3), nn.Linear(3, 4), nn.Linear(4, 2)], (5, 4)),
         ([nn.Dropout(0.5).eval(), nn.Linear(4, 3), nn.Identity()], (1, 4)),
+        ([nn.Conv2d(2, 3, 2), nn.AvgPool2d(2)], (3, 2, 5, 5)),
+        ([nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3)], (3, 1, 4, 4)),
     ],
     ids=str,
 )
@@ -588,6 +590,29 @@ def test_matrices_without_a_bend_are_multiplied_once_for_all_samples() -> None:
     bent = order.best((5, 6, 7), (True, False), 100).multiply_adds
     straight = order.best((5, 6, 7), (False, False), 100).multiply_adds
     assert bent == 100 * straight == 100 * 5 * 6 * 7
+
+
+def test_what_all_samples_have_in_common_is_gone_back_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in "IN_CACHE", "MAPS_IN_CACHE":  # and not once for each part
+        monkeypatch.setattr(f"gradlib.jacobian.fast.chains.result.{name}", 1)
+    samples: list[int] = []
+    pull = convolutions.Convolved.pull
+
+    def noted(it: convolutions.Convolved, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        samples.append(len(v))
+        return pull(it, v, ours)
+
+    monkeypatch.setattr(convolutions.Convolved, "pull", noted)
+    last = nn.Conv2d(4, 2, 2), nn.Conv2d(2, 2, 1)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), *last).double()
+    x = torch.randn(6, 1, 7, 7, dtype=torch.float64)
+    require_same(model, x)
+    assert samples == [1] * 8
+    plan = gradlib.plan_jacobian(model, x)
+    last_two, first = 2 * 16 * 16 + 2 * 16 * 2, 4 * 25 * 9
+    assert plan.work["chain"] == 2 * 16 * (last_two + 6 * first)
 
 
 def test_idle_layers_drop_nothing_in_eval() -> None:

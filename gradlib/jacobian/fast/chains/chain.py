@@ -97,11 +97,19 @@ class Chain(NamedTuple):
         return self.softmax is not None and self.linears[-1].weight.shape[1] < self.ins
 
     @property
+    def begins_alike(self) -> bool:
+        """Whether the same vectors of all samples go back through maps."""
+        bends = any(self.bends) or self.softmax is not None
+        return bool(self.maps.layers) and not bends
+
+    @property
     def multiply_adds(self) -> int:
         """How many all products take, and the convolutions, of all rows."""
         rows = self.x.shape[0] * self.outs
         softmax = rows * self.ins if self.softmax is not None else 0
-        return self.order.multiply_adds + softmax + rows * self.maps.multiply_adds
+        once = (rows - self.outs) * self.maps.alike if self.begins_alike else 0
+        through_maps = rows * self.maps.multiply_adds - once
+        return self.order.multiply_adds + softmax + through_maps
 
 
 def is_for_chains(inputs: tuple[Any, ...]) -> bool:

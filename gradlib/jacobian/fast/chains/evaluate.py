@@ -29,19 +29,20 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     enable_grad(bool(create_graph))
     try:
         seen, h = maps.forward(chain.maps, chain.x, chain.outs)
+        seen, begun = _begun(chain, seen, h)
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x[0].numel()
         # A large result is written to pages that are soon had, if it can be at once.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
-            made = _of(chain, seen, h, None)
+            made = _of(chain, seen, h, None, begun)
         else:
             made = in_parts(
                 shape,
                 h,
                 at_once,
                 lambda start, stop, into: _of(
-                    chain, maps.part(seen, start, stop), h[start:stop], into
+                    chain, maps.part(seen, start, stop), h[start:stop], into, begun
                 ),
                 out,
                 columns=_is_by_columns(chain),
@@ -90,7 +91,27 @@ def in_parts(
     return whole
 
 
-def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor:
+def _begun(chain: Chain, seen: maps.Seen, h: Tensor) -> tuple[maps.Seen, Tensor | None]:
+    """Go back as far as the Jacobian is the same for all samples, once for all of them.
+
+    Returns:
+        What is needed to go on, and with which vectors, ``(1, outs, ...)``; ``None``
+        where each sample has its own from the start.
+    """
+    if not chain.begins_alike:
+        return seen, None
+    factors, _ = _factors(chain, h)
+    made = whole_product(factors, chain.order.tree, None)
+    return maps.backward_alike(seen, made.view(1, -1, *h.shape[1:]))
+
+
+def _of(
+    chain: Chain,
+    seen: maps.Seen,
+    h: Tensor,
+    into: Tensor | None,
+    begun: Tensor | None,
+) -> Tensor:
     """Return the Jacobian of some samples, ``(samples, outs, ins)``.
 
     Args:
@@ -98,7 +119,12 @@ def _of(chain: Chain, seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor
         seen: What is needed to go back through its maps.
         h: What comes out of them, ``(samples, ...)``.
         into: Where to write it, if it can be written there at once.
+        begun: The vectors that go back through the maps, if they are the same for all.
     """
+    if begun is not None:
+        v = begun.expand(h.shape[0], *begun.shape[1:])
+        # If nothing is left to go back through, all samples share their memory.
+        return maps.backward(seen, v).flatten(2).contiguous()
     factors, y = _factors(chain, h)
     into = None if chain.maps.layers else into
     if chain.softmax is None:

@@ -50,6 +50,7 @@ class Maps(NamedTuple):
         widest: How many go into the one with the most.
         narrowest: How many there are where everything passes the fewest.
         multiply_adds: What all convolutions and linear layers take.
+        alike: What those at the end take that are the same for all samples.
         small_images: Up to how many samples the size of no convolution matters much.
         of_groups: Whether there is a group norm, which wants channels first.
     """
@@ -62,6 +63,7 @@ class Maps(NamedTuple):
     multiply_adds: int
     small_images: int = sys.maxsize
     of_groups: bool = False
+    alike: int = 0
 
     @property
     def first_images(self) -> int:
@@ -75,6 +77,9 @@ class Maps(NamedTuple):
         return math.prod(self.size)
 
 
+_ALIKE = nn.Conv2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten
+"""Layers whose Jacobian is the same for all samples."""
+
 NO_MAPS = Maps([], (), 0, 0, 0, 0)
 
 
@@ -87,7 +92,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         like: Of that too.
     """
     found: list[Any] = []
-    entries = multiply_adds = 0
+    entries = multiply_adds = alike = 0
     widest = narrowest = math.prod(size)
     small = sys.maxsize
     of_groups = False
@@ -102,6 +107,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         widest = max(widest, one.widest)
         narrowest = min(narrowest, one.narrowest)
         multiply_adds += one.multiply_adds
+        alike = alike + one.alike if type(layer) in _ALIKE else 0
         small = min(small, one.small_images)
         of_groups = of_groups or one.of_groups
     return Maps(
@@ -113,6 +119,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         multiply_adds,
         small,
         of_groups,
+        alike,
     )
 
 
@@ -170,6 +177,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
         multiply_adds,
         small,
         kind is nn.GroupNorm,
+        multiply_adds,
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import (
+    Convolved,
     channels_last,
     convolved,
     is_few,
@@ -150,6 +151,10 @@ class Picked(NamedTuple):
         return made.movedim(-1, 2), True
 
 
+_ALIKE = ChannelsLast, Convolved, Multiplied, Averaged
+"""What is the same for all samples."""
+
+
 class Forked(NamedTuple):
     """Two ways from one tensor, added up.
 
@@ -200,6 +205,22 @@ def part(seen: Seen, start: int, stop: int) -> Seen:
 def backward(seen: Seen, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)``, of all layers."""
     return _pulled(seen, v, ours=False)[0]  # it may still be a weight
+
+
+def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
+    """Go back through the last layers, as far as these are the same for all samples.
+
+    Args:
+        seen: What was seen of all layers.
+        v: The vectors of any sample, ``(1, count, channels, ...)``.
+
+    Returns:
+        What was seen of the others, and the VJPs.
+    """
+    last = len(seen)
+    while last and type(seen[last - 1]) in _ALIKE:
+        last -= 1
+    return seen[:last], backward(seen[last:], v)
 
 
 def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tensor]:
