@@ -74,7 +74,7 @@ def compute(
     except RuntimeError as error:
         if isinstance(error, GradlibError):
             raise
-        raise NoSuchWayError(_explained(error)) from error
+        raise NoSuchWayError(explained(error)) from error
 
 
 def _shortened(
@@ -187,7 +187,8 @@ def _too_large(graph: Graph, plan: Plan) -> str:
     )
 
 
-def _explained(error: RuntimeError) -> str:
+def explained(error: RuntimeError) -> str:
+    """Return why torch cannot go back, in words that say what to do."""
     text = str(error)
     if "use_reentrant" in text or "Checkpointing is not compatible" in text:
         return (

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from gradlib.errors import JacobianArgumentError, OutOfBytesError
+from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
 from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
 from gradlib.jacobian.check import bytes_of_check, require_truth, see
-from gradlib.jacobian.compute import compute
+from gradlib.jacobian.compute import compute, explained
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
@@ -369,6 +369,7 @@ def plan_jacobian(
             complex.
         NotPerSampleError: An output is no tensor with a row for each sample.
         IndependentOutputError: An output does not depend on what is asked for.
+        NoSuchWayError: It cannot be computed in this mode, or in none.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     del progress
@@ -391,8 +392,13 @@ def plan_jacobian(
             call = call._replace(max_bytes=sys.maxsize)
             plan = _plan(arguments, graph, call, check=check)
             plan = replace(plan, max_bytes=max_bytes)
-        with grads_kept(graph.others):
-            plan = replace(plan, work=work.count(graph, plan.counts))
+        try:
+            with grads_kept(graph.others):
+                plan = replace(plan, work=work.count(graph, plan.counts))
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise NoSuchWayError(explained(error)) from error
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
             found = find_shorter(graph, plan)
             plan = plan if found is None else found.planned(plan)

@@ -546,6 +546,20 @@ def test_a_reentrant_checkpoint_is_refused() -> None:
     for mode in ROWS:
         with pytest.raises(NoSuchWayError, match="use_reentrant=False"):
             gradlib.per_sample_jacobian(fn, points(4, 3), mode=mode)
+    with pytest.raises(NoSuchWayError, match="use_reentrant=False"):
+        gradlib.plan_jacobian(fn, points(4, 3))
+
+
+def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
+    def fn(x: Tensor) -> Tensor:
+        h = 2 * x
+        y = h.sin()
+        h.add_(1)
+        return y
+
+    for ask in (gradlib.plan_jacobian, gradlib.per_sample_jacobian):
+        with pytest.raises(NoSuchWayError, match="modified by an inplace operation"):
+            ask(fn, points(4, 3))
 
 
 @pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
