@@ -5,40 +5,25 @@ A page holds markers, each with a file of benchmarks/results:
     <div class="jacobian-times" data-results="jacobian-cpu"></div>
     <div class="jacobian-in-short" data-results="jacobian-random-cpu"></div>
     <div class="recorder-times" data-results="recorder-cpu"></div>
-    <div class="measured-and-counted" data-results="jacobian-cpu"></div>
 """
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from mkdocs_hooks import cache, figures
+from mkdocs_hooks import cache
 
 MARKER = re.compile(
-    r'<div class="'
-    r"(jacobian-times|jacobian-in-short|recorder-times|measured-and-counted)"
-    r'" data-results="([\w-]+)"></div>'
+    r'<div class="(jacobian-times|jacobian-in-short|recorder-times)"'
+    r' data-results="([\w-]+)"></div>'
 )
 OURS = "gradlib"
 IN_A_FUNCTION, IN_OTHER_CODE = "gradlib, in a function", "gradlib, in other code"
-WAYS = {
-    "reverse": "is_grads_batched",
-    "forward": "jvp with unit vectors",
-    "loop": "loop over outputs",
-}
-"""Which contender goes the way that a plan counts; ours goes its own."""
-
 Rows = list[dict[str, Any]]
 Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
@@ -47,17 +32,11 @@ FEW = 3
 """How many networks a sentence names; more stand in a table."""
 
 
-def on_page_markdown(
-    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
-) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
 
     def made(marker: re.Match[str]) -> str:
         results = load(marker[2], page)
-        if marker[1] == "measured-and-counted":
-            uri = f"{page.file.src_uri.removesuffix('.md')}-{marker[2]}.svg"
-            svg = drawn(results)
-            return figures.image(svg, described(results), uri, page, config, files)
         return "\n\n".join([where(results), *MADE[marker[1]](results)])
 
     return MARKER.sub(made, markdown)
@@ -285,46 +264,6 @@ def listed(contenders: Rows) -> str:
         for it in contenders
     }
     return "\n".join(f"- {name}: {records}" for name, records in named.items())
-
-
-def described(results: dict[str, Any]) -> str:
-    """Return the figure's description for those who cannot see it."""
-    return (
-        f"Milliseconds against multiply-adds, both on logarithmic axes, for "
-        f"{len(results['plans'])} networks and the ways that a plan counts. More "
-        "multiply-adds take more time; below some there is a floor."
-    )
-
-
-def drawn(results: dict[str, Any]) -> str:
-    """Return the figure of measured times against counted multiply-adds."""
-    taken = {
-        (row["net"], row["contender"]): row["ms"]["median"]
-        for row in results["rows"]
-        if row["threads"] == 1 and "ms" in row
-    }
-    style = mpl.rc_params_from_file(Path(__file__).with_name("matplotlibrc"))
-    with mpl.rc_context(dict(style)):  # as the figures of pages are drawn
-        figure = Figure(figsize=(7, 4.5))
-        ax = figure.subplots()
-        modes = dict.fromkeys(plan["mode"] for plan in results["plans"]) | WAYS
-        for mode, marker in zip(modes, "o^svDP", strict=False):
-            points = [
-                (plan["multiply_adds"][mode], taken[plan["net"], name])
-                for plan in results["plans"]
-                for name in [OURS if mode == plan["mode"] else WAYS.get(mode)]
-                if mode in plan["multiply_adds"] and (plan["net"], name) in taken
-            ]
-            label = f"{mode}: gradlib" if mode not in WAYS else f"{mode}: {WAYS[mode]}"
-            if points:
-                ax.plot(*zip(*points, strict=True), marker, label=label, alpha=0.8)
-        ax.set(
-            xscale="log", yscale="log", xlabel="multiply-adds", ylabel="milliseconds"
-        )
-        ax.legend(frameon=False)
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", facecolor="none", metadata={"Date": None})
-    return svg.getvalue()
 
 
 MADE: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
