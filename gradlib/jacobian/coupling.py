@@ -106,11 +106,8 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
     lacks_batch = all(it.dim() == 1 for it in tensors_in(caller.arguments.inputs))
     if lacks_batch or (found is not None and found.kind in WITHIN_SAMPLES):
         fix += " A single sample is passed as a batch of one: x[None]."
-    if found is not None and found.batch_norm:
-        fix = (
-            "Call .eval() on the model, so that it uses its running statistics, or use "
-            "GroupNorm or LayerNorm in its place."
-        )
+    if found is not None and found.fix:
+        fix = found.fix
     return CoupledSamplesError(
         f"The samples are not independent: the output of one depends on {name} of "
         f"another, so there is no dY/dX of each sample.{where} {fix} check=False "
@@ -126,7 +123,7 @@ WITHIN_SAMPLES = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 class _Found:
     name: str
     kind: str
-    batch_norm: bool
+    fix: str
 
     def __str__(self) -> str:
         named = f'"{self.name}", a ' if self.name else "a "
@@ -147,16 +144,23 @@ def _first_module(caller: Caller, half: Tensor) -> _Found | None:
         as_it_was, beside_others, strict=False
     ):
         if _same(given, other_given, half) and not _same(made, other_made, half):
-            return _Found(
-                names.get(module, ""), type(module).__name__, _uses_batch(module)
-            )
+            return _Found(names.get(module, ""), type(module).__name__, _fix(module))
     return None
 
 
-def _uses_batch(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and (
-        module.training or not module.track_running_stats
-    )
+def _fix(module: nn.Module) -> str:
+    """Return what to do about a batch norm that uses the batch, or ``""``."""
+    if not isinstance(module, _BatchNorm):
+        return ""
+    other = "or use GroupNorm or LayerNorm in its place."
+    if module.running_mean is None:
+        return (
+            "It keeps no running statistics, so .eval() does not help: make it with "
+            f"track_running_stats=True, train, and call .eval(), {other}"
+        )
+    if not module.training:
+        return ""
+    return f"Call .eval() on the model, so that it uses its running statistics, {other}"
 
 
 _Seen = tuple[nn.Module, list[Tensor], list[Tensor]]

@@ -88,6 +88,14 @@ def test_batch_norm_in_training_is_named(mode: str, argnums: int | str) -> None:
     assert ".eval()" in str(caught.value)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_without_statistics_is_not_sent_to_eval(training: bool) -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh()).train(training)
+    with pytest.raises(CoupledSamplesError, match="make it with track_running_stats"):
+        gradlib.per_sample_jacobian(model, torch.randn(5, 3))
+
+
 @pytest.mark.parametrize("argnums", [0, "parameters"])
 def test_batch_norm_deep_inside_is_named(argnums: int | str) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3).double(), with_batch_norm()))
