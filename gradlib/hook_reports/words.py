@@ -217,7 +217,7 @@ class HookedCall:
     def _why_full(self, length: int) -> str:
         said = f"{_entries(length)} in grad_input: one for each positional argument."
         if self._keywords:
-            said += f" None for a keyword argument ({', '.join(self._keywords)})."
+            said += f" No entry for a keyword argument ({', '.join(self._keywords)})."
         if not any(map(_requires_grad, self._args)):
             said += " No tensor among them requires grad."
         return said + " The operations inside do not change that."
