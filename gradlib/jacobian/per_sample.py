@@ -77,7 +77,8 @@ def per_sample_jacobian(
             them; or ``"parameters"``, those of the module that require grad. What all
             samples share costs a row for each sample and output, through the graph of
             the whole batch, so pass large batches in parts. With ``mode="auto"``,
-            parameters of known layers that are used once cost a row for each output.
+            parameters of known layers that are used once cost a row for each output,
+            where that is worth it.
         in_dims: For each input 0 if its first axis is the batch, or ``None`` if all
             samples share it; one value for all inputs, or nested as they are.
         mode: ``"reverse"`` goes row by row, ``"forward"`` column by column, ``"split"``
