@@ -63,7 +63,7 @@ class TensorStats:
 
     @property
     def zeros(self) -> float:
-        """The share of entries that are exactly zero, from 0 to 1."""
+        """The fraction of entries that are exactly zero, from 0 to 1."""
         return self._read("zeros")
 
     @property
@@ -97,8 +97,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     Returns:
         Its statistics. Where the dtype is narrower than float32 they are computed in
         float32, integers in float64. A tensor without entries has NaN for its mean,
-        std, largest magnitude and share of zeros. A nested tensor counts as one row of
-        all its entries; entries that are masked out count as zeros. Near the largest
+        std, largest magnitude and fraction of zeros. A nested tensor counts as one row
+        of all its entries; entries that are masked out count as zeros. Near the largest
         numbers of its dtype a mean or std may be inf, though every entry is finite.
 
     Raises:

@@ -119,7 +119,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
 
     Each kind runs on its own copy of `module` and of its inputs, from the same random
     state; `module`, the inputs and the random state stay as they are. Every output
-    that requires grad is given a random cotangent, and each entry is named by its
+    that requires grad is given a random ``v``, and each entry is named by its
     value: by the gradient it is equal to.
 
     A copy has the forward hooks of `module`, which run with it each time, but no
