@@ -23,6 +23,7 @@ NOT_REACHED = "no backward pass reached it inside the block"
 # Why something of it has no gradient, or one that is not the call's alone.
 NO_GRAD = "{} does not require grad"
 NOTHING_GIVEN = "backward pass {} gave {} no gradient"
+NOT_THROUGH_IT = NOTHING_GIVEN + " through this call"
 RETURNED = (
     "it returned {} as it was: the two are one tensor, and their gradient is that of "
     "all its uses"
@@ -70,13 +71,15 @@ def _why_never(call: CallTrace) -> list[str]:
 
 def _missed(call: CallTrace, number: int) -> list[str]:
     """Say what one pass could have given and did not."""
-    shares = _unfilled(call, number, "shares")
+    shares, totals = _unfilled(call, number, "shares"), call.given("totals", number)
+    says = {key: NOT_THROUGH_IT if key in totals else NOTHING_GIVEN for key in shares}
+    outputs = _unfilled(call, number, "outputs")
     missed = [
-        *(input_name(call, key) for key in shares if isinstance(key, int)),
-        *(output_name(call, key) for key in _unfilled(call, number, "outputs")),
-        *(key for key in shares if isinstance(key, str)),
+        *((says[it], input_name(call, it)) for it in shares if isinstance(it, int)),
+        *((NOTHING_GIVEN, output_name(call, it)) for it in outputs),
+        *((says[it], it) for it in shares if isinstance(it, str)),
     ]
-    return [NOTHING_GIVEN.format(number, name) for name in missed]
+    return [said.format(number, name) for said, name in missed]
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:

@@ -26,6 +26,17 @@ class Parts(nn.Module):
         return self.left(x), self.right(x)
 
 
+class Both(nn.Module):
+    """The same with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.ones(2)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * self.left, x * self.right
+
+
 class Fails(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError(x.shape)
@@ -98,6 +109,12 @@ def twice(model: nn.Module, x: Tensor) -> None:
     gradients[0].sum().backward()
 
 
+def left_and_penalty(model: nn.Module, x: Tensor) -> None:
+    """The weight of the right layer gets a gradient, and none through a call."""
+    assert isinstance(model, Both)
+    model(x)[0].sum().add(model.right.square().sum()).backward()
+
+
 def twice_batched(model: nn.Module, x: Tensor) -> None:
     output = model(x).pow(2)
     vectors = torch.ones(1, *output.shape)
@@ -125,6 +142,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NOT_REACHED, nn.Linear(2, 1), forward_only),
     (notes.NO_GRAD, nn.Linear(2, 1), backward),
     (notes.NOTHING_GIVEN, Parts(), left_only),
+    (notes.NOT_THROUGH_IT, Both(), left_and_penalty),
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
