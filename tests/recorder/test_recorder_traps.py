@@ -2225,6 +2225,34 @@ def test_a_parameter_that_a_checkpoint_uses_itself(reentrant: bool) -> None:
     assert_close(recording[""].param_grads_total["w"], expected)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_total_of_what_an_inner_checkpoint_is_given(reentrant: bool) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled()
+
+        def outer(self, x: Tensor) -> Any:
+            h = x.exp()
+            y: Any = checkpoint(self.scaled, h, use_reentrant=reentrant)
+            return y + 3 * h
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.outer, x, use_reentrant=True)
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model := Nested()) as recording:
+        model(x).sum().backward()
+    # The guide says what it gets wrong.
+    expected = torch.full_like(x, 2 if reentrant else 5)
+    assert_close(recording["scaled"].grad_input_total, (expected,))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_sequential(reentrant: bool) -> None:
     layers = nn.Sequential(*(Block() for _ in range(4)))
