@@ -142,8 +142,18 @@ def read(
     else:
         asked, inner = _arguments(tree, inputs, argnums, shared)
     for it in asked:
-        require_real(it.value, it.name, "Leave it out of argnums.")
+        require_real(it.value, it.name, _instead(tree))
     return Arguments(fn, tree, shared, tuple(asked), inner, batch)
+
+
+def _instead(tree: Tree) -> str:
+    """Return what to ask for where an input is an integer."""
+    if any(isinstance(it, Tensor) and it.is_floating_point() for it in tree.leaves):
+        return "Leave it out of argnums."
+    return (
+        "Pass what is computed from it, such as its embedding, or ask for "
+        'argnums="parameters".'
+    )
 
 
 def require_real(tensor: Tensor, name: str, fix: str) -> None:

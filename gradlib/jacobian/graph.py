@@ -250,6 +250,18 @@ def per_sample(tensor: Tensor) -> int:
     return math.prod(tensor.shape[1:])
 
 
+def _batch_first(name: str, output: Tensor, batch: int) -> str:
+    """Return how to have the batch on the first axis."""
+    moved = ""
+    if batch in output.shape:
+        axis = output.shape.index(batch)
+        moved = f"If its axis {axis} is the batch, return {name}.movedim({axis}, 0). "
+    return moved + (
+        "A mean or sum over the batch mixes samples: return the loss of each "
+        "(reduction='none'). A single sample is passed as a batch of one: x[None]."
+    )
+
+
 def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
     """Return which leaves are tensors with a row for each sample.
 
@@ -269,12 +281,11 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
             )
         require_real(leaf, output_path(outputs, place), "Return the others only.")
         if leaf.dim() == 0 or leaf.shape[0] != batch:
+            name = output_path(outputs, place)
             raise NotPerSampleError(
-                f"{output_path(outputs, place)} has shape {list(leaf.shape)}, and "
-                f"there are {batch} samples: its first axis must be the batch, "
-                f"[{batch}, ...]. A mean or sum over the batch mixes samples: return "
-                "the loss of each (reduction='none'). A single sample is passed as a "
-                "batch of one: x[None]."
+                f"{name} has shape {list(leaf.shape)}, and there are {batch} samples: "
+                f"its first axis must be the batch, [{batch}, ...]. "
+                + _batch_first(name, leaf, batch)
             )
         places.append(place)
     if not places:

@@ -697,6 +697,14 @@ def test_integers_and_complex_numbers_are_refused_by_name(
     assert f"inputs[{place}] has dtype {dtype}, shape [2, 3]" in str(caught.value)
 
 
+def test_only_an_integer_beside_others_is_to_be_left_out() -> None:
+    embedding, tokens, scale = nn.Embedding(5, 3), torch.ones(2).long(), torch.ones(2)
+    with pytest.raises(NotDifferentiableDtypeError, match=r"argnums=.parameters."):
+        gradlib.per_sample_jacobian(embedding, tokens)
+    with pytest.raises(NotDifferentiableDtypeError, match="Leave it out of argnums"):
+        gradlib.per_sample_jacobian(lambda _, x: x, tokens, scale)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["reverse", "loop", "forward"])
 @pytest.mark.parametrize("size", [(0, 4), (3, 0)])
@@ -767,6 +775,14 @@ def test_outputs_that_are_not_one_row_for_each_sample(
 ) -> None:
     with pytest.raises(NotPerSampleError):
         gradlib.per_sample_jacobian(fn, torch.ones(2, 3))
+
+
+def test_an_output_whose_batch_comes_later_is_to_be_moved() -> None:
+    lstm, x = nn.LSTM(3, 5, batch_first=True), torch.ones(4, 7, 3)
+    with pytest.raises(NotPerSampleError, match=r"output.1..0..movedim.1, 0."):
+        gradlib.per_sample_jacobian(lstm, x)
+    jacobian = gradlib.per_sample_jacobian(lambda x: lstm(x)[1][0].movedim(1, 0), x)
+    assert jacobian.shape == (4, 1, 5, 7, 3)
 
 
 X = torch.ones(2, 3)
