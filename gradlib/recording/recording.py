@@ -567,8 +567,8 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
 
 def _as_printed(text: str) -> tuple[str, str]:
     """Return the name and the number of a call in what `numbered` made of them."""
-    name, _, number = text.removesuffix(")").rpartition(" (")
-    if not number.isdecimal():
+    name, bracket, number = text.removesuffix(")").rpartition(" (")
+    if not (bracket and number.isdecimal()):
         name, number = text, ""
     return ("" if name == shown("") else name), number
 

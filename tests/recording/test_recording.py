@@ -94,6 +94,7 @@ def test_several_calls_are_ambiguous(recording: gradlib.Recording) -> None:
         ("(root) (1)", 'Ask for recording["", 1].'),
         ("first (3)", '"first (3)" is what tables show. Ask for recording["first", 3]'),
         ("frist (3)", 'The model has no module "frist (3)". Nearest: "first"'),
+        ("7", 'The model has no module "7". Its modules: "", "first", "last"'),
     ],
 )
 def test_a_failed_look_up_says_why(
