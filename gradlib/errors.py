@@ -116,7 +116,7 @@ class GradOutputsError(GradlibError, RuntimeError):
 
 
 class NoGradOutputsError(GradOutputsError):
-    """GL101: an output that is not a single number has no ``grad_outputs``."""
+    """GL101: an output that is not a single real number has no ``grad_outputs``."""
 
     code = "GL101"
 
@@ -251,7 +251,7 @@ class NotDifferentiableDtypeError(GradlibError, TypeError):
 
 
 class NoSuchWayError(GradlibError, RuntimeError):
-    """GL307: the Jacobian cannot be computed in the mode that was asked for."""
+    """GL307: the Jacobian cannot be computed in the way that was asked for."""
 
     code = "GL307"
 

@@ -149,7 +149,7 @@ def per_sample_jacobian(
             autograd does not see.
         NotRepeatableError: With `check`: two calls with the same inputs differ, not by
             torch's random numbers.
-        NoSuchWayError: It cannot be computed in this mode.
+        NoSuchWayError: It cannot be computed in this mode, or for `create_graph`.
         OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
