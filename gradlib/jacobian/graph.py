@@ -239,10 +239,8 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     others = (*points, *(made.leaves[place] for place in roots))
     graph = Graph(made, roots, points, shared, names, batch, others)
     _require_connection(graph, parameters=False)
-    return graph, given.__class__(
-        [places.index(i) if i in places else None for i in range(len(given.leaves))],
-        given.spec,
-    )
+    inner = [places.index(i) if i in places else None for i in range(len(given.leaves))]
+    return graph, Tree(inner, given.spec)
 
 
 def per_sample(tensor: Tensor) -> int:
