@@ -7,7 +7,7 @@ leave out the kink that was met. Only where it does not there is a second look, 
 tells a kink from a path that autograd does not see.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -48,6 +48,12 @@ from gradlib.jacobian.warned import warn
 from gradlib.selection import modules_of
 
 Result = TypeVar("Result")
+
+MANY = 16
+"""Which part of the samples, at the most, is in doubt as their slopes happen to cancel.
+
+Of thousands a few do, along a random direction.
+"""
 
 CLOSER = 0.1
 """How much shorter the step is that a slope in doubt is asked for with once more.
@@ -253,9 +259,15 @@ def _unclear_entries(
     """Return the outputs whose slope is not the Jacobian's, and in which entries."""
     every: dict[int, Tensor] = {}
     for root, (slope, noise) in enumerate(found.found):
-        known = _known_slope(found.caller.arguments, graph, blocks, root, found.along)
+        known = _known_slope(found, graph, blocks, root)
+        slope, noise = slope.to(known), noise.to(known)
         close = _closeness(found.caller, graph)
-        unclear = _unclear(known, slope.to(known), noise.to(known), close)
+        unclear = _unclear(known, slope, noise, close)
+        samples = unclear.any(1)
+        if MANY * samples.sum() <= graph.batch and samples.any():
+            rounding = _rounding(found, graph, blocks, root, samples)
+            noise = noise.index_put((samples,), rounding, accumulate=True)
+            unclear = _unclear(known, slope, noise, close)
         if unclear.any():
             every[root] = unclear
     return every
@@ -268,21 +280,51 @@ def _closeness(caller: Caller, graph: Graph) -> float:
 
 
 def _known_slope(
-    arguments: Arguments,
-    graph: Graph,
-    blocks: Mapping[Block, Tensor],
-    root: int,
-    along: Moves,
+    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Tensor:
     """Return the slope of an output by the Jacobian, ``(batch, out)``, in float64."""
     total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
-    for point, it in enumerate(arguments.asked):
-        block = blocks[root, point].detach()
-        u = along[key(it)].to(block)
-        flat = block.reshape(graph.batch, graph.rows(root), graph.columns(point))
-        u = u.flatten() if it.shared else u.reshape(graph.batch, -1, 1)
-        total = total + (flat @ u).reshape(graph.batch, -1).to(total)
+    for block, u in _factors(found, graph, blocks, root):
+        total = total + (block @ u).reshape(graph.batch, -1).to(total)
     return total
+
+
+def _rounding(
+    found: _Slopes,
+    graph: Graph,
+    blocks: Mapping[Block, Tensor],
+    root: int,
+    samples: Tensor,
+) -> Tensor:
+    """Return what rounding of the Jacobian may make of some samples' slopes.
+
+    It goes with the terms whose sum a slope is, and these may cancel.
+    """
+    total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
+    for block, u in _factors(found, graph, blocks, root):
+        if block.dtype.itemsize < 4:  # for these much less is asked
+            continue
+        here = samples.to(block.device)
+        terms = block[here] * (u if u.dim() == 1 else u[here].mT)
+        eps = torch.finfo(block.dtype).eps
+        total = total + (eps * terms.double()).square().sum((1, 2)).to(total)
+    return ROUNDING * total.sqrt()
+
+
+def _factors(
+    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each block of an output, ``(batch, out, in)``, and the direction.
+
+    That is ``(in,)`` for what samples share, and ``(batch, in, 1)`` otherwise.
+    """
+    for point, it in enumerate(found.caller.arguments.asked):
+        block = blocks[root, point].detach()
+        u = found.along[key(it)].to(block)
+        yield (
+            block.reshape(graph.batch, graph.rows(root), graph.columns(point)),
+            u.flatten() if it.shared else u.reshape(graph.batch, -1, 1),
+        )
 
 
 def _noise(values: Tensor, step: float) -> Tensor:

@@ -531,6 +531,21 @@ def test_what_cannot_be_told_is_said(x: Tensor) -> None:
     assert said[0].filename == __file__
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_slopes_that_happen_to_cancel_are_no_doubt(seed: int) -> None:
+    """Of thousands of samples a few change hardly along the direction of the check."""
+    calls: list[Tensor] = []
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def fn(x: Tensor) -> Tensor:
+        calls.append(x)
+        return net(x).sin()
+
+    gradlib.per_sample_jacobian(fn, torch.randn(8192, 2))
+    assert len(calls) <= 5  # one, a pair, and perhaps a closer one, but no second look
+
+
 def test_entries_too_steep_for_any_step_do_not_hide_among_others() -> None:
     """Of all entries together differences settle, as those of one are far larger."""
     x = torch.tensor([[0.7, 1.3], [0.4, 2.1]], dtype=torch.float64)
