@@ -137,9 +137,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
 def _numbers(values: Tensor) -> dict[str, Number]:
     count = values.numel()
     if count == 0:
-        nan = _at_once(torch.full((), math.nan, device=values.device))
-        empty = dict.fromkeys(("norm", "mean", "std", "largest", "zeros"), nan)
-        return {**empty, "norm": 0.0, "nonfinite": 0}
+        unknown = dict.fromkeys(("mean", "std", "largest", "zeros"), math.nan)
+        return {"norm": 0.0, **unknown, "nonfinite": 0}
     mean = _at_once(values.mean())
     least, largest = map(_at_once, values.abs().aminmax())
     # Where these can be read, most of the time they spare the two counts.

@@ -24,12 +24,12 @@ from mkdocs.structure.pages import Page
 from mkdocs_hooks import figures
 from mkdocs_hooks.benchmark_tables import (
     OURS,
-    Ways,
     best_other,
     by_net,
     counted_threads,
     grouped,
     load,
+    others,
 )
 
 COUNTED = {
@@ -80,8 +80,8 @@ def jacobian_ratios(results: Results) -> Picture:
     """Draw, for each network, how long the other ways take with one thread."""
     nets = by_net([row for row in results["rows"] if row["threads"] == 1])
     figure, ax = _figure(len(nets))
-    every = [_others(ways) for ways in nets.values()]
-    best = [best_other(ways)["to_gradlib"]["median"] for ways in nets.values()]
+    every = [[*map(_ratio, others(ways))] for ways in nets.values()]
+    best = [_ratio(best_other(ways)) for ways in nets.values()]
     checked = [_ratio(ways[CHECKED]) for ways in nets.values() if CHECKED in ways]
     for place, ratios in enumerate(every):
         label = "other ways" if not place else None
@@ -182,15 +182,6 @@ MADE: dict[str, Callable[[Results], Picture]] = {
 """What is drawn of the results at a marker."""
 
 MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w-]+)"></div>')
-
-
-def _others(ways: Ways) -> list[float]:
-    """Return the ratios of the ways that are not ours."""
-    return [
-        _ratio(row)
-        for name, row in ways.items()
-        if not name.startswith(OURS) and "ms" in row and not name.endswith("a loss")
-    ]
 
 
 def _ratio(row: dict[str, Any]) -> float:

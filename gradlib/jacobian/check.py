@@ -264,7 +264,7 @@ def _unclear_entries(
         close = _closeness(found.caller, graph)
         unclear = _unclear(known, slope, noise, close)
         samples = unclear.any(1)
-        if MANY * samples.sum() <= graph.batch and samples.any():
+        if 0 < MANY * samples.sum() <= graph.batch:
             rounding = _rounding(found, graph, blocks, root, samples)
             noise = noise.index_put((samples,), rounding, accumulate=True)
             unclear = _unclear(known, slope, noise, close)

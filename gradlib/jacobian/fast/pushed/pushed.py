@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -81,6 +82,14 @@ class Pushed:
     slope_bytes: int
     needs_proof: bool
 
+    @cached_property
+    def _waiting(self) -> Counter[Spot]:
+        """How many get the tangents at each spot, the outputs among them."""
+        waiting = Counter(self.drawing.roots)
+        for step in self.steps:
+            waiting.update(step.given.values())
+        return waiting
+
     def look(self, graph: Graph) -> Look:
         """Return what the Jacobian must agree with."""
         return Look.at_all(graph)
@@ -113,9 +122,7 @@ class Pushed:
         drawing = self.drawing
         start = drawing.ends[point]
         there = {} if start is None else {start: tangents}
-        waiting = Counter(drawing.roots)
-        for step in self.steps:
-            waiting.update(step.given.values())
+        waiting = self._waiting.copy()
         for spot, forth, places, _ in self.steps:
             given = {i: there[it] for i, it in places.items() if it in there}
             if given:
