@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian import planning
-from gradlib.jacobian.fast.pushed.pushed import Pushed, find
+from gradlib.jacobian.fast.pushed.pushed import Pushed, Step, find
 from gradlib.jacobian.graph import Graph
 
 from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
@@ -220,3 +222,25 @@ def test_few_small_rows_go_back() -> None:
 
     plans = [gradlib.plan_jacobian(fn, double(batch, 3)) for batch in (8, 2048)]
     assert [it.mode for it in plans] == ["reverse", "pushed"]
+
+
+def test_each_pass_lets_go_of_what_nobody_waits_for() -> None:
+    graph = graph_of(lambda x: wider(x.sin().exp().tanh().cos()), double(2, 3))
+    found = found_for(graph)
+    assert found is not None
+    made: list[ReferenceType[Tensor]] = []
+    held: list[int] = []
+
+    def watched(step: Step) -> Step:
+        def forth(given: Any) -> Tensor:
+            tangent = step.forth(given)
+            held.append(sum(it() is not None for it in made))
+            made.append(ref(tangent))
+            return tangent
+
+        return step._replace(forth=forth)
+
+    steps = [watched(step) for step in found.steps]
+    replace(found, steps=steps, chunk=1).blocks(graph)
+    assert len(held) == 3 * len(steps)
+    assert max(held) <= 2  # what it is given, and the result of the pass before
