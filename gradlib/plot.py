@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from textwrap import fill
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -45,6 +46,7 @@ ROW = 0.2  # inches a module of a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
 NAME = 0.15  # inches the name of a module needs
 LETTER = 0.085  # inches a letter of it takes, about
+PROSE = 0.075  # inches a letter of a sentence takes
 SHORT = 24  # letters of a name that a figure of the usual width has room for
 NUMBER = 0.6  # inches a number below an axis needs
 DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches a power of ten needs to show these
@@ -372,6 +374,25 @@ def _finished(ax: Axes, *, something: bool) -> Figure:
         ax.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
+    return figure_of(ax)
+
+
+def message(text: str, ax: Axes | None = None) -> Figure:
+    """Write a text where a figure would be.
+
+    Args:
+        text: Why there is no figure.
+        ax: Where to write; a new figure without it.
+
+    Returns:
+        The figure written on.
+    """
+    ax = ax or new_axes(5, 1.5)
+    ax.set_axis_off()
+    letters = int(inches_of(ax).width / PROSE)
+    ax.text(
+        0.5, 0.5, fill(text, letters), transform=ax.transAxes, ha="center", va="center"
+    )
     return figure_of(ax)
 
 

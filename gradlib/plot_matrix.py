@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -88,23 +87,6 @@ def weighted_rows(
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.grid(visible=False)  # some styles have one, which would cross out the numbers
-    return figure_of(ax)
-
-
-def message(text: str, ax: Axes | None = None) -> Figure:
-    """Write a text where a figure would be.
-
-    Args:
-        text: Why there is no figure.
-        ax: Where to write; a new figure without it.
-
-    Returns:
-        The figure written on.
-    """
-    ax = ax or new_axes(5, 1.5)
-    ax.set_axis_off()
-    letters = int(inches_of(ax).width / LETTER)
-    ax.text(0.5, 0.5, fill(text, letters), transform=ax.transAxes, **CENTRED)
     return figure_of(ax)
 
 

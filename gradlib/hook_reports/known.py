@@ -4,7 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,20 @@ MOST_NOISE = 1e-2
 """How far apart two runs may be, and still compute the same but for rounding."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class End(NamedTuple):
+    """A tensor where gradients end.
+
+    Attributes:
+        name: That of an input or a parameter, or `OUTSIDE`.
+        tensor: The tensor.
+        is_input: Whether it is an input.
+    """
+
+    name: str
+    tensor: Tensor
+    is_input: bool
 
 
 class Names:
@@ -59,19 +73,32 @@ class Names:
         start = next(start for start in self._by_path if path.startswith(start))
         return self._by_path[start] + path.removeprefix(start)
 
-    def of_node(self, trial: Trial, node: Node) -> str | None:
-        """Return the name of the tensor whose gradient `node` takes on, if it has one.
+    def ends(self, trial: Trial) -> "Callable[[Node], End | None]":
+        """Return what tells the tensor whose gradient a node takes on.
 
         That is an input or parameter: what the module computes has no name.
         """
-        leaf = leaf_of(node)
+        by_node: dict[Node, End] = {}
+        by_leaf: dict[int, End] = {}
         for place, tensor in differentiable(trial.inputs).items():
-            if trial.made_by[place] is node or tensor is leaf:
-                return self.of_input(trial.inputs, place)
+            end = End(self.of_input(trial.inputs, place), tensor, is_input=True)
+            by_leaf.setdefault(id(tensor), end)
+            if made_by := trial.made_by[place]:
+                by_node.setdefault(made_by, end)
         for name, tensor in _parameters(trial.module):
-            if tensor is leaf or tensor.grad_fn is node:
-                return name
-        return None if leaf is None else self._originals.get(id(leaf), OUTSIDE)
+            end = End(name, tensor, is_input=False)
+            by_leaf.setdefault(id(tensor), end)
+            if tensor.grad_fn:
+                by_node.setdefault(tensor.grad_fn, end)
+
+        def end_at(node: Node) -> End | None:
+            leaf = leaf_of(node)
+            if node in by_node or leaf is None:
+                return by_node.get(node)
+            outside = self._originals.get(id(leaf), OUTSIDE)
+            return by_leaf.get(id(leaf)) or End(outside, leaf, is_input=False)
+
+        return end_at
 
 
 class KnownGradients:

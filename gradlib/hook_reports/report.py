@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError, NotCopyableError, no_module
+from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.known import kept
 from gradlib.hook_reports.trial import (
     backward_hooks,
@@ -20,6 +21,10 @@ from gradlib.hook_reports.words import KINDS, TENSOR, HookedCall
 from gradlib.private import any_global_backward_hook, values_are_stand_ins
 from gradlib.render import Printable, Table
 from gradlib.tree import Tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMNS = ("entry", "shape", "what it is")
 
@@ -96,6 +101,7 @@ class HookReport(Printable):
     last_node_inputs: tuple[str, ...]
     kinds: Mapping[str, HookKind]
     notes: tuple[str, ...]
+    _graph: CallGraph
 
     def __repr__(self) -> str:
         """Name the module's class."""
@@ -107,6 +113,31 @@ class HookReport(Printable):
 
     def _repr_html_(self) -> str:
         return "".join(table.html() for table in self._tables())
+
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draw the autograd graph of the call, with each tuple where its hook gets it.
+
+        Gradients flow upwards, from the output of the module, whose border is dashed,
+        to its inputs and parameters. Of a large graph only the nodes next to the output
+        are drawn one by one.
+
+        Args:
+            ax: Where to draw; a new figure without it.
+
+        Returns:
+            The figure drawn on.
+
+        Raises:
+            RecordingArgumentError: `ax` is no Axes.
+        """
+        # Not before: to import matplotlib takes longer than all the rest.
+        from gradlib.hook_reports.picture import draw
+
+        received = {
+            name: {entry.place: _in_short(entry.value) for entry in kind.entries}
+            for name, kind in self.kinds.items()
+        }
+        return draw(self.module_type, self._graph, received, ax)
 
     def _tables(self) -> list[Table]:
         inputs = f"({', '.join(self.last_node_inputs)})" if self.last_node else "none"
@@ -187,7 +218,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         name, inputs = call.last_node()
         kinds = {kind: _tried(call, kind) for kind in KINDS}
     notes = tuple(_notes(module, call, changed))
-    return HookReport(type(module).__name__, name, inputs, kinds, notes)
+    return HookReport(type(module).__name__, name, inputs, kinds, notes, call.graph)
 
 
 _Received: TypeAlias = dict[str, list[Tensor | None]]
@@ -287,3 +318,10 @@ def _table_of(kind: HookKind) -> Table:
 
 def _shape(value: Tensor | None) -> str:
     return "-" if value is None else str(list(value.shape))
+
+
+def _in_short(value: Tensor | None) -> str:
+    """Return the shape of an entry, or that nothing is in it."""
+    if value is None:
+        return "None"
+    return _shape(value) if value.any() or not value.numel() else "zeros"

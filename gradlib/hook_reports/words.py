@@ -8,6 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.hook_reports.graph import (
+    ENDLESS,
+    first_node,
+    first_tensor,
+    name_of,
+    read,
+)
 from gradlib.hook_reports.known import (
     OUTSIDE,
     KnownGradients,
@@ -26,9 +33,6 @@ FULL = "register_full_backward_hook"
 FULL_PRE = "register_full_backward_pre_hook"
 TENSOR = "Tensor.register_hook"
 KINDS = (LEGACY, FULL, FULL_PRE, TENSOR)
-
-ENDLESS, DEEPEST = object(), 1000
-"""What has no first tensor: in a str there is always another one. So deep we look."""
 
 
 class HookedCall:
@@ -50,20 +54,22 @@ class HookedCall:
         each_inner_output(plain.module, self._name_inner)
         self._output = plain.run(backward=False)
         self._plain_args = plain.inputs.build()[0]
-        self._node = _first_node(self._output)
+        self._node = first_node(self._output)
         self._edges = self._node.next_functions if self._node else ()
         self._before = [node for node, _ in self._edges]
         self._uses = uses_in(differentiable(self._output).values())
-        self._tensors = [
-            None if node is None else self._names.of_node(plain, node)
-            for node in self._before
-        ]
+        end_at = self._names.ends(plain)
+        ends = [node and end_at(node) for node in self._before]
+        self._tensors = [end and end.name for end in ends]
         # What made a tensor that the module returns as it was, and its name. In the
         # copy there is a stand-in.
         self._maker = self._returned = None
         if self._node is not None and self._node in plain.stands_for:
             self._maker = plain.stands_for[self._node]
-            self._returned = self._names.of_node(plain, self._node)
+            end = end_at(self._node)
+            self._returned = end and end.name
+        given = [self._position("grad_input", i) for i in range(len(self._given))]
+        self.graph = read(self.trial(), self._names, given)
         self._known = KnownGradients(self.trial(), self._names)
         self._known.compare(KnownGradients(self.trial(), self._names))
         both = (*plain.warnings, *self._known.warnings)
@@ -102,7 +108,7 @@ class HookedCall:
 
     def why_not_tried(self, kind: str) -> str:
         """Say why a kind of hook cannot even be tried, or ``""``."""
-        if kind == LEGACY and _first(self._output.build()) is ENDLESS:
+        if kind == LEGACY and first_tensor(self._output.build()) is ENDLESS:
             return "Not tried: torch would look for a tensor in the output for ever."
         return ""
 
@@ -291,30 +297,8 @@ def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | 
         output = trial.run(backward=False)
     except Exception:
         return  # the module does not take that
-    node = _first_node(output)
+    node = first_node(output)
     yield words, node and trial.stands_for.get(node, node)
-
-
-def _first_node(output: Tree) -> Node | None:
-    """Return the node that the legacy hook sits on."""
-    first = _first(output.build())
-    return first.grad_fn if isinstance(first, Tensor) else None
-
-
-def _first(value: Any) -> Any:
-    """Go to the first tensor as torch does, and return where that ends."""
-    for _ in range(DEEPEST):
-        if isinstance(value, Tensor):
-            return value
-        try:
-            if isinstance(value, dict):
-                inside = cast("dict[Any, Any]", value).values()
-                value = next(it for it in inside if isinstance(it, Tensor))
-            else:
-                value = value[0]
-        except Exception:  # of a class of somebody's too
-            return cast(Any, value)
-    return ENDLESS
 
 
 def _requires_grad(value: object) -> bool:
@@ -322,7 +306,7 @@ def _requires_grad(value: object) -> bool:
 
 
 def _name(node: Node | None) -> str:
-    return node.name().removeprefix("torch::autograd::") if node else "-"
+    return name_of(node) if node else "-"
 
 
 def _entries(count: int) -> str:

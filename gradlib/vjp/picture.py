@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gradlib import plot_matrix
-from gradlib.plot import require_axes
+from gradlib.plot import message, require_axes
 from gradlib.vjp.entries import entries_of
 from gradlib.vjp.product import Jacobian, Product
 
@@ -27,9 +27,9 @@ def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
     """
     require_axes(ax)
     if product is None or not isinstance(product.jacobian, Jacobian):
-        return plot_matrix.message(why_not, ax)
+        return message(why_not, ax)
     if any(it.is_complex() for it in product.results):
-        return plot_matrix.message("x is complex: its numbers have no colours.", ax)
+        return message("x is complex: its numbers have no colours.", ax)
     short = {k: it for k, it in product.own_names.items() if len(it) <= LONGEST}
     entries = entries_of(product, product.jacobian, short)
     return plot_matrix.weighted_rows(

@@ -1,0 +1,203 @@
+"""The autograd graph of one call of a module, by names."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import accumulate, takewhile
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.hook_reports.known import End, Names
+from gradlib.hook_reports.trial import Trial, computed, differentiable, edge_of
+from gradlib.tree import Tree
+
+MOST_NODES, MOST_ROWS = 14, 6
+"""How many nodes a picture shows, and how many of them one after the other."""
+
+Key: TypeAlias = tuple[str, int | str]
+"""An ``"output"`` or ``"node"`` and its number, an ``"input"`` or ``"parameter"`` and
+its name, or `MORE`."""
+
+MORE: Key = ("more", 0)
+"""All the nodes that a picture does not show."""
+
+ENDLESS, DEEPEST = object(), 1000
+"""What has no first tensor: in a str there is always another one. So deep we look."""
+
+EndAt: TypeAlias = Callable[[Node], End | None]
+
+
+class Flow(NamedTuple):
+    """Where a gradient flows.
+
+    Attributes:
+        start: What gives it: an output, or a node.
+        slot: Which input of that node it is the gradient of.
+        end: What gets it; ``None`` where nothing needs it.
+        number: Which output of the node that gets it it is the gradient of.
+    """
+
+    start: Key
+    slot: int
+    end: Key | None
+    number: int
+
+
+@dataclass(frozen=True)
+class CallGraph:
+    """What gradients flow through, from the outputs of a call to its inputs.
+
+    Attributes:
+        texts: What is at each key, in words.
+        flows: Where gradients flow.
+        last: The node of the first output, ``None`` where that is outside of the call.
+        arguments: The key of each positional argument, whether or not it is reached.
+        results: The key of each output at the top level, if a gradient flows from it.
+    """
+
+    texts: Mapping[Key, str]
+    flows: tuple[Flow, ...]
+    last: Key | None
+    arguments: tuple[Key, ...]
+    results: tuple[Key | None, ...]
+
+
+def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> CallGraph:
+    """Run a trial forward, and read the graph of its call.
+
+    Args:
+        trial: The call.
+        names: What its tensors are called.
+        arguments: The names and values of the positional arguments.
+    """
+    for place, tensor in differentiable(trial.inputs).items():
+        # One tensor may stand in several places, each of which a full hook tells apart.
+        alias = trial.inputs.leaves[place] = computed(tensor)
+        trial.made_by[place] = alias.grad_fn
+    output = trial.run(backward=False)
+    outputs = differentiable(output)
+    starts = {("output", i): edge_of(it) for i, it in outputs.items()}
+    nodes, ends = _behind([node for node, _ in starts.values()], names.ends(trial))
+    near = _near(nodes)
+    keys: dict[Node, Key] = dict.fromkeys(nodes, MORE)
+    keys |= {node: ("node", i) for i, node in enumerate(near)}
+    keys |= {node: _key_of(end) for node, end in ends.items()}
+    flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
+    flows += _inner_flows(near, keys)
+    far = [node for node in nodes if keys[node] == MORE]
+    flows += _far_flows(far, keys, {flow.end for flow in flows})
+    texts: dict[Key, str] = {MORE: f"{len(far)} more nodes"}
+    texts |= {("input", name): _text(name, it) for name, it in arguments}
+    texts |= {_key_of(end): _text(end.name, end.tensor) for end in ends.values()}
+    texts |= {keys[node]: name_of(node) for node in near}
+    for i, it in outputs.items():
+        texts["output", i] = _text(f"output{output.path(i)}", it)
+    last = first_node(output)
+    return CallGraph(
+        texts,
+        tuple(flows),
+        keys[last] if last in nodes else None,
+        tuple(("input", name) for name, _ in arguments),
+        tuple(_results(output)),
+    )
+
+
+def name_of(node: Node) -> str:
+    """Return what torch calls a node."""
+    return node.name().removeprefix("torch::autograd::")
+
+
+def _behind(
+    starts: Iterable[Node], end_at: EndAt
+) -> tuple[list[Node], dict[Node, End]]:
+    """Return the nodes of a call, and where they end."""
+    nodes: dict[Node, None] = {}
+    ends: dict[Node, End] = {}
+    stack = [*starts]
+    while stack:
+        node = stack.pop()
+        if node in nodes or node in ends:
+            continue
+        if end := end_at(node):
+            ends[node] = end
+        else:
+            nodes[node] = None
+            stack += [before for before, _ in node.next_functions if before is not None]
+    return [*nodes], ends
+
+
+def _near(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that are nearest to the outputs, as many as are shown."""
+    row = dict.fromkeys(nodes, 0)
+    behind = {
+        node: [it for it, _ in node.next_functions if it in row] for node in nodes
+    }
+    for node in reversed([*TopologicalSorter(behind).static_order()]):
+        for before in behind[node]:
+            row[before] = max(row[before], row[node] + 1)
+    rows = [[it for it in nodes if row[it] == i] for i in range(MOST_ROWS)]
+    counts = accumulate(map(len, rows))
+    first, *others = zip(rows, counts, strict=True)
+    near = [first, *takewhile(lambda it: it[1] <= MOST_NODES, others)]
+    return [node for nodes_of_row, _ in near for node in nodes_of_row]
+
+
+def _inner_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flow]:
+    for node in near:
+        for slot, (before, number) in enumerate(node.next_functions):
+            yield Flow(keys[node], slot, before and keys[before], number)
+
+
+def _far_flows(
+    far: Iterable[Node], keys: Mapping[Node, Key], shown: Collection[Key | None]
+) -> Iterator[Flow]:
+    """Give what flows from the nodes that are not shown to what is: to each input."""
+    reached = dict.fromkeys(
+        keys[before] for node in far for before, _ in node.next_functions if before
+    )
+    for key in reached:
+        if key[0] == "input" or (key != MORE and key in shown):
+            yield Flow(MORE, 0, key, 0)
+
+
+def _key_of(end: End) -> Key:
+    return ("input" if end.is_input else "parameter", end.name)
+
+
+def _results(output: Tree) -> Iterator[Key | None]:
+    value = output.build()
+    for each in cast(
+        "tuple[Any, ...]", value if isinstance(value, tuple) else (value,)
+    ):
+        places = (i for i, it in differentiable(output).items() if it is each)
+        yield next((("output", place) for place in places), None)
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{name} {list(value.shape)}"
+    return f"{name}: {type(value).__name__}"
+
+
+def first_node(output: Tree) -> Node | None:
+    """Return the node that the legacy hook sits on."""
+    first = first_tensor(output.build())
+    return first.grad_fn if isinstance(first, Tensor) else None
+
+
+def first_tensor(value: Any) -> Any:
+    """Go to the first tensor as torch does, and return where that ends."""
+    for _ in range(DEEPEST):
+        if isinstance(value, Tensor):
+            return value
+        try:
+            if isinstance(value, dict):
+                inside = cast("dict[Any, Any]", value).values()
+                value = next(it for it in inside if isinstance(it, Tensor))
+            else:
+                value = value[0]
+        except Exception:  # of a class of somebody's too
+            return cast(Any, value)
+    return ENDLESS

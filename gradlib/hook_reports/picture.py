@@ -1,0 +1,114 @@
+"""The figure of a hook report: where in the autograd graph each kind of hook sits."""
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from gradlib.hook_reports.graph import CallGraph, Flow, Key
+from gradlib.hook_reports.words import FULL, LEGACY
+from gradlib.plot import message, require_axes
+from gradlib.plot_graph import (
+    ABOVE,
+    BELOW,
+    INSIDE,
+    LOWER_EDGE,
+    UPPER_EDGE,
+    Box,
+    framed_graph,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Blue and orange of the Okabe-Ito palette, so dark that white letters can be read.
+COLOURS = {FULL: "#0067A3", LEGACY: "#B84F00"}
+NOTHING = "0.5"
+
+Tag: TypeAlias = tuple[str, str]
+"""An entry that a hook received: the kind of hook, and ``"grad_input[0]"``."""
+
+
+def draw(
+    title: str,
+    graph: CallGraph,
+    received: Mapping[str, Mapping[str, str]],
+    ax: "Axes | None",
+) -> "Figure":
+    """Draw what gradients flow through, and what each kind of hook receives where.
+
+    Args:
+        title: The name of the module's class.
+        graph: The graph of the call.
+        received: For each kind of hook the place of each entry, and its shape, or
+            ``"None"`` or ``"zeros"``.
+        ax: Where to draw; a new figure without it.
+
+    Raises:
+        RecordingArgumentError: `ax` is no Axes.
+    """
+    require_axes(ax)
+    if not graph.flows:
+        return message("No output requires grad: no gradient flows.", ax)
+    tags = {
+        (kind, place): _tag(kind, place, said)
+        for kind in COLOURS
+        for place, said in received[kind].items()
+        if kind == FULL or graph.last
+    }
+    lines = [[*_along(flow, graph, tags)] for flow in graph.flows]
+    reached = {key for line in lines for key in line}
+    places = {
+        key: _place(key, text, faint=key not in reached)
+        for key, text in graph.texts.items()
+        if key in reached or key in graph.arguments
+    }
+    arrows = dict.fromkeys(step for line in lines for step in pairwise(line))
+    legend = {"the gradient flows upwards": ""} | {
+        f"{kind}: {_where(kind, graph, received)}": colour
+        if received[kind]
+        else NOTHING
+        for kind, colour in COLOURS.items()
+    }
+    return framed_graph(title, {**tags, **places}, [*arrows], legend, ax)
+
+
+def _tag(kind: str, place: str, said: str) -> Box:
+    """Return the box of an entry: grey where it holds nothing."""
+    zone = INSIDE
+    if kind == FULL:
+        zone = UPPER_EDGE if place.startswith("grad_input") else LOWER_EDGE
+    fill = COLOURS[kind] if said.startswith("[") else NOTHING
+    return Box(f"{place} {said}", zone, fill)
+
+
+def _place(key: Key, text: str, *, faint: bool) -> Box:
+    zone = {"output": BELOW, "input": ABOVE}.get(key[0], INSIDE)
+    return Box(text, zone, outlined=key[0] in ("node", "more"), faint=faint)
+
+
+def _along(flow: Flow, graph: CallGraph, tags: Collection[Tag]) -> Iterator[Key]:
+    """Give what a gradient passes, from one end of its flow to the other."""
+    passed: list[Tag] = []
+    if flow.start in graph.results:
+        passed.append((FULL, f"grad_output[{graph.results.index(flow.start)}]"))
+    if flow.end == graph.last:
+        passed.append((LEGACY, f"grad_output[{flow.number}]"))
+    if flow.start == graph.last:
+        passed.append((LEGACY, f"grad_input[{flow.slot}]"))
+    if flow.end in graph.arguments:
+        passed.append((FULL, f"grad_input[{graph.arguments.index(flow.end)}]"))
+    yield flow.start
+    yield from (tag for tag in passed if tag in tags)
+    if flow.end:
+        yield flow.end
+
+
+def _where(
+    kind: str, graph: CallGraph, received: Mapping[str, Mapping[str, str]]
+) -> str:
+    if not received[kind]:
+        return "never called"
+    if kind == FULL:
+        return "at the border of the module"
+    return f"at {graph.texts[graph.last]}" if graph.last else "outside of the module"

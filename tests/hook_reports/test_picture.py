@@ -1,0 +1,206 @@
+"""The figure of a hook report shows each tuple where its hook gets it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib.hook_reports.picture import COLOURS
+from gradlib.hook_reports.words import FULL, LEGACY
+from gradlib.plot_graph import HEIGHT
+
+OF = {COLOURS[FULL]: "full ", COLOURS[LEGACY]: "old "}
+
+
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    plt.close("all")
+
+
+def given(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def boxes(figure: Figure) -> list[tuple[str, float, float]]:
+    """Return what is written where; a full or an old hook's entry says which it is."""
+    ax = figure.axes[0]
+    whose: dict[tuple[float, float], str] = {}
+    for patch in ax.patches:
+        if isinstance(patch, FancyBboxPatch):
+            centre = (
+                patch.get_x() + patch.get_width() / 2,
+                patch.get_y() + patch.get_height() / 2,
+            )
+            whose[rounded(*centre)] = OF.get(to_hex(patch.get_facecolor()).upper(), "")
+    return [
+        (whose.get(rounded(*it.get_position()), "") + it.get_text(), *it.get_position())
+        for it in ax.texts[1:]  # the first is the title
+        if it.get_text() != "↑"
+    ]
+
+
+def rounded(x: float, y: float) -> tuple[float, float]:
+    return round(x, 6), round(y, 6)
+
+
+def texts(figure: Figure) -> Counter[str]:
+    return Counter(text for text, *_ in boxes(figure))
+
+
+def arrows(figure: Figure) -> set[tuple[str, str]]:
+    """Return between what there are arrows, by where these end."""
+    found: set[tuple[str, str]] = set()
+    at = boxes(figure)
+
+    def text_at(x: float, y: float) -> str:
+        return min(at, key=lambda it: abs(it[2] - y) + abs(it[1] - x) / 20)[0]
+
+    for patch in figure.axes[0].patches:
+        if isinstance(patch, FancyArrowPatch):
+            (start, low), *_, (end, high) = cast(Any, patch)._path_original.vertices
+            ends = text_at(start, low - HEIGHT / 2), text_at(end, high + HEIGHT / 2)
+            found.add(ends)
+    return found
+
+
+def test_a_linear_layer() -> None:
+    assert arrows_of(nn.Linear(20, 30), given(4, 20)) == {
+        ("output [4, 30]", "full grad_output[0] [4, 30]"),
+        ("full grad_output[0] [4, 30]", "old grad_output[0] [4, 30]"),
+        ("old grad_output[0] [4, 30]", "AddmmBackward0"),
+        ("AddmmBackward0", "old grad_input[0] [30]"),
+        ("AddmmBackward0", "old grad_input[1] [4, 20]"),
+        ("AddmmBackward0", "old grad_input[2] [20, 30]"),
+        ("old grad_input[0] [30]", "bias [30]"),
+        ("old grad_input[1] [4, 20]", "full grad_input[0] [4, 20]"),
+        ("old grad_input[2] [20, 30]", "TBackward0"),
+        ("TBackward0", "weight [30, 20]"),
+        ("full grad_input[0] [4, 20]", "input [4, 20]"),
+    }
+
+
+class Of(nn.Module):
+    """A function of a parameter ``w`` and its inputs, as a module."""
+
+    def __init__(self, function: Callable[..., Any], *shape: int) -> None:
+        super().__init__()
+        self.function = function
+        self.w = nn.Parameter(torch.randn(*shape))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.w, *args, **kwargs)
+
+
+def arrows_of(module: nn.Module, *args: Any, **kwargs: Any) -> set[tuple[str, str]]:
+    return arrows(gradlib.hook_report(module, *args, **kwargs).plot())
+
+
+def test_one_tensor_in_two_places_is_told_apart() -> None:
+    x = given(4, 3)
+    found = arrows_of(nn.Bilinear(3, 3, 2), x, x)
+    assert ("full grad_input[0] [4, 3]", "input1 [4, 3]") in found
+    assert ("full grad_input[1] [4, 3]", "input2 [4, 3]") in found
+
+
+def test_what_nothing_flows_to_is_there_without_an_arrow() -> None:
+    figure = gradlib.hook_report(nn.Linear(3, 2), torch.randn(4, 3)).plot()
+    found = arrows(figure)
+    assert texts(figure)["input [4, 3]"] == texts(figure)["grad_input[0] None"] == 1
+    assert not {end for _, end in found} & {"input [4, 3]", "grad_input[0] None"}
+    assert ("AddmmBackward0", "grad_input[1] None") in found
+
+
+def test_zeros_that_stand_for_nothing_are_no_shape() -> None:
+    module = Of(lambda w, x, mask: x * w * mask, 3)
+    figure = gradlib.hook_report(module, given(4, 3), torch.randn(4, 3)).plot()
+    assert "grad_input[1] zeros" in texts(figure)
+
+
+def test_a_keyword_argument_is_reached_past_the_tuple() -> None:
+    module = Of(lambda w, x, *, scale: torch.stack([x * w, scale]), 3)
+    found = arrows_of(module, given(4, 3), scale=given(4, 3))
+    assert ("old grad_input[1] [4, 3]", "scale [4, 3]") in found
+    assert ("full grad_input[0] [4, 3]", "args[0] [4, 3]") in found
+
+
+def test_the_share_of_each_use_flows_into_the_same_entry() -> None:
+    found = arrows_of(Of(lambda w, x: (x * w + x.sum()).relu(), 3), given(4, 3))
+    into = {start for start, end in found if end == "full grad_input[0] [4, 3]"}
+    assert into == {"MulBackward0", "SumBackward0"}
+
+
+def test_nodes_far_from_the_output_are_one() -> None:
+    layers = [nn.Linear(3, 3) for _ in range(20)]
+    figure = gradlib.hook_report(nn.Sequential(*layers), given(4, 3)).plot()
+    found = texts(figure)
+    assert found["19.bias [3]"] == found["19.weight [3, 3]"] == 1
+    assert not found["0.weight [3, 3]"]
+    more = next(text for text in found if text.endswith("more nodes"))
+    shown = found["AddmmBackward0"] + found["TBackward0"]
+    assert int(more.split()[0]) + shown == 2 * len(layers)
+    assert (more, "full grad_input[0] [4, 3]") in arrows(figure)
+
+
+def test_a_hook_that_sits_outside_is_said_to() -> None:
+    figure = gradlib.hook_report(nn.Identity(), given(4, 3) * 2).plot()
+    assert f"{LEGACY}: outside of the module" in texts(figure)
+    assert arrows(figure) == {
+        ("output [4, 3]", "full grad_output[0] [4, 3]"),
+        ("full grad_output[0] [4, 3]", "full grad_input[0] [4, 3]"),
+        ("full grad_input[0] [4, 3]", "input [4, 3]"),
+    }
+
+
+def test_a_hook_that_is_never_called_has_no_entries() -> None:
+    module = Of(lambda w, x: {"y": x * w}, 3)
+    figure = gradlib.hook_report(module, given(4, 3)).plot()
+    assert f"{FULL}: never called" in texts(figure)
+    assert ("output['y'] [4, 3]", "old grad_output[0] [4, 3]") in arrows(figure)
+    assert ("old grad_input[0] [4, 3]", "args[0] [4, 3]") in arrows(figure)
+
+
+def test_without_a_gradient_the_figure_says_so() -> None:
+    report = gradlib.hook_report(nn.Linear(3, 2).requires_grad_(False), torch.ones(3))
+    said = report.plot().axes[0].texts[0].get_text()
+    assert said == "No output requires grad: no gradient flows."
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes"),
+    [
+        (nn.Conv2d(3, 8, 3), [(2, 3, 8, 8)]),
+        (nn.LSTM(5, 4), [(3, 2, 5)]),
+        (nn.MultiheadAttention(4, 2), [(3, 2, 4)] * 3),
+        (nn.TransformerEncoderLayer(4, 2, 8, 0.0), [(3, 2, 4)]),
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4)), [(2, 3)]),
+    ],
+)
+def test_every_entry_is_there_once(
+    module: nn.Module, shapes: list[tuple[int, ...]]
+) -> None:
+    report = gradlib.hook_report(module, *(given(*shape) for shape in shapes))
+    shown = Counter(it.get_text() for it in report.plot().axes[0].texts)
+    entries = Counter(
+        f"{entry.place} {list(entry.value.shape) if entry.value is not None else None}"
+        for kind in (FULL, LEGACY)
+        for entry in report.kinds[kind].entries
+    )
+    assert entries == {text: n for text, n in shown.items() if text.startswith("grad_")}
+
+
+def test_it_is_drawn_on_given_axes() -> None:
+    report = gradlib.hook_report(nn.Linear(3, 2), given(4, 3))
+    figure, ax = plt.subplots()
+    assert report.plot(ax) is figure
+    with pytest.raises(gradlib.RecordingArgumentError, match="of type int"):
+        report.plot(3)  # pyright: ignore[reportArgumentType]

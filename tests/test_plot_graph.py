@@ -1,0 +1,122 @@
+"""The figure of a graph: what is in it can be read, whatever its size."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+from gradlib.layered import Arrow, Key
+from gradlib.plot_graph import (
+    ABOVE,
+    BELOW,
+    INSIDE,
+    LOWER_EDGE,
+    UPPER_EDGE,
+    Box,
+    framed_graph,
+)
+
+BOXES: dict[Key, Box] = {
+    "y": Box("output [4, 30]", BELOW),
+    "full": Box("grad_output[0] [4, 30]", LOWER_EDGE, fill="#0067A3"),
+    "node": Box("AddmmBackward0", INSIDE, outlined=True),
+    "b": Box("bias [30]"),
+    "w": Box("weight [30, 20]"),
+    "none": Box("grad_input[0] None", UPPER_EDGE, fill="0.5"),
+    "x": Box("input [4, 20]", ABOVE, faint=True),
+}
+ARROWS: list[Arrow] = [("y", "full"), ("full", "node"), ("node", "b"), ("node", "w")]
+LEGEND = {"the gradient flows upwards": "", "a full backward hook": "#0067A3"}
+
+
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def drawn(title: str = "Linear", ax: Axes | None = None) -> Figure:
+    return framed_graph(title, BOXES, ARROWS, LEGEND, ax)
+
+
+def extents(figure: Figure) -> dict[str, Any]:
+    figure.canvas.draw()
+    return {it.get_text(): it.get_window_extent() for it in figure.axes[0].texts}
+
+
+def test_every_text_is_there_and_none_is_over_another() -> None:
+    figure = drawn()
+    found = extents(figure)
+    assert found.keys() == {
+        *(box.text for box in BOXES.values()),
+        *LEGEND,
+        "Linear",
+        "↑",
+    }
+    for (a, first), (b, second) in combinations(found.items(), 2):
+        assert not first.overlaps(second), (a, b)
+    for text, extent in found.items():
+        assert figure.bbox.x0 <= extent.x0 <= extent.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= extent.y0 <= extent.y1 <= figure.bbox.y1, text
+
+
+def test_a_text_has_room_in_its_box() -> None:
+    figure = drawn()
+    found = extents(figure)
+    outlines = [it.get_window_extent() for it in figure.axes[0].patches]
+    for box in BOXES.values():
+        if box.fill or box.outlined:
+            text = found[box.text]
+            assert any(
+                around.x0 <= text.x0
+                and text.x1 <= around.x1
+                and around.y0 <= text.y0
+                and text.y1 <= around.y1
+                and around.height < 2 * text.height + 12
+                for around in outlines
+            ), box.text
+
+
+def test_the_title_has_room_in_a_narrow_frame() -> None:
+    title = "AModuleOfARatherLongNameInAFrameThatIsNarrow"
+    boxes: dict[Key, Box] = {"y": Box("y", BELOW), "x": Box("x", ABOVE)}
+    figure = framed_graph(title, boxes, [("y", "x")], {})
+    found = extents(figure)
+    frame = figure.axes[0].patches[0].get_window_extent()
+    assert frame.x0 < found[title].x0
+    assert found[title].x1 < frame.x1
+
+
+@pytest.mark.parametrize("size", [(4, 3), (3, 8), (10, 3)])
+def test_given_axes_hold_all_of_it(size: tuple[float, float]) -> None:
+    figure, ax = plt.subplots(figsize=size)
+    assert drawn(ax=ax) is figure
+    for text, extent in extents(figure).items():
+        assert figure.bbox.x0 <= extent.x0 <= extent.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= extent.y0 <= extent.y1 <= figure.bbox.y1, text
+
+
+def test_where_letters_would_be_too_small_it_says_so() -> None:
+    _, ax = plt.subplots(figsize=(1.5, 1))
+    figure = drawn(ax=ax)
+    said = figure.axes[0].texts[0].get_text().replace("\n", " ")
+    assert said == "7 boxes have no room in this figure."
+
+
+def test_a_graph_of_any_size_is_no_figure_of_any_size() -> None:
+    boxes: dict[Key, Box] = {i: Box(f"grad_input[{i}] [64, 64]") for i in range(13)}
+    width, height = framed_graph("Wide", boxes, [], {}).get_size_inches()
+    assert width <= 12
+    assert height <= 12
+
+
+def test_an_arrow_has_a_head_but_where_it_goes_on() -> None:
+    patches = drawn().axes[0].patches
+    styles = [it.get_arrowstyle() for it in patches if isinstance(it, FancyArrowPatch)]
+    heads = [type(style).__name__ == "CurveFilledB" for style in styles]
+    assert heads == [False, True, True, True]
