@@ -1,14 +1,14 @@
 """The figure of a graph: what is in it can be read, whatever its size."""
 
 from collections.abc import Iterator
-from itertools import combinations
-from typing import Any
+from itertools import combinations, pairwise
+from typing import Any, cast
 
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from gradlib.layered import Arrow, Key
 from gradlib.plot_graph import (
@@ -90,6 +90,33 @@ def test_the_title_has_room_in_a_narrow_frame() -> None:
     frame = figure.axes[0].patches[0].get_window_extent()
     assert frame.x0 < found[title].x0
     assert found[title].x1 < frame.x1
+
+
+def test_the_title_has_room_below_what_is_on_the_edge() -> None:
+    boxes: dict[Key, Box] = {
+        "a": Box("a" * 9, fill="0.5"),
+        "b": Box("b" * 30, UPPER_EDGE),
+    }
+    found = extents(framed_graph("Conv2d", boxes, [("a", "b")], {}))
+    assert found["Conv2d"].y1 < found["b" * 30].y0
+    assert found["a" * 9].y1 < found["Conv2d"].y0
+
+
+def test_an_arrow_beside_all_boxes_is_in_the_frame_too() -> None:
+    boxes: dict[Key, Box] = {i: Box("y" * 30, BELOW) for i in range(3)}
+    boxes |= {-i: Box("x", ABOVE) for i in range(1, 4)}
+    arrows: list[Arrow] = [(0, -1), (1, -2), (2, -3)]
+    ax = framed_graph("F", boxes, arrows, {}).axes[0]
+    frame, *_ = ax.patches
+    assert isinstance(frame, Rectangle)
+    across = [
+        x
+        for it in ax.patches
+        if isinstance(it, FancyArrowPatch)
+        for x, _ in cast(Any, it)._path_original.vertices
+    ]
+    assert frame.get_x() < min(across)
+    assert max(across) < frame.get_x() + frame.get_width()
 
 
 @pytest.mark.parametrize("size", [(4, 3), (3, 8), (10, 3)])

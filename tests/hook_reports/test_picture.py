@@ -151,6 +151,13 @@ def test_nodes_far_from_the_output_are_one() -> None:
     assert (more, "full grad_input[0] [4, 3]") in arrows(figure)
 
 
+def test_of_a_wide_graph_the_rows_next_to_the_output_are_shown() -> None:
+    module = Of(lambda w, x: torch.cat([(x * w).exp().tanh() for _ in range(9)]), 3)
+    found = texts(gradlib.hook_report(module, given(4, 3)).plot())
+    assert found["TanhBackward0"] == 9
+    assert found["18 more nodes"] == 1
+
+
 def test_a_hook_that_sits_outside_is_said_to() -> None:
     figure = gradlib.hook_report(nn.Identity(), given(4, 3) * 2).plot()
     assert f"{LEGACY}: outside of the module" in texts(figure)
