@@ -1,7 +1,7 @@
 """The figure of a graph: what is in it can be read, whatever its size."""
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, cast
 
 import pytest
