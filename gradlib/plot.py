@@ -3,17 +3,13 @@
 # matplotlib's own annotations leave the keywords of its methods open.
 # pyright: reportUnknownMemberType=false
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from textwrap import fill
-from typing import Any, cast
+from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -25,13 +21,13 @@ from matplotlib.ticker import (
     MaxNLocator,
     NullFormatter,
 )
-from matplotlib.transforms import Bbox
 
-from gradlib.errors import RecordingArgumentError
+from gradlib.figure import figure_of, inches_of, new_axes
 
-# Blue, orange and green of the Okabe-Ito palette: told apart by colour-blind readers
-# too, and by their markers.
+# Grey, and blue, orange and green of the Okabe-Ito palette: told apart by colour-blind
+# readers too, and by their markers.
 STYLES = {
+    "output": ("#555555", "D"),
     "grad_output": ("#0072B2", "o"),
     "grad_input": ("#D55E00", "s"),
     "param_grads": ("#009E73", "^"),
@@ -39,14 +35,15 @@ STYLES = {
 WARNING = "#CC0000"
 
 # What flows from module to module is joined by a line.
-FLOWING = ("grad_output", "grad_input")
+FLOWING = ("output", "grad_output", "grad_input")
+
+NO_PASS = "no backward pass was recorded"
 
 LINE = 0.34  # inches a module
 ROW = 0.2  # inches a module of a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
 NAME = 0.15  # inches the name of a module needs
 LETTER = 0.085  # inches a letter of it takes, about
-PROSE = 0.075  # inches a letter of a sentence takes
 SHORT = 24  # letters of a name that a figure of the usual width has room for
 NUMBER = 0.6  # inches a number below an axis needs
 DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches a power of ten needs to show these
@@ -90,7 +87,7 @@ def gradient_flow(
     ax.set_ylabel("the gradient flows upwards")
     ax.set_xlabel("norm of the gradient")
     ax.grid(axis="x", alpha=0.3)
-    return _finished(ax, something=bool(values))
+    return _finished(ax, "" if values else NO_PASS)
 
 
 def heat_map(
@@ -125,7 +122,50 @@ def heat_map(
     ax.xaxis.set_major_formatter(FuncFormatter(partial(_number_of, steps)))
     ax.set_xlabel("forward")
     ax.grid(visible=False)  # some styles have one, which would lie on the cells
-    return _finished(ax, something=bool(found))
+    return _finished(ax, "" if found else NO_PASS)
+
+
+def errors(
+    labels: Sequence[str],
+    found: Mapping[str, Sequence[float | None]],
+    allowed: float,
+    first: tuple[int, float] | None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw on a logarithmic axis how far apart two runs are, one line of text a module.
+
+    Args:
+        labels: The modules, in forward order: the first is drawn on top.
+        found: For each kind of value the error at each label; ``None`` where there is
+            none. What is equal has no place on the axis: a gap shows it.
+        allowed: The error that a value may have, one alone.
+        first: The row and the error where they part first, if they do.
+        ax: Where to draw; a new figure without it.
+
+    Returns:
+        The figure drawn on.
+    """
+    ax = ax or _lines(labels, LINE)
+    for kind, column in found.items():
+        _draw_norms(kind, [[] if v is None else [v] for v in column], ax)
+    values = [v for column in found.values() for v in column if v is not None]
+    if any(0 < v < math.inf for v in values):
+        ax.axvline(
+            allowed, color="0.5", linestyle="--", label=f"rtol {allowed:.2g}", zorder=0
+        )
+        if first and first[1] < math.inf:
+            _ring(*first, ax)
+        _scale(ax)
+    else:
+        ax.set_xticks([])
+    lost = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
+    _mark_beside(lost, 1.02, ax, label="incomparable", color=WARNING, marker="x")
+    _name_rows(labels, ax)
+    ax.set_ylabel("the forward goes downwards")
+    ax.set_xlabel("difference, as a part of the value")
+    ax.grid(axis="x", alpha=0.3)
+    nothing = "the two are equal" if values else "the two have nothing in common"
+    return _finished(ax, "" if any(values) else nothing)
 
 
 @dataclass(frozen=True)
@@ -187,7 +227,7 @@ def ridges(
     ax.grid(axis="x", alpha=0.3)
     ax.set_axisbelow(True)
     something = any(any(it.counts) or it.zeros or it.nonfinite for it in distributions)
-    return _finished(ax, something=something)
+    return _finished(ax, "" if something else NO_PASS)
 
 
 def _draw_norms(kind: str, columns: Sequence[Sequence[float]], ax: Axes) -> None:
@@ -226,6 +266,13 @@ def _draw_totals(
         share = median(shares[row]) if shares[row] else total
         if 0 < share < math.inf:
             ax.hlines(row, share, total, color=colour, linestyle=":")
+
+
+def _ring(row: int, at: float, ax: Axes) -> None:
+    """Put a ring around what is at one place."""
+    style: Any = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 2}
+    label = "they part first"
+    ax.plot([at], [row], "o", color=WARNING, label=label, linestyle="none", **style)
 
 
 def _size(rows: Sequence[object]) -> float:
@@ -364,57 +411,17 @@ def _power_of_ten(exponent: float, _place: int) -> str:
     return f"{10.0 ** (exponent - power):.3g}e{power}"
 
 
-def _finished(ax: Axes, *, something: bool) -> Figure:
-    """Add the legend, or say that there is nothing, and return the figure."""
+def _finished(ax: Axes, nothing: str) -> Figure:
+    """Add the legend, or say why there is nothing, and return the figure."""
     labels = ax.get_legend_handles_labels()[1]
-    if not something:
-        ax.set_title("no backward pass was recorded")
+    if nothing:
+        ax.set_title(nothing)
     elif labels:
         columns = min(max(int(inches_of(ax).width / ENTRY), 1), 3)
         ax.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
     return figure_of(ax)
-
-
-def message(text: str, ax: Axes | None = None) -> Figure:
-    """Write a text where a figure would be.
-
-    Args:
-        text: Why there is no figure.
-        ax: Where to write; a new figure without it.
-
-    Returns:
-        The figure written on.
-    """
-    ax = ax or new_axes(5, 1.5)
-    ax.set_axis_off()
-    letters = int(inches_of(ax).width / PROSE)
-    ax.text(
-        0.5, 0.5, fill(text, letters), transform=ax.transAxes, ha="center", va="center"
-    )
-    return figure_of(ax)
-
-
-def require_axes(ax: object) -> None:
-    """Raise if `ax` is neither left out nor Axes."""
-    if not (ax is None or isinstance(ax, Axes)):
-        raise RecordingArgumentError(
-            "plot(ax=...): ax must be the Axes to draw on, but it is of type "
-            f"{type(ax).__name__}. Give one of those that plt.subplots() makes."
-        )
-
-
-def inches_of(ax: Axes) -> Bbox:
-    """Return where axes are on their figure, in inches."""
-    return ax.get_window_extent().transformed(figure_of(ax).dpi_scale_trans.inverted())
-
-
-def figure_of(ax: Axes) -> Figure:
-    """Return the figure that axes belong to."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
 
 
 def _scale(ax: Axes) -> None:
@@ -432,24 +439,6 @@ def _scale(ax: Axes) -> None:
         ax.xaxis.set_minor_formatter(FuncFormatter(_plain))
     else:
         ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-class _ShownOnce(Figure):
-    """A figure that a notebook shows once, also where the cell ends with it."""
-
-    def _ipython_display_(self) -> None:
-        if "inline" in mpl.get_backend():
-            plt.close(self)  # or pyplot would show it again at the end of the cell
-        cast(Any, self).__class__ = Figure  # the notebook knows how to show that
-        importlib.import_module("IPython.display").display(self)
-
-
-def new_axes(width: float, height: float) -> Axes:
-    """Return the axes of a new figure, of a size in inches."""
-    figure = plt.figure(
-        FigureClass=_ShownOnce, figsize=(width, height), layout="constrained"
-    )
-    return figure.subplots()
 
 
 def _lines(labels: Sequence[str], line: float) -> Axes:

@@ -13,8 +13,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
+from gradlib.figure import figure_of, inches_of, message, new_axes
 from gradlib.layered import Arrow, Key, Layout, laid_out
-from gradlib.plot import figure_of, inches_of, message, new_axes
 
 # Where a box may stand, from below upwards.
 ZONES = BELOW, LOWER_EDGE, INSIDE, UPPER_EDGE, ABOVE = range(5)

@@ -14,7 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from gradlib.plot import NAME, figure_of, inches_of, new_axes
+from gradlib.figure import figure_of, inches_of, new_axes
+from gradlib.plot import NAME
 
 # Orange and blue of the Okabe-Ito palette, so pale that black numbers can be read.
 SIGNED = LinearSegmentedColormap.from_list(

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+from gradlib.figure import message, require_axes
 from gradlib.hook_reports.graph import CallGraph, Flow, Key
 from gradlib.hook_reports.words import FULL, LEGACY
-from gradlib.plot import message, require_axes
 from gradlib.plot_graph import (
     ABOVE,
     BELOW,

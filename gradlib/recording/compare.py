@@ -4,8 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,6 +22,10 @@ from gradlib.recording.order import rounds, steps
 from gradlib.recording.trace import FIELDS, CallTrace
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # What of a call is there when it begins, when it ends, and in a backward pass.
 BEGIN, END = ("args", "kwargs"), ("output",)
@@ -51,6 +54,8 @@ class Comparison(Printable):
 
     Attributes:
         first: Where the two first differ; ``None`` if they agree.
+        errors: How far apart each value is, in the order in which it happened; also of
+            those that agree.
         unmatched: The calls that only one of them has.
         skipped: What could not be compared, in words.
         compared: How many calls both have; none if nothing of them is in both.
@@ -59,6 +64,7 @@ class Comparison(Printable):
     """
 
     first: Difference | None
+    errors: tuple[Difference, ...] = dataclasses.field(repr=False)
     unmatched: tuple[Unmatched, ...]
     skipped: tuple[str, ...]
     compared: int
@@ -68,6 +74,28 @@ class Comparison(Printable):
     def ok(self) -> bool:
         """Whether calls were compared, both have the same ones, and these agree."""
         return bool(self.compared) and self.first is None and not self.unmatched
+
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draw how far apart the two are, module by module.
+
+        Whether an error grows from module to module, as rounding does, or jumps at one
+        of them, is seen better than read. The modules stand in the order in which they
+        returned; of each are drawn the output, ``grad_output``, and of the gradients of
+        its parameters the one that is furthest apart. What is equal has no marker.
+
+        Args:
+            ax: Where to draw; a new figure without it.
+
+        Returns:
+            The figure drawn on.
+
+        Raises:
+            RecordingArgumentError: `ax` is no Axes.
+        """
+        # Not before: to import matplotlib takes longer than all the rest.
+        from gradlib.recording.errors_picture import draw
+
+        return draw(self.errors, self.first, self.rtol, ax)
 
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
@@ -119,13 +147,15 @@ def compare(
     both = _Both(traces, others, pairs)
     # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
-    found = both.gaps()
-    some = [*islice(found, 1)]
+    found = [*both.gaps()]
+    errors = tuple(_difference(*it, pairs) for it in found)
+    first = _first((it for *_, it in found), tolerance)
     return Comparison(
-        _first(chain(some, found), tolerance, pairs),
+        None if first is None else errors[first],
+        errors,
         tuple(unmatched),
         both.skipped,
-        len(pairs) if some else 0,
+        len(pairs) if found else 0,
         tolerance.least if tolerance.rtol is None else float(tolerance.rtol),
     )
 
@@ -156,20 +186,21 @@ def _rtol(traces: Iterable[CallTrace]) -> float:
     )
 
 
-def _first(
-    found: Iterable[tuple[CallTrace, str, Gap]],
-    tolerance: Tolerance,
-    pairs: Mapping[int, CallTrace],
-) -> Difference | None:
+def _difference(
+    trace: CallTrace, place: str, it: Gap, pairs: Mapping[int, CallTrace]
+) -> Difference:
+    direction = "backward" if "grad" in place else "forward"
+    reasons = _other_type(trace, pairs[id(trace)]), it.reason
+    reason = ", ".join(filter(None, reasons))
+    return Difference(trace.name, trace.index, direction, place, it.error, reason)
+
+
+def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:
+    """Return which of them is the first that is not allowed."""
     drift = 0.0
-    for trace, field, it in found:
+    for i, it in enumerate(found):
         if not tolerance.allows(it, drift):
-            direction = "backward" if "grad" in field else "forward"
-            reasons = _other_type(trace, pairs[id(trace)]), it.reason
-            reason = ", ".join(filter(None, reasons))
-            return Difference(
-                trace.name, trace.index, direction, field, it.error, reason
-            )
+            return i
         drift = max(drift, it.error)
     return None
 

@@ -15,6 +15,7 @@ from gradlib.errors import (
     UnknownKindError,
     in_brief,
 )
+from gradlib.figure import require_axes
 from gradlib.recording.call import (
     Call,
     Pass,
@@ -47,7 +48,7 @@ def draw(
             f"plot(kind={in_brief(kind)}): there is no such picture. There are: "
             f"{known}; where to draw is plot(ax=...)."
         )
-    plot.require_axes(ax)
+    require_axes(ax)
     kept = [field for field in ORDER if field in fields]
     if not kept:
         raise NotKeptError(

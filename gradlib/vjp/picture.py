@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gradlib import plot_matrix
-from gradlib.plot import message, require_axes
+from gradlib.figure import message, require_axes
 from gradlib.vjp.entries import entries_of
 from gradlib.vjp.product import Jacobian, Product
 

@@ -1,0 +1,76 @@
+"""Figures and axes, for everything that is drawn with matplotlib."""
+
+# matplotlib's own annotations leave the keywords of its methods open.
+# pyright: reportUnknownMemberType=false
+
+import importlib
+from textwrap import fill
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from gradlib.errors import RecordingArgumentError
+
+LETTER = 0.075  # inches a letter of a sentence takes
+
+
+class _ShownOnce(Figure):
+    """A figure that a notebook shows once, also where the cell ends with it."""
+
+    def _ipython_display_(self) -> None:
+        if "inline" in mpl.get_backend():
+            plt.close(self)  # or pyplot would show it again at the end of the cell
+        cast(Any, self).__class__ = Figure  # the notebook knows how to show that
+        importlib.import_module("IPython.display").display(self)
+
+
+def new_axes(width: float, height: float) -> Axes:
+    """Return the axes of a new figure, of a size in inches."""
+    figure = plt.figure(
+        FigureClass=_ShownOnce, figsize=(width, height), layout="constrained"
+    )
+    return figure.subplots()
+
+
+def message(text: str, ax: Axes | None = None) -> Figure:
+    """Write a text where a figure would be.
+
+    Args:
+        text: Why there is no figure.
+        ax: Where to write; a new figure without it.
+
+    Returns:
+        The figure written on.
+    """
+    ax = ax or new_axes(5, 1.5)
+    ax.set_axis_off()
+    letters = int(inches_of(ax).width / LETTER)
+    ax.text(
+        0.5, 0.5, fill(text, letters), transform=ax.transAxes, ha="center", va="center"
+    )
+    return figure_of(ax)
+
+
+def require_axes(ax: object) -> None:
+    """Raise if `ax` is neither left out nor Axes."""
+    if not (ax is None or isinstance(ax, Axes)):
+        raise RecordingArgumentError(
+            "plot(ax=...): ax must be the Axes to draw on, but it is of type "
+            f"{type(ax).__name__}. Give one of those that plt.subplots() makes."
+        )
+
+
+def inches_of(ax: Axes) -> Bbox:
+    """Return where axes are on their figure, in inches."""
+    return ax.get_window_extent().transformed(figure_of(ax).dpi_scale_trans.inverted())
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure that axes belong to."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure

@@ -1,0 +1,48 @@
+"""The picture of a comparison: how far apart two recordings are, module by module."""
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gradlib import plot
+from gradlib.figure import require_axes
+from gradlib.recording.call import numbered
+from gradlib.recording.difference import Difference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FIELD = re.compile(r"^(?:passes\[\d+\]\.)?(\w+)")
+"""Of a place such as ``"passes[0].grad_output[0]"`` the field."""
+
+KINDS = ("output", "grad_output", "param_grads")
+
+
+def draw(
+    errors: Iterable[Difference],
+    first: Difference | None,
+    rtol: float,
+    ax: "Axes | None",
+) -> "Figure":
+    """Draw the errors of a comparison, and where the two part first.
+
+    Raises:
+        RecordingArgumentError: `ax` is no Axes.
+    """
+    require_axes(ax)
+    rows: dict[str, dict[str, float]] = {}
+    for it in errors:
+        label = numbered(it.name, it.index)
+        row = rows.pop(label, {}) if it.direction == "forward" else rows.get(label, {})
+        rows[label] = row  # at the end, where the forward has come to
+        kind = FIELD.findall(it.field)[0]
+        row[kind] = max(row.get(kind, 0.0), it.error)
+    labels = [*rows]
+    found = {
+        kind: [row.get(kind) for row in rows.values()]
+        for kind in KINDS
+        if any(kind in row for row in rows.values())
+    }
+    at = first and (labels.index(numbered(first.name, first.index)), first.error)
+    return plot.errors(labels, found, rtol, at, ax)

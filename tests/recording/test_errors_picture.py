@@ -1,0 +1,171 @@
+"""A comparison has every error, and draws them module by module."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+import gradlib
+
+
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def net() -> nn.Sequential:
+    layers = [nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)]
+    return nn.Sequential(*layers, nn.Linear(8, 2))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(4, 8)
+
+
+def recorded(model: nn.Module, x: Tensor, steps: int = 1) -> gradlib.Recording:
+    with gradlib.record(model) as recording:
+        for _ in range(steps):
+            model(x).float().square().mean().backward()
+    return recording
+
+
+def with_eps(net: nn.Sequential, eps: float) -> nn.Sequential:
+    other = copy.deepcopy(net)
+    norm = other[3]
+    assert isinstance(norm, nn.LayerNorm)
+    norm.eps = eps
+    return other
+
+
+def texts(ax: Axes) -> list[str]:
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def lines(ax: Axes) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in ax.get_lines():
+        across, down = (list(cast(Any, it)) for it in line.get_data())
+        found[str(line.get_label())] = [*zip(across, down, strict=True)]
+    return found
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    a, b = a.double(), b.double()
+    return ((a - b).norm() / max(a.norm(), b.norm())).item()
+
+
+def test_errors_are_those_of_each_value_in_its_order(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    one, another = recorded(net, x), recorded(with_eps(net, 0.1), x)
+    found = one.compare(another)
+    output = [it for it in found.errors if it.field == "output"]
+    assert [it.name for it in output] == ["0", "1", "2", "3", "4", ""]
+    for it in output:
+        error = relative(one[it.name].output, another[it.name].output)
+        assert it.error == pytest.approx(error, rel=1e-6)
+    grads = [it for it in found.errors if it.field == "grad_output[0]"]
+    assert [it.name for it in grads] == ["", "4", "3", "2", "1", "0"]
+    for it in grads:
+        error = relative(one[it.name].grad_output[0], another[it.name].grad_output[0])
+        assert it.error == pytest.approx(error, rel=1e-6)
+    assert any(it is found.first for it in found.errors)
+    assert found.errors.index(found.first) == found.errors.index(output[3])
+
+
+def test_the_errors_are_no_part_of_the_repr(net: nn.Sequential, x: Tensor) -> None:
+    one = recorded(net, x)
+    assert len(repr(one.compare(one))) < 200
+
+
+def test_the_figure_shows_the_jump(net: nn.Sequential, x: Tensor) -> None:
+    found = recorded(net, x).compare(recorded(with_eps(net, 0.1), x))
+    (ax,) = found.plot().axes
+    assert texts(ax) == ["0", "1", "2", "3", "4", "(root)"]
+    drawn = lines(ax)
+    errors = {it.name: it.error for it in found.errors if it.field == "output"}
+    # What is equal has no marker.
+    assert drawn["output"] == [(errors["3"], 3), (errors["4"], 4), (errors[""], 5)]
+    assert [row for _, row in drawn["grad_output"]] == [0, 1, 2, 3, 4, 5]
+    assert [row for _, row in drawn["param_grads"]] == [0, 1, 2, 3, 4]
+    assert drawn["they part first"] == [(errors["3"], 3)]
+    assert drawn["rtol 1.1e-05"][0][0] == pytest.approx(found.rtol)
+
+
+def test_of_several_parameters_the_one_furthest_apart_is_drawn(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    found = recorded(net, x).compare(recorded(with_eps(net, 0.1), x))
+    (ax,) = found.plot().axes
+    for row in range(5):
+        own = [
+            it.error
+            for it in found.errors
+            if it.name == str(row) and it.field.startswith("param_grads")
+        ]
+        assert len(own) == 2
+        assert (max(own), row) in lines(ax)["param_grads"]
+
+
+def test_each_step_has_rows_of_its_own(net: nn.Sequential, x: Tensor) -> None:
+    found = recorded(net, x, 2).compare(recorded(with_eps(net, 0.1), x, 2))
+    (ax,) = found.plot().axes
+    assert texts(ax)[5:8] == ["(root)", "0 (1)", "1 (1)"]
+
+
+def test_two_passes_through_one_call_share_its_row(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    def twice(model: nn.Module) -> gradlib.Recording:
+        with gradlib.record(model) as recording:
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return recording
+
+    found = twice(net).compare(twice(with_eps(net, 0.1)))
+    fields = {it.field for it in found.errors if it.name == "4"}
+    assert {"passes[0].grad_output[0]", "passes[1].grad_output[0]"} <= fields
+    (ax,) = found.plot().axes
+    assert [row for _, row in lines(ax)["grad_output"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_equal_ones_leave_it_empty(net: nn.Sequential, x: Tensor) -> None:
+    one = recorded(net, x)
+    (ax,) = one.compare(one).plot().axes
+    assert ax.get_title() == "the two are equal"
+
+
+def test_what_has_nothing_in_common_leaves_it_empty(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    renamed = nn.Sequential()
+    renamed.add_module("only", nn.Linear(8, 2))
+    with gradlib.record(net, modules=["0"]) as one:
+        net(x).sum().backward()
+    with gradlib.record(renamed, modules=["only"]) as another:
+        renamed(x).sum().backward()
+    (ax,) = one.compare(another).plot().axes
+    assert ax.get_title() == "the two have nothing in common"
+
+
+def test_shapes_that_differ_have_a_cross(net: nn.Sequential, x: Tensor) -> None:
+    (ax,) = recorded(net, x).compare(recorded(net, x[:2])).plot().axes
+    assert [row for _, row in lines(ax)["incomparable"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_it_is_drawn_on_given_axes(net: nn.Sequential, x: Tensor) -> None:
+    found = recorded(net, x).compare(recorded(with_eps(net, 0.1), x))
+    figure, ax = plt.subplots()
+    assert found.plot(ax) is figure
+    with pytest.raises(gradlib.RecordingArgumentError, match="of type str"):
+        found.plot("flow")  # pyright: ignore[reportArgumentType]
