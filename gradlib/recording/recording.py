@@ -354,7 +354,8 @@ class Recording(Printable):
             atol: How large the root mean square of the difference may be on top.
 
         Returns:
-            Where they first differ, and the calls that only one of them has.
+            Where they first differ, every error, to be drawn too, and the calls that
+            only one of them has.
 
         Raises:
             RecordingArgumentError: `other` is no recording, or `rtol` or `atol` is no
