@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -146,9 +146,10 @@ class _States:
 
 def modules_known_to(fn: object) -> list[nn.Module]:
     """Return the modules that a function may call, without calling it."""
-    known: list[object] = [fn, getattr(fn, "__self__", None)]
+    known: list[object] = [fn]
     if isinstance(fn, partial):
         known += [fn.func, *fn.args, *fn.keywords.values()]
+    known += [it.__self__ for it in known if isinstance(it, MethodType)]
     for function in list(known):
         if isinstance(function, FunctionType):
             cells = function.__closure__ or ()

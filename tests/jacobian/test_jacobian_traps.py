@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -782,14 +783,46 @@ class Counting(nn.Module):
         return self.linear(x).tanh()
 
 
-@pytest.mark.parametrize("how", ["method", "lambda"])
+METHODS: dict[str, Callable[[Counting], Function]] = {
+    "method": lambda model: model.encode,
+    "lambda": lambda model: lambda x: model.encode(x),
+    "partial": lambda model: partial(model.encode),
+    "partial of a function": lambda model: partial(Counting.encode, model),
+    "partial of a lambda": lambda model: partial(lambda x: model.encode(x)),
+}
+
+
+@pytest.mark.parametrize("how", METHODS)
 def test_a_method_changes_its_module_once(x: Tensor, how: str) -> None:
     model = Counting()
-    encode: Function = model.encode if how == "method" else lambda x: model.encode(x)
+    encode = METHODS[how](model)
     gradlib.plan_jacobian(encode, x)
     assert model.calls == 0
     gradlib.per_sample_jacobian(encode, x)
     assert model.calls == 1
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_script_changes_its_buffers_once(x: Tensor, inside: bool) -> None:
+    class Script(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encode(x)
+
+    script: Any = torch.jit.script(Script())
+    model = nn.Sequential(script, nn.Tanh()) if inside else script
+    gradlib.plan_jacobian(model, x)
+    assert script.calls == 0
+    gradlib.per_sample_jacobian(model, x)
+    assert script.calls == 1
+
+
+def test_a_function_with_a_name_that_is_nowhere_yet(x: Tensor) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() if x.dim() else later(x)
+
+    found = gradlib.per_sample_jacobian(fn, x)
+    later = fn
+    assert torch.equal(found, gradlib.per_sample_jacobian(later, x))
 
 
 def test_a_plan_leaves_written_weights(x: Tensor) -> None:
