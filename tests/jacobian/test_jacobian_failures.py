@@ -194,6 +194,28 @@ def test_integers_that_couple_are_seen() -> None:
         )
 
 
+@pytest.mark.parametrize("couples", [True, False])
+def test_integers_that_couple_in_float32_alone_are_seen(couples: bool) -> None:
+    class Model(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name)
+            h = super().forward(input)
+            if h.dtype != torch.float32:
+                raise TypeError("float32 only")
+            return h - h.mean(0) if couples else h.sin()
+
+    find = partial(
+        gradlib.per_sample_jacobian,
+        Model(5, 3),
+        torch.tensor([0, 1, 4]),
+        argnums="parameters",
+    )
+    if couples:
+        with pytest.raises(CoupledSamplesError, match="a Model"):
+            find()
+    else:
+        assert find()["weight"].shape == (3, 3, 5, 3)
+
+
 class LooksAtOne(nn.Module):
     """Every sample, or one alone, looks at one of the others."""
 
@@ -257,6 +279,13 @@ def test_what_goes_by_the_place_in_the_batch_is_no_coupling() -> None:
 def test_without_check_coupled_samples_give_the_sum() -> None:
     x = points(4, 3)
     ours = gradlib.per_sample_jacobian(lambda x: x - x.mean(0), x, check=False)
+    assert ours.abs().max() < 1e-12
+
+
+def test_without_check_coupled_samples_that_are_there_already_give_the_sum() -> None:
+    x = points(4, 3).requires_grad_()
+    y = x - x.mean(0)
+    ours = gradlib.per_sample_jacobian_from_graph(y, x, check=False)
     assert ours.abs().max() < 1e-12
 
 
@@ -706,6 +735,17 @@ def test_a_cut_path_of_a_single_sample_of_many() -> None:
 
     with pytest.raises(DetachedPathError, match="sample 7"):
         gradlib.per_sample_jacobian(fn, points(8, 3))
+
+
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_a_cut_path_from_what_is_zero_is_seen(rest: float) -> None:
+    def cut(x: Tensor) -> Tensor:
+        return x.sin() + x[:, :1].detach()
+
+    x = torch.full((4, 3), rest)
+    x[:, 0] = 0
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(cut, x)
 
 
 def test_without_check_a_cut_path_is_let_be() -> None:

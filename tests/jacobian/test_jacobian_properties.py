@@ -726,6 +726,13 @@ def test_numbers_of_one_byte_are_refused_by_name(mode: Any) -> None:
         gradlib.per_sample_jacobian(lambda x: x.float() * 2, x, mode=mode)
 
 
+@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: x.to("meta")])
+def test_what_is_not_dense_is_refused_by_name(make: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(NotDifferentiableDtypeError, match=r"inputs.1. is sparse, nest"):
+        gradlib.per_sample_jacobian(torch.mul, x, make(x), argnums=1)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_outputs_of_integers_and_complex_numbers_are_refused_by_name(
     dtype: torch.dtype,
@@ -785,10 +792,24 @@ def test_an_output_whose_batch_comes_later_is_to_be_moved() -> None:
     assert jacobian.shape == (4, 1, 5, 7, 3)
 
 
+def test_what_is_there_already_and_has_no_row_for_each_sample_is_named() -> None:
+    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    with pytest.raises(NotPerSampleError, match=r"inputs.1. has .*with in_dims"):
+        gradlib.per_sample_jacobian_from_graph(x * w, (x, w))
+
+
 X = torch.ones(2, 3)
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "fn is a tensor": (lambda: gradlib.per_sample_jacobian(cast(Any, X), X), "fn"),
     "no inputs": (lambda: gradlib.per_sample_jacobian(torch.sin), "no inputs"),
+    "inputs of lists": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, [1.0, 2.0]),
+        "no tensor among the inputs, which hold float",
+    ),
+    "argnums of nothing": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=()),
+        "argnums is ()",
+    ),
     "argnums beyond": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=1),
         "argnums is 1: .* from 0 to 0",
@@ -863,6 +884,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "create_graph",
     ),
+    "no tensor that is there already": (
+        lambda: gradlib.per_sample_jacobian_from_graph(X.sin(), "x"),
+        "inputs must be a tensor, or hold some; it is 'x'",
+    ),
     "tensors without a graph": (
         lambda: gradlib.per_sample_jacobian_from_graph(X.sin(), X),
         "requires_grad",
@@ -909,6 +934,13 @@ def test_out_is_nested_as_the_result_is() -> None:
     for name, blocks in ours.items():
         for ours_, written in zip(blocks, out[name], strict=True):
             assert torch.equal(ours_, written)
+
+
+def test_out_of_what_has_no_entries() -> None:
+    x = torch.randn(3, 2)
+    out = torch.empty(3, 2, 2), torch.empty(3, 0, 2)
+    assert gradlib.per_sample_jacobian(lambda x: (x.sin(), x[:, :0]), x, out=out) is out
+    assert torch.equal(out[0], torch.diag_embed(x.cos()))
 
 
 def test_out_for_tensors_that_are_there_already() -> None:
@@ -1242,6 +1274,36 @@ def test_a_loss_of_the_jacobian(mode: str, argnums: int | str) -> None:
             assert not any(it is not None and it.any() for it in (grad, other))
         else:
             require_close(grad, other)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward", "loop"])
+def test_a_loss_of_a_jacobian_by_parameters_in_chunks(mode: str) -> None:
+    model, x = smooth_net(3, 2, 4), torch.randn(5, 3, dtype=torch.float64)
+    how: dict[str, Any] = {"argnums": "parameters", "mode": mode}
+    whole = gradlib.per_sample_jacobian(model, x, **how)
+    parts = gradlib.per_sample_jacobian(
+        model, x, chunk_size=4, create_graph=True, check=False, **how
+    )
+    assert parts["0.weight"].requires_grad
+    for name, block in whole.items():
+        require_close(parts[name], block)
+
+
+def test_a_loss_of_a_product_that_comes_in_parts() -> None:
+    wide = 700  # two samples' are as much as is computed at once
+    first, last = nn.Linear(wide, 2).double(), nn.Linear(2, wide).double()
+    x = torch.arange(4).double()[:, None].expand(4, wide) / wide
+    ours = gradlib.per_sample_jacobian(
+        nn.Sequential(first, nn.Tanh(), last),
+        x,
+        mode="split",
+        create_graph=True,
+        check=False,
+    )
+    assert ours.requires_grad
+    bends = 1 - first(x).detach().tanh().square()
+    factors = last.weight.detach() * bends[:, None]
+    require_close(ours, factors @ first.weight.detach())
 
 
 def test_a_loss_of_the_jacobian_reaches_what_the_input_was_made_of() -> None:

@@ -134,6 +134,18 @@ def test_a_plan_of_a_compiled_module(
     assert not [it for it in recwarn if "global hooks" in str(it.message)]
 
 
+def test_a_check_takes_what_a_function_brings_along_to_float64(x: Tensor) -> None:
+    weight, seen = torch.randn(2, 3), list[torch.dtype]()
+
+    def fn(x: Tensor) -> Tensor:
+        y = torch.mm(weight, x.mT).mT
+        seen.append(y.dtype)
+        return y.sin()
+
+    gradlib.per_sample_jacobian(fn, x.float())
+    assert seen == [torch.float32, torch.float64, torch.float64]
+
+
 def test_a_complex_tensor_inside_is_no_place_to_split() -> None:
     x = torch.randn(3, 64, dtype=torch.float64)
 
