@@ -671,6 +671,7 @@ CUT: dict[str, Callable[..., Any]] = {
     "NumPy": by_numpy,
     "an integer cast": lambda x: x.sin() + (10 * x).long() * 0.1,
     "an integer cast and a product": lambda x: x * (3 * x).int(),
+    "integers computed from a cast": lambda x: x.sin() + (1 - (10 * x).long()) * 0.1,
     "item": lambda x: (
         x * torch.stack([r.sum().sin() * 0 + r[0].item() for r in x])[:, None]
     ),
@@ -695,6 +696,18 @@ def test_a_cut_path_is_seen(name: str, dtype: torch.dtype) -> None:
 def test_a_cut_path_of_one_sample_is_seen(name: str) -> None:
     with pytest.raises(DetachedPathError):
         gradlib.per_sample_jacobian(CUT[name], points(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("detach", r"and fn uses \.detach\(\) in test_jacobian_failures\.py:\d+;"),
+        ("a wrong backward", r"such as \.detach\(\), .*; a backward of your own"),
+    ],
+)
+def test_what_cuts_a_path_is_named(name: str, hint: str) -> None:
+    with pytest.raises(DetachedPathError, match=f"Something cuts a path, {hint}"):
+        gradlib.per_sample_jacobian(CUT[name], points(4, 3))
 
 
 @pytest.mark.parametrize("mode", ["reverse", "forward", "split", "loop"])
@@ -769,11 +782,22 @@ def shifted(x: Tensor) -> Tensor:
     return (x - top).exp().sum(1).log() + top[:, 0]
 
 
+def table(x: Tensor) -> Tensor:
+    return torch.arange(1, 28).view(9, 3).to(x)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.long().sum(1) % 9
+
+
 HARMLESS: dict[str, Function] = {
     "log-sum-exp": shifted,
     "logging": logged,
     "argmax as an index": taking_the_largest,
     "argmax as an integer index": lambda x: x[torch.arange(len(x)), x.argmax(1).long()],
+    "a row of a table": lambda x: x * table(x)[rows(x)],
+    "a row by index_select": lambda x: x * table(x).index_select(0, rows(x)),
+    "an embedding of integers": lambda x: x * F.embedding(rows(x), table(x)),
     "a detached condition": lambda x: torch.where(x.detach() > 0.1, x.sin(), x.cos()),
     "a mask of a detached value": lambda x: x * (x.detach() > 0),
     "normalised and undone": lambda x: (x / x.detach().norm()) * x.detach().norm(),
