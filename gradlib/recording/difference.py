@@ -169,6 +169,8 @@ def gap(x: Any, y: Any) -> Gap:
             return _incomparable(f"{x!r} and {y!r}")
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         return _incomparable("only one of the two is a tensor")
+    if all(isinstance(it, (np.ndarray, *_PLAIN)) for it in (x, y)):
+        return _incomparable("only one of the two is an array")
     return _NONE  # who knows when two others are equal
 
 

@@ -1,6 +1,7 @@
 """`compare` names the call in which two runs part."""
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -529,12 +530,12 @@ class Dict(dict[str, Tensor]):
     """As many models return: in an order of its own."""
 
 
-def returned(output: Any) -> gradlib.Recording:
+def returned(output: Any, reduce: Any = None) -> gradlib.Recording:
     class Returns(nn.Module):
         def forward(self) -> Any:
             return output
 
-    with gradlib.record(model := Returns()) as recording:
+    with gradlib.record(model := Returns(), reduce=reduce) as recording:
         model()
     return recording
 
@@ -569,6 +570,8 @@ def test_numbers_that_no_tensor_holds(number: int) -> None:
         (np.int8(2), np.int8(3)),
         (np.bool_(True), np.bool_(False)),
         (np.arange(3), np.arange(4)),
+        (np.arange(3), None),
+        (1.0, np.ones(())),
     ],
 )
 def test_what_is_told_apart(one: Any, other: Any) -> None:
@@ -576,6 +579,31 @@ def test_what_is_told_apart(one: Any, other: Any) -> None:
     found = returned(one).compare(returned(other)).first
     assert found is not None
     assert found.error > 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        (torch.ones(3), None, "only one of the two is a tensor"),
+        (np.ones(3), torch.ones(3), "only one of the two is a tensor"),
+        (np.ones(3), "a", "only one of the two is an array"),
+        ((1, 2, 3), (1, 2), "3 and 2 values"),
+        ({"a": 1, "b": 2}, {"a": 1, "c": 2}, "'b' and 'c'"),
+        (torch.ones(3), torch.ones(2), "shapes [3] and [2]"),
+    ],
+)
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_why_two_cannot_be_compared(
+    one: Any, other: Any, reason: str, reduce: Any
+) -> None:
+    found = returned(one, reduce).compare(returned(other, reduce)).first
+    assert found is not None
+    assert (found.error, found.reason) == (math.inf, reason)
+
+
+def test_what_is_no_value_is_not_compared() -> None:
+    for other in (object(), np.ones(3), 1):
+        assert returned(object()).compare(returned(other)).ok
 
 
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
