@@ -660,11 +660,24 @@ def written_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return h.cos(), [h]
 
 
+def cast_between(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    h = x.sin()
+    h.retain_grad()
+    return h.float().cos(), [h]
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(
     "make",
-    [one_between, filled_before, several_between, views_between, written_between],
+    [
+        one_between,
+        filled_before,
+        several_between,
+        views_between,
+        written_between,
+        cast_between,
+    ],
 )
 def test_retained_gradients_between_tensors_that_are_there_are_left(
     x: Tensor,
