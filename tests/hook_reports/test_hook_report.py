@@ -621,6 +621,50 @@ def test_an_argument_that_is_not_used() -> None:
     assert entry.what == "zeros: nothing flows to x"
 
 
+class OneWay(torch.autograd.Function):
+    """A product whose second factor gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] * ctx.saved_tensors[0], None
+
+
+def test_where_the_last_node_lets_nothing_flow() -> None:
+    part = report_of(Of(lambda x: x.chunk(2)[1]), given(4)).kinds[LEGACY]
+    nothing = "None: nothing flows into output 0 of SplitBackward0"
+    assert part.grad_output[0].what == nothing
+    assert part.grad_output[1].what == "gradient of output"
+    product = report_of(Of(cast(Any, OneWay.apply)), given(4), given(4)).kinds[LEGACY]
+    nothing = "None: nothing flows out of input 1 of OneWayBackward"
+    assert product.grad_input[1].what == nothing
+
+
+def test_an_argument_that_a_hook_adds() -> None:
+    module = Of(lambda x, y: x * 2 + y)
+    module.register_forward_pre_hook(lambda _, args: (*args, torch.ones(4)))
+    entries = report_of(module, given(4)).kinds[FULL].grad_input
+    assert [it.what for it in entries] == [
+        "gradient of args[0]",
+        "zeros: a forward pre-hook added the argument",
+    ]
+
+
+def test_what_requires_grad_is_further_inside() -> None:
+    kinds = report_of(Of(lambda x: (x.detach(), [x * 2])), given(3)).kinds
+    for kind in (FULL, FULL_PRE):
+        assert kinds[kind].entries == ()
+        assert kinds[kind].why.endswith(
+            "no tensor that requires grad is at the top level."
+        )
+    (entry,) = kinds[TENSOR].entries
+    assert entry.place == "grad of output[1][0]"
+
+
 def test_a_tensor_from_outside_keeps_its_gradient() -> None:
     outside = given(3)
     outside.grad = before = torch.ones(3)
