@@ -2358,6 +2358,27 @@ def test_checkpoints_of_the_same_inputs(
             assert_close(call.grad_output, (torch.full((2, 3), i + 1.0),))
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_call_says_so_that_a_checkpoint_computed_again(
+    reentrant: bool, which: int
+) -> None:
+    model = nn.Sequential(Block(), nn.Tanh())
+    with gradlib.record(model) as recording:
+        outputs: list[Any] = [
+            checkpoint(
+                model,
+                torch.randn(size, 3, requires_grad=True),
+                use_reentrant=reentrant,
+            )
+            for size in (2, 4)
+        ]
+        outputs[which].sum().backward()
+    for i in range(2):
+        said = notes.RECOMPUTED in recording["1", i].note
+        assert said == (i == which)
+
+
 # Values
 
 
