@@ -4,6 +4,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_weights_are_those_of_the_call() -> None:
     model[2].weight = nn.Parameter(torch.ones(2, 5, dtype=torch.float64))
     model[1] = nn.Sigmoid()
     are_close(jacobian(model, x), true(model, x))
+
+
+@pytest.mark.parametrize("widths", [(3, 20, 2), (3, 5, 4, 1), (20, 2, 20)])
+def test_its_plan_is_that_of_a_chain(widths: tuple[int, ...]) -> None:
+    model, x = net(*widths), batch(7, widths[0])
+    plan = gradlib.plan_jacobian(model, x)
+    of_chain = gradlib.plan_jacobian(model, x, max_bytes=2**20)
+    assert plan.mode == "chain"
+    assert replace(plan, max_bytes=2**20) == of_chain
 
 
 def test_nothing_is_kept() -> None:

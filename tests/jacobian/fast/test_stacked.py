@@ -185,6 +185,16 @@ def test_a_random_net_of_images(seed: int) -> None:
     require_same(graph, chance.choice([2, 7, 100]))
 
 
+@pytest.mark.parametrize("chunk", [3, 7])  # fewer than there are keys, and more
+@pytest.mark.parametrize("parts", ["q", "k", "v", "qk", "qv", "kv"])
+def test_attention_some_of_which_was_there_before(parts: str, chunk: int) -> None:
+    def fn(x: Tensor) -> Tensor:
+        given = (x[:, None] if it in parts else double_like(4, 1, 4, 4) for it in "qkv")
+        return F.scaled_dot_product_attention(*given)
+
+    require_same(graph_of(fn, double(4, 4, 4)), chunk)
+
+
 UNKNOWN: dict[str, Function] = {
     "all to one": lambda x: x.sin() + x.sum(),
     "samples turned": lambda x: x.flip(0),
