@@ -251,6 +251,9 @@ def test_a_block_as_a_whole(check: bool) -> None:
     torch.manual_seed(0)
     block = Block(4, 2, random.Random(0)).double()
     x = double(3, 5, 4)
+    plan = gradlib.plan_jacobian(block, x, check=check)
+    assert plan.mode == "structure"
+    assert "each token, or each head, by itself" in plan.why
     truth = gradlib.per_sample_jacobian(block, x, mode="loop", check=False)
     found = gradlib.per_sample_jacobian(block, x, check=check)
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
