@@ -1071,6 +1071,15 @@ def test_exact_goes_before_close_and_both_are_named_when_equal() -> None:
     assert name_by_value(KNOWN["v"], {}, {}, KNOWN) == "gradient of v"
 
 
+def test_close_by_rounding_goes_before_close_as_two_runs_are() -> None:
+    w = KNOWN["w"]
+    known = {"w": w, "noisy": w * (1 + 1e-3)}
+    noise = {"noisy": 1e-2}
+    assert name_by_value(w * (1 + 3e-7), noise, known) == "gradient of w"
+    assert name_by_value(w * (1 + 2e-3), noise, known) == "gradient of noisy"
+    assert name_by_value(w * (1 + 2e-3), {}, known) is None
+
+
 def test_infinite_entries_do_not_make_everything_close() -> None:
     grad = torch.tensor([torch.inf, 1.0])
     assert name_by_value(grad, {}, {"a": torch.tensor([torch.inf, 2.0])}) is None

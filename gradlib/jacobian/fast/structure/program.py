@@ -251,9 +251,6 @@ def _adder(axes: Axes, part: _Part) -> Compute:
 
     def compute(given: list[Tensor], now: Now) -> Tensor:
         total, tensor = given
-        if now.into is not None and part.covers(axes):
-            more = part.like(tensor, axes)
-            return torch.add(total, more, alpha=part.scale, out=now.into)
         if now.into is not None:
             total = now.into.copy_(total)
         elif not now.mine[0]:
