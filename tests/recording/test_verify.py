@@ -1,5 +1,6 @@
 """`verify` names what does not repeat and what is wrong, and nothing else."""
 
+import math
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -135,6 +136,28 @@ def test_one_wrong_entry_of_a_gradient_is_found(
     recording = recorded(Block(), torch.randn(5, 4))
     (wrong,) = recording.verify(numerical=True).disagreements
     assert wrong.field == "grad_input[0]"
+
+
+def test_a_gradient_that_is_nan_where_the_slope_is_a_number(
+    backward: Callable[..., None],
+) -> None:
+    backward(lambda: math.nan)
+    recording = recorded(Block(), torch.randn(5, 4))
+    assert recording.verify().ok  # it repeats
+    (wrong,) = recording.verify(numerical=True).disagreements
+    assert (wrong.field, wrong.error) == ("grad_input[0]", math.inf)
+
+
+def test_where_differences_are_no_numbers_they_say_nothing() -> None:
+    class Overflows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (1000 * x).exp()
+
+    found = recorded(Overflows(), torch.ones(3, requires_grad=True)).verify(
+        numerical=True
+    )
+    assert found.ok
+    assert found.agreed == 1
 
 
 def test_a_backward_that_does_not_repeat_is_named(

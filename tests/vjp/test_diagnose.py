@@ -729,6 +729,27 @@ def test_grad_raises_it(bad: tuple[Call, str, str, str]) -> None:
     assert caught.value.__cause__ is None  # torch was not asked
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_where_gradients_are_switched_off(named: bool) -> None:
+    x = vector()
+    with torch.no_grad():
+        found = Call((x**2).sum(), {"x": x} if named else x).diagnosis()
+    assert found is not None
+    assert found.code == "GL108"
+    assert "gradients are switched off here" in found.what
+    assert found.fix.startswith("with torch.enable_grad():\n    y = f(x)\n")
+
+
+def test_inputs_by_name_that_were_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        x = {"a": ones(3), "b": ones(3)}
+        y = x["a"].dot(x["b"])
+    found = Call(y, x).diagnosis()
+    assert found is not None
+    names: dict[str, Any] = {"x": x, "f": lambda x: x["a"].dot(x["b"])}
+    exec(found.fix, names | {"gradlib": gradlib})
+
+
 SAME_START: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda it: it.T,
     "other entries": lambda it: it.as_strided((2, 2), (1, 1)),

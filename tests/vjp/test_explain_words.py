@@ -304,6 +304,15 @@ def test_v_in_a_few_words(v: Tensor, expected: str) -> None:
     assert f"grad_outputs: {expected}\n" in said(x**2, x, v)
 
 
+@pytest.mark.parametrize(
+    ("v", "expected"), [(None, "1"), (1.0, "1"), (-2.5, "-2.5"), (1 / 6, "0.1667")]
+)
+def test_a_single_v_in_a_few_words(v: float | None, expected: str) -> None:
+    x = given(2, 3)
+    text = said((x**2).sum(), x, None if v is None else torch.tensor(v))
+    assert f"grad_outputs: {expected}\n" in text
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_v_in_other_dtypes(dtype: torch.dtype) -> None:
     x = torch.randn(3, dtype=dtype, requires_grad=True)
