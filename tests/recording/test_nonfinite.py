@@ -269,6 +269,34 @@ def test_the_printed_answer(x: Tensor) -> None:
     assert "1.act" in found._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("function", "bad", "factor", "expected"),
+    [
+        (torch.tanh, NAN, 1.0, "args[0]. The call was given it."),
+        (torch.log, -9.0, 1.0, "The call made it: what it was given is finite."),
+        (torch.tanh, 0.0, NAN, "It came with the gradient of the call's output."),
+    ],
+)
+def test_who_made_it_is_said(
+    function: Callable[[Tensor], Tensor], bad: float, factor: float, expected: str
+) -> None:
+    x = torch.full((4, 3), bad, requires_grad=True)
+    with gradlib.record(model := Applies(function)) as recording:
+        (factor * model(x).sum()).backward()
+    assert str(recording.first_nonfinite()).replace("\n ", "").endswith(expected)
+
+
+def test_a_gradient_of_a_nested_output(x: Tensor, reduce: Any) -> None:
+    model = Applies(lambda x: (x.sin(), {"more": [x.cos(), x.exp()]}))
+    found = found_in(
+        model,
+        x,
+        loss=lambda y: y[0].sum() + NAN * y[1]["more"][1].sum(),
+        reduce=reduce,
+    )
+    assert found == ("", 0, "backward", "grad_output[1]['more'][1]")
+
+
 def test_a_gradient_that_came_to_the_first_of_two_forwards(reduce: Any) -> None:
     model, x = net(), torch.randn(4, 3)
     with gradlib.record(model, reduce=reduce) as recording:
