@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -315,6 +315,13 @@ def test_structures_keep_their_look_ups(path: Path) -> None:
     assert (call.kwargs["rate"], call.kwargs["c"]) == (float("inf"), 2j)
     assert call.note == saved.note
     assert_close(call.grad_input[0], saved.grad_input[0])
+
+
+def test_objects_as_keys_and_other_containers(path: Path) -> None:
+    by_object, several = round_trip([{Opaque(): 1}, deque([1, torch.ones(2)])], path)
+    assert by_object[gradlib.NotSaved("Opaque()")] == 1
+    assert several[0] == 1
+    assert_close(several[1], torch.ones(2))
 
 
 def test_a_structure_that_checks_its_parts(path: Path) -> None:
