@@ -731,6 +731,7 @@ def test_inplace() -> None:
             "RuntimeError: Output 0 of BackwardHookFunc"
         )
         assert "is a view and is being modified inplace" in kinds[kind].error
+        assert "RuntimeError: Output 0 of BackwardHookFunc" in str(kinds[kind])
 
 
 def test_dict_output() -> None:

@@ -1044,11 +1044,12 @@ def scaled_by(draw: Callable[[], float]) -> Function:
     return lambda x: x * draw()
 
 
-CHANCE: dict[str, Callable[[], Function]] = {
+CHANCE: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "Python": lambda: lambda x: x * random.random(),
     "Python's noise": lambda: lambda x: x + random.gauss(0, 1),
     "NumPy": lambda: lambda x: x * float(numpy.random.rand()),
     "NumPy's generator": lambda: scaled_by(numpy.random.default_rng(0).random),
+    "in one of two outputs": lambda: lambda x: (x.sin(), x * random.random()),
     "a counter": Counter,
 }
 

@@ -832,7 +832,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "parameters of a function": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums="parameters"),
-        "module",
+        "needs fn to be a module, not sin",
     ),
     "parameters of none": (
         lambda: gradlib.per_sample_jacobian(nn.ReLU(), X, argnums="parameters"),
@@ -959,6 +959,9 @@ BAD_OUT: dict[str, Callable[[], Any]] = {
     "requires grad": lambda: torch.empty(2, 3, 3, requires_grad=True),
     "expanded": lambda: torch.empty(1, 3, 3).expand(2, 3, 3),
     "overlapping": lambda: torch.empty(9).as_strided((2, 3, 3), (1, 1, 1)),
+    "overlapping in one entry": lambda: torch.empty(17).as_strided(
+        (2, 3, 3), (8, 3, 1)
+    ),
     "sparse": lambda: torch.zeros(2, 3, 3).to_sparse(),
 }
 

@@ -686,6 +686,8 @@ def test_retained_gradients_between_tensors_that_are_there_are_left(
     create_graph: bool,
 ) -> None:
     x = x[:batch].clone().requires_grad_()
+    elsewhere = x.cos()
+    elsewhere.retain_grad()
     y, between = make(x)
     before = [it.grad for it in between]
     values = [None if it is None else it.clone() for it in before]
@@ -696,6 +698,8 @@ def test_retained_gradients_between_tensors_that_are_there_are_left(
         it.grad = None
     y.sum().backward()  # they are still retained
     assert all(it.grad is not None for it in between)
+    assert elsewhere.retains_grad
+    assert elsewhere.grad is None
 
 
 def test_a_retained_gradient_of_which_only_the_graph_knows_is_left(x: Tensor) -> None:

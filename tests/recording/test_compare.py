@@ -465,6 +465,10 @@ def test_without_values(reduce: Any) -> None:
     with gradlib.record(model := nn.Linear(3, 2, device="meta"), reduce=reduce) as one:
         model(torch.ones(4, 3, device="meta")).sum().backward()
     assert one.compare(one).ok
+    with gradlib.record(model := nn.Linear(3, 2), reduce=reduce) as other:
+        model(torch.ones(4, 3)).sum().backward()
+    assert one.compare(other).ok
+    assert other.compare(one).ok
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2)])

@@ -390,6 +390,21 @@ def test_what_was_changed_is_named_by_its_memory() -> None:
     assert meaning.startswith("`layer.weight` was changed in place")
 
 
+def test_a_tensor_is_named_by_what_holds_it() -> None:
+    x, layer = torch.ones(3, requires_grad=True), nn.Linear(3, 3)
+    by_name = {"w": torch.ones(3, requires_grad=True)}
+    listed = [x.detach(), torch.ones(3, requires_grad=True)]
+    for tensor, name in (
+        (by_name["w"], r"by_name\['w'\]"),
+        (listed[1], r"listed\[1\]"),
+        (layer.bias, r"layer\.bias"),
+    ):
+        with pytest.raises(
+            gradlib.UnusedInputError, match=rf"inputs\[1\] \(`{name}`\)"
+        ):
+            gradlib.grad(x.sum(), [x, *[tensor]])
+
+
 class Cut(torch.autograd.Function):
     """A function whose backward gives nothing."""
 
