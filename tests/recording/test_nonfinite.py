@@ -286,6 +286,16 @@ def test_who_made_it_is_said(
     assert str(recording.first_nonfinite()).replace("\n ", "").endswith(expected)
 
 
+@pytest.mark.parametrize("name", ["weight", "running_mean"])
+def test_of_what_was_there_before_it_is_said(x: Tensor, name: str) -> None:
+    model = nn.BatchNorm1d(3).eval()
+    model.state_dict()[name].fill_(NAN)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    found = str(recording.first_nonfinite())
+    assert f" {name}. It was there when the call began." in found.replace("\n ", "")
+
+
 def test_a_gradient_of_a_nested_output(x: Tensor, reduce: Any) -> None:
     model = Applies(lambda x: (x.sin(), {"more": [x.cos(), x.exp()]}))
     found = found_in(
