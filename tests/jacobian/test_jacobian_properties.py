@@ -705,6 +705,25 @@ def test_only_an_integer_beside_others_is_to_be_left_out() -> None:
         gradlib.per_sample_jacobian(lambda _, x: x, tokens, scale)
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [(torch.float32, torch.float64), (torch.float64, torch.float32)],
+)
+def test_the_dtype_is_that_of_the_input(
+    inside: torch.dtype, outside: torch.dtype, mode: str, check: bool
+) -> None:
+    model, x = smooth_net(5, 2, 4, dtype=inside), torch.randn(3, 5, dtype=outside)
+
+    def fn(x: Tensor) -> Tensor:
+        return model(x.to(inside))
+
+    ours = gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    assert ours.dtype == outside
+    require_close(ours, alone(fn, x)[0][0], 1e-6)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["reverse", "loop", "forward"])
 @pytest.mark.parametrize("size", [(0, 4), (3, 0)])
