@@ -2575,6 +2575,47 @@ def test_a_hidden_tensor_changed_behind_the_back_of_torch(way: str) -> None:
     assert_is_vjp(recording["second"], model.second)
 
 
+@pytest.mark.cpu
+def test_a_hidden_tensor_with_other_data_is_summed_up_anew() -> None:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            h.data = h.data * 2
+            return self.second(h)
+
+    model, x = Model(), torch.randn(2, 3)
+    with gradlib.record(model, reduce=lambda it: it.sum().item()) as recording:
+        run(model, x)
+    before = F.linear(x, model.first.weight, model.first.bias).sum().item()
+    assert_close(recording["first"].output, before)
+    assert_close(recording["second"].args, (2 * before,))
+
+
+def test_several_inputs_that_a_call_returns() -> None:
+    class Passes(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x, x * y, y
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.passes = Passes()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            a, b, c = self.passes(2 * x, 3 * y)
+            return 5 * a + b + 7 * c
+
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x, y).sum().backward()
+    call = recording["passes"]
+    assert_close(call.grad_input, ((5 + 3 * y).detach(), (7 + 2 * x).detach()))
+    assert [it[0, 0].item() for it in call.grad_output] == [5, 1, 7]
+    for place in range(2):
+        assert f"it returned args[{place}] as it was" in call.note
+    assert recording.verify().ok
+
+
 @pytest.mark.parametrize(
     "change", [lambda it: it[:2], Tensor.t], ids=["a part", "transposed"]
 )
