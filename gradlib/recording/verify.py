@@ -1,6 +1,7 @@
 """Whether what was recorded comes out again when each call is replayed."""
 
 import dataclasses
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,6 +106,9 @@ ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "
     "a hook or a setting"
 )
+NO_SUCH_OUTPUT = (
+    f"the recorded gradient fits no output of it this time: {ANOTHER_OUTPUT}"
+)
 DRAWN_ELSEWHERE = (
     "it draws from Python's random or NumPy, whose states are not kept as torch's are"
 )
@@ -171,6 +175,8 @@ def _check(
             for path, it in others:
                 reason = it.reason or why_another
                 yield _difference(trace, "output" + path, it.error, reason)
+            if replayed.shares is None and not others:
+                yield _difference(trace, "output", math.inf, NO_SUCH_OUTPUT)
         if replayed.shares is None or not through[place]:
             continue
         prefix = f"passes[{place}]." if len(passes) > 1 else ""

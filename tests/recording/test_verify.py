@@ -148,6 +148,27 @@ def test_a_gradient_that_is_nan_where_the_slope_is_a_number(
     assert (wrong.field, wrong.error) == ("grad_input[0]", math.inf)
 
 
+@pytest.mark.parametrize(
+    "keep", [("args", "grad_output"), ("args", "output", "grad_output")]
+)
+@pytest.mark.parametrize("change", [Tensor.detach, lambda y: y[:, :2], Tensor.tolist])
+def test_an_output_that_takes_the_gradient_no_more(
+    change: Callable[[Tensor], Any], keep: tuple[str, ...]
+) -> None:
+    changes: list[Callable[[Tensor], Any]] = [lambda y: y]
+
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return changes[-1](2 * x)
+
+    with gradlib.record(model := Doubles(), keep=keep) as recording:
+        model(torch.randn(5, 3, requires_grad=True)).sum().backward()
+    assert recording.verify().ok
+    changes.append(change)
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.direction, wrong.error) == ("forward", math.inf)
+
+
 def test_where_differences_are_no_numbers_they_say_nothing() -> None:
     class Overflows(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
