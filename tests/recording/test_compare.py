@@ -605,6 +605,27 @@ def test_why_two_cannot_be_compared(
     assert (found.error, found.reason) == (math.inf, reason)
 
 
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda x: x + 0, 0.0),
+        (lambda x: 2 * x, 0.5),
+        (lambda x: x / 2, 0.5),
+        (lambda x: -x, 10 / 30**0.5),  # of another mean only
+        (lambda x: torch.full_like(x, 7.5**0.5), None),  # of the same norm
+    ],
+)
+def test_each_of_the_statistics_counts(
+    change: Callable[[Tensor], Tensor], error: float | None
+) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    one, other = (returned(it, gradlib.tensor_stats) for it in (x, change(x)))
+    found = one.compare(other).first
+    assert (found is None) == (error == 0.0)
+    if found is not None and error is not None:
+        assert found.error == pytest.approx(error)
+
+
 def test_what_is_no_value_is_not_compared() -> None:
     for other in (object(), np.ones(3), 1):
         assert returned(object()).compare(returned(other)).ok

@@ -382,6 +382,31 @@ def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
     assert not any(module._forward_hooks for module in (net, inner, inner[0]))
 
 
+def test_a_call_inside_that_returns_more_than_tensors_is_the_reason() -> None:
+    class Tells(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, None, int, Tensor]:
+            return x.tanh(), None, 7, x.detach()
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tells = Tells()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, _, times, _ = self.tells(x)
+            return y * times
+
+    net = nn.Sequential(nn.Linear(3, 3), model := Uses())
+    seen: list[Tensor] = []
+    model.tells.register_forward_hook(lambda *_: seen.append(_[-1][0]))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + seen[0].square().mean()).backward()
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
+    assert wrong.reason.endswith("by another way too: output of 1.tells")
+
+
 class Given(nn.Module):
     """It cannot be computed again: it is given an object."""
 
