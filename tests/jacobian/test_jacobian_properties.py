@@ -1179,6 +1179,14 @@ def test_a_plan_changes_nothing() -> None:
     assert identities(model) == before[1]
 
 
+def test_a_plan_names_some_of_many_outputs() -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        return [x.sin()[:, :size] for size in range(1, 6)]
+
+    shown = str(gradlib.plan_jacobian(fn, torch.randn(4, 6)))
+    assert "[4, 1, 6], [4, 2, 6], [4, 3, 6] and 2 more" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("check", [True, False])
 def test_running_statistics_change_once(check: bool) -> None:
     model, once = nn.BatchNorm1d(3), nn.BatchNorm1d(3)

@@ -180,6 +180,21 @@ def test_no_hook_on_modules_left_out() -> None:
         assert model.head._forward_hooks
 
 
+def test_a_choice_that_raises_leaves_no_hook() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    def choice(name: str, module: nn.Module) -> bool:
+        if name == "2":
+            raise ValueError(f"What of {module}?")
+        return True
+
+    with pytest.raises(ValueError, match="What of Linear"):
+        gradlib.record(model, modules=choice).__enter__()
+    gc.collect()
+    assert not any(it._forward_hooks or it._forward_pre_hooks for it in model.modules())
+    assert not any(it._backward_hooks for it in model.parameters())
+
+
 @pytest.mark.parametrize("choice", ["haed", ["head", "layer.*"]])
 def test_a_wrong_name(choice: Any) -> None:
     with pytest.raises(gradlib.NoSuchModuleError) as caught:
