@@ -828,6 +828,13 @@ def test_the_mode_may_change_it() -> None:
     why = report_of(nn.Dropout(), given(3)).kinds[LEGACY].why
     assert why.endswith("In eval mode: never called.")
 
+    class Squares(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x if self.training else x.exp()
+
+    why = report_of(Squares().eval(), given(3)).kinds[LEGACY].why
+    assert why.endswith("In training mode: 2, for MulBackward0.")
+
 
 def test_where_nothing_tried_changes_it_only_the_rule_is_said() -> None:
     why = report_of(nn.Conv2d(2, 3, 3), given(2, 2, 5, 5)).kinds[LEGACY].why

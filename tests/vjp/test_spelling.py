@@ -589,6 +589,14 @@ EARLIER: dict[str, tuple[str, str]] = {
         "second.backward(None, False); second.backward()",
         f"second = f(x)\n{SAME}",
     ),
+    "with options of a dict": (
+        "options = {}; second.backward(**options); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "with options of a tuple": (
+        "second.backward(*(None, False)); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
     "of no variable": (
         "sum([second]).backward(); second.backward()",
         f"second = f(x)\n{SAME}",
