@@ -321,6 +321,14 @@ WRITTEN: dict[str, tuple[str, str]] = {
         "one = {scores * 1}\ntorch.autograd.grad(one, images)",
         "(y,) = one\nv = torch.ones_like(y)\ntorch.autograd.grad(y, images, v)",
     ),
+    "a dict in a variable": (
+        "named = {'a': images}\ngradlib.grad(scores, named)",
+        ONES + "gradlib.grad(scores, named, v)",
+    ),
+    "a list of one in a variable": (
+        "one = [scores * 1]\ngradlib.grad(one, images)",
+        "v = [torch.ones_like(each) for each in one]\ngradlib.grad(one, images, v)",
+    ),
     "a set": (
         "many = {scores}\ngradlib.grad(many, images)",
         "y = list(many)\n"
@@ -362,6 +370,20 @@ def test_what_cannot_be_read_keeps_its_letter(call: str) -> None:
     first, last = fix_in(error_of(dedent(START) + setup + call, names)).splitlines()
     assert first == "v = torch.ones_like(y)"
     assert last.endswith(".grad(y, images, v)")
+
+
+def test_what_was_sent_in_is_not_asked_for_again() -> None:
+    program = """
+    def run():
+        gradlib.grad((yield), images)
+
+    waiting = run()
+    next(waiting)
+    waiting.send(scores * 1)
+    """
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    code = fix_in(error_of(dedent(START) + dedent(program), names))
+    assert code == "v = torch.ones_like(y)\ngradlib.grad(y, images, v)"
 
 
 def test_the_variable_of_a_comprehension_is_a_name_there() -> None:
