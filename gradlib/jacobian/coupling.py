@@ -198,8 +198,6 @@ def _require_same_beside_others(caller: Caller) -> None:
 
     All stay in their places, as what is random, or somebody's own, may go by them.
     """
-    if not caller.arguments.batched():
-        return
     try:
         alone, close = beside(caller, None), ALIKE
     except Exception:  # it cannot run in float64
