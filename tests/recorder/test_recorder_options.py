@@ -6,6 +6,7 @@ import itertools
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -425,6 +426,16 @@ def test_reduced_to_statistics() -> None:
     # The table says of both the same.
     assert str(reduced) == str(full)
     assert str(reduced["first"]) == str(full["first"])
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(3, "3"), (-2.5, "-2.5"), (1 + 2j, "1+2j"), (np.float32(0.25), "0.25")],
+)
+def test_numbers_of_every_kind_are_shown(number: Any, shown: str) -> None:
+    recording = recorded(Net(), torch.randn(2, 3), reduce=lambda _: number)
+    assert shown in str(recording).splitlines()[2].split()
+    assert recording["first"].grad_output == (number,)
 
 
 def test_what_reduce_is_given() -> None:
