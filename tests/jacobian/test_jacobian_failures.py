@@ -170,6 +170,15 @@ def test_a_sample_without_a_batch_is_told_what_it_lacks(outputs: int) -> None:
     torch.testing.assert_close(ours, model.weight[None])
 
 
+def test_only_what_takes_a_single_sample_is_told_of_a_batch_of_one() -> None:
+    model, x = nn.Conv2d(3, 3, 1).double(), points(3, 5, 5)
+    with pytest.raises(CoupledSamplesError, match=r"a Conv2d.* x\[None\]"):
+        gradlib.per_sample_jacobian(model, x)
+    with pytest.raises(CoupledSamplesError, match="a Centred") as caught:
+        gradlib.per_sample_jacobian(Centred(), points(4, 3))
+    assert "x[None]" not in str(caught.value)
+
+
 def test_a_second_input_that_couples_is_named() -> None:
     with pytest.raises(CoupledSamplesError, match=r"inputs\[1\]"):
         gradlib.per_sample_jacobian(
