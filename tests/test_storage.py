@@ -318,10 +318,12 @@ def test_structures_keep_their_look_ups(path: Path) -> None:
 
 
 def test_objects_as_keys_and_other_containers(path: Path) -> None:
-    by_object, several = round_trip([{Opaque(): 1}, deque([1, torch.ones(2)])], path)
+    given = [{Opaque(): 1}, deque([1, torch.ones(2)]), Result]
+    by_object, several, kind = round_trip(given, path)
     assert by_object[gradlib.NotSaved("Opaque()")] == 1
     assert several[0] == 1
     assert_close(several[1], torch.ones(2))
+    assert kind == gradlib.NotSaved(repr(Result))
 
 
 def test_a_structure_that_checks_its_parts(path: Path) -> None:

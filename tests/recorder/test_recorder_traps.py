@@ -2591,30 +2591,6 @@ def test_a_hidden_tensor_with_other_data_is_summed_up_anew() -> None:
     assert_close(recording["second"].args, (2 * before,))
 
 
-def test_an_input_that_is_used_only_right_after_the_call() -> None:
-    class Ignores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.weight.expand_as(x).exp()
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ignores = Ignores()
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = 2 * x
-            return self.ignores(h) + 3 * h
-
-    with gradlib.record(model := Model()) as recording:
-        model(torch.ones(2, requires_grad=True)).sum().backward()
-    assert recording["ignores"].grad_input == (None,)
-    assert_close(recording[""].grad_input, (torch.full((2,), 6.0),))
-
-
 def test_several_inputs_that_a_call_returns() -> None:
     class Passes(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
