@@ -556,6 +556,17 @@ def test_columns_through_a_backward_without_a_graph(
     require_close(ours, alone(fn, x))
 
 
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_columns_without_a_graph_beside_integers(name: str) -> None:
+    ids = torch.tensor([0, 1, 2, 0])
+    with pytest.raises(NoSuchWayError, match='Use mode="reverse"'):
+        gradlib.per_sample_jacobian(
+            lambda x, ids: WITHOUT_A_GRAPH[name](x) * (ids[:, None] + 1),
+            *(points(4, 3), ids),
+            mode="forward",
+        )
+
+
 @pytest.mark.parametrize("argnums", [0, "parameters"])
 @pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
 def test_a_loss_of_a_jacobian_through_a_backward_marked_once_differentiable(
