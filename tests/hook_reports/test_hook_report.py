@@ -756,6 +756,22 @@ def test_what_the_module_warns_of_itself_is_no_warning_of_a_hook() -> None:
         module(*args)
 
 
+def test_a_kind_is_printed_as_a_table() -> None:
+    name, head, *rows = str(
+        report_of(nn.Linear(3, 2), given(4, 3)).kinds[FULL]
+    ).splitlines()
+    assert name == FULL
+    assert head.split() == ["entry", "shape", "what", "it", "is"]
+    assert rows[0].split(maxsplit=3) == [
+        "grad_input[0]",
+        "[4,",
+        "3]",
+        "gradient of input",
+    ]
+    nothing = str(report_of(nn.ReLU(), torch.randn(3)).kinds[FULL])
+    assert "entry" not in nothing
+
+
 def test_the_legacy_hook_warns() -> None:
     (warning,) = report_of(nn.Linear(3, 2), given(4, 3)).kinds[LEGACY].warnings
     assert warning.startswith("FutureWarning: Using a non-full backward hook when the")

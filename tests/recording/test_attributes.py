@@ -435,13 +435,14 @@ def test_attributes_that_change_at_every_step_of_who_looks_at_them() -> None:
         return trace
 
     change()
+    before = sys.gettrace()
     with gradlib.record(model) as recording:
         sys.settrace(trace)
         try:
             for _ in range(100):
                 model(torch.randn(2, 3))
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         step(model)
     assert len(recording) == 202
 
