@@ -564,11 +564,18 @@ def sealed(json_text: str, **metadata: str) -> bytes:
     return b"".join(storage._sealed(safetensors.torch.save(tensors, given | metadata)))
 
 
+def headed(text: str) -> bytes:
+    """Return a file that begins as those of safetensors do."""
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "is no safetensors file"),
         (b"PK\x03\x04 a torch.save file, perhaps", "is no safetensors file"),
+        (headed("[1]"), "is no safetensors file"),
+        (headed('{"__metadata__": 1}'), "is no safetensors file"),
         (safetensors.torch.save({"x": torch.ones(2)}), "holds no recording"),
         (sealed("{}", format="other"), "holds no recording"),
         (sealed("{}", version="2"), "has version 2 of the format"),
