@@ -731,6 +731,16 @@ def test_what_cuts_a_path_is_named(name: str, hint: str) -> None:
         gradlib.per_sample_jacobian(CUT[name], points(4, 3))
 
 
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [(1, "(sample 0)"), (3, "(samples 0, 1, 2)"), (5, "(samples 0, 1, 2 and 2 more)")],
+)
+def test_some_of_the_samples_of_a_cut_path_are_listed(batch: int, said: str) -> None:
+    with pytest.raises(DetachedPathError) as caught:
+        gradlib.per_sample_jacobian(CUT["detach"], points(batch, 3))
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("mode", ["reverse", "forward", "split", "loop"])
 def test_a_cut_path_is_seen_in_every_mode(mode: str) -> None:
     with pytest.raises(DetachedPathError, match=r"\.detach\(\) in test_jacobian_fail"):
