@@ -828,6 +828,7 @@ HARMLESS: dict[str, Function] = {
     "argmax as an integer index": lambda x: x[torch.arange(len(x)), x.argmax(1).long()],
     "a row of a table": lambda x: x * table(x)[rows(x)],
     "a row by index_select": lambda x: x * table(x).index_select(0, rows(x)),
+    "a condition on integers": lambda x: torch.where(x.long() > 0, x.sin(), x.cos()),
     "an embedding of integers": lambda x: x * F.embedding(rows(x), table(x)),
     "a detached condition": lambda x: torch.where(x.detach() > 0.1, x.sin(), x.cos()),
     "a mask of a detached value": lambda x: x * (x.detach() > 0),
