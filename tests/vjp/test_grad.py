@@ -204,7 +204,9 @@ def test_a_class_that_answers_for_torch_is_let_through() -> None:
             return function
 
     lazy: Any = Lazy()
-    assert gradlib.grad(lazy, lazy) is torch.autograd.grad
+    x = torch.ones(3, requires_grad=True)
+    for outputs, inputs in ((lazy, lazy), (x.exp(), lazy), (lazy, x)):
+        assert gradlib.grad(outputs, inputs) is torch.autograd.grad
 
 
 def test_nested_tensors_are_compared_by_torch() -> None:

@@ -611,6 +611,10 @@ EARLIER: dict[str, tuple[str, str]] = {
         "second.backward(None, False); second.backward()",
         f"second = f(x)\n{SAME}",
     ),
+    "that says not to retain": (
+        "second.backward(retain_graph=False); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
     "with options of a dict": (
         "options = {}; second.backward(**options); second.backward()",
         f"second = f(x)\n{SAME}",
