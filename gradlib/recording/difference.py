@@ -169,12 +169,13 @@ def gap(x: Any, y: Any) -> Gap:
             return _incomparable(f"{x!r} and {y!r}")
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         return _incomparable("only one of the two is a tensor")
-    if all(isinstance(it, (np.ndarray, *_PLAIN)) for it in (x, y)):
+    if isinstance(x, _KNOWN) and isinstance(y, _KNOWN):
         return _incomparable("only one of the two is an array")
     return _NONE  # who knows when two others are equal
 
 
 _PLAIN = (int, float, complex, str, type(None), np.number, np.bool_)
+_KNOWN = (np.ndarray, *_PLAIN)
 _NONE = Gap(0.0, 0.0, 0.0)
 
 
