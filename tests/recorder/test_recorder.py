@@ -676,6 +676,20 @@ def test_a_dropped_recording_is_gone_at_once() -> None:
         gc.enable()
 
 
+def test_a_graph_that_lives_on_keeps_nothing_of_a_recording() -> None:
+    net = Net()
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 3)).square().sum()
+        loss.backward(retain_graph=True)
+    call = recording["fc2"]
+    kept = [weakref.ref(it) for it in (call.grad_input[0], call.grad_output[0])]
+    kept.append(weakref.ref(call.param_grads["weight"]))
+    del recording, call
+    gc.collect()
+    assert [it() for it in kept] == [None] * len(kept)
+    loss.backward()
+
+
 def test_nested_recordings_agree() -> None:
     model = Residual()
     x = torch.randn(2, 4, requires_grad=True)
