@@ -167,12 +167,13 @@ def _key_of(end: End) -> Key:
 
 
 def _results(output: Tree) -> Iterator[Key | None]:
-    value = output.build()
-    for each in cast(
-        "tuple[Any, ...]", value if isinstance(value, tuple) else (value,)
-    ):
-        places = (i for i, it in differentiable(output).items() if it is each)
-        yield next((("output", place) for place in places), None)
+    # By place: one tensor may stand in several, and have an entry for each.
+    at = {path: place for place, path in enumerate(output.spec.paths())}
+    is_tuple = isinstance(output.build(), tuple)
+    paths = [(i,) for i in range(output.spec.num_children)] if is_tuple else [()]
+    tensors = differentiable(output)
+    for place in map(at.get, paths):
+        yield None if place not in tensors else ("output", place)
 
 
 def _text(name: str, value: object) -> str:

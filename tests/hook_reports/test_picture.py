@@ -112,6 +112,13 @@ def test_one_tensor_in_two_places_is_told_apart() -> None:
     assert ("full grad_input[1] [4, 3]", "input2 [4, 3]") in found
 
 
+def test_one_tensor_returned_twice_has_two_entries() -> None:
+    found = arrows_of(Of(lambda w, x: (x * w,) * 2, 3), given(4, 3))
+    for i in range(2):
+        assert (f"output[{i}] [4, 3]", f"full grad_output[{i}] [4, 3]") in found
+        assert (f"full grad_output[{i}] [4, 3]", "old grad_output[0] [4, 3]") in found
+
+
 def test_what_nothing_flows_to_is_there_without_an_arrow() -> None:
     figure = gradlib.hook_report(nn.Linear(3, 2), torch.randn(4, 3)).plot()
     found = arrows(figure)
