@@ -80,10 +80,11 @@ class Names:
         """
         by_node: dict[Node, End] = {}
         by_leaf: dict[int, End] = {}
-        for place, tensor in differentiable(trial.inputs).items():
+        for place, made_by in trial.made_by.items():
+            tensor = trial.inputs.leaves[place]
             end = End(self.of_input(trial.inputs, place), tensor, is_input=True)
             by_leaf.setdefault(id(tensor), end)
-            if made_by := trial.made_by[place]:
+            if made_by:
                 by_node.setdefault(made_by, end)
         for name, tensor in _parameters(trial.module):
             end = End(name, tensor, is_input=False)

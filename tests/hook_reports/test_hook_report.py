@@ -734,6 +734,20 @@ def test_inplace() -> None:
         assert "RuntimeError: Output 0 of BackwardHookFunc" in str(kinds[kind])
 
 
+def test_data_that_the_module_overwrites() -> None:
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x += self.bias
+            return x
+
+    report = report_of(Shifted(3, 3), torch.ones(4, 3))
+    assert whats(report.kinds[LEGACY]) == {
+        "grad_input[0]": "None: input 0 of AddBackward0 needs no gradient",
+        "grad_input[1]": "gradient of bias",
+        "grad_output[0]": "gradient of output",
+    }
+
+
 def test_dict_output() -> None:
     module = Of(lambda f, x: {"a": f(x), "b": x * 2}, nn.Linear(3, 2))
     kinds = report_of(module, given(4, 3)).kinds
