@@ -1,5 +1,6 @@
 """The autograd graph of one call of a module, by names."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -18,10 +19,13 @@ MOST_NODES, MOST_ROWS = 14, 6
 
 Key: TypeAlias = tuple[str, int | str]
 """An ``"output"`` or ``"node"`` and its number, an ``"input"`` or ``"parameter"`` and
-its name, or `MORE`."""
+its name, `MORE` or `BEYOND`."""
 
 MORE: Key = ("more", 0)
-"""All the nodes that a picture does not show."""
+"""All the nodes that a picture does not show, but for those that are `BEYOND`."""
+
+BEYOND: Key = ("more", 1)
+"""Those that are behind the old hook's node, where that stands behind `MORE`."""
 
 ENDLESS, DEEPEST = object(), 1000
 """What has no first tensor: in a str there is always another one. So deep we look."""
@@ -79,22 +83,28 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
     output = trial.run(backward=False)
     outputs = differentiable(output)
     starts = {("output", i): edge_of(it) for i, it in outputs.items()}
-    nodes, ends = _behind([node for node, _ in starts.values()], names.ends(trial))
+    end_at = names.ends(trial)
+    nodes, ends = _behind([node for node, _ in starts.values()], end_at)
     near = _near(nodes)
     keys: dict[Node, Key] = dict.fromkeys(nodes, MORE)
+    last = first_node(output)
+    if last in keys and last not in near:
+        keys |= dict.fromkeys(_behind([last], end_at)[0], BEYOND)
+        near.append(last)
     keys |= {node: ("node", i) for i, node in enumerate(near)}
     keys |= {node: _key_of(end) for node, end in ends.items()}
     flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
     flows += _inner_flows(near, keys)
-    far = [node for node in nodes if keys[node] == MORE]
-    flows += _far_flows(far, keys, {flow.end for flow in flows})
-    texts: dict[Key, str] = {MORE: f"{len(far)} more nodes"}
+    flows += _far_flows(keys, {flow.end for flow in flows})
+    texts: dict[Key, str] = {
+        key: f"{count} more node{'s' * (count > 1)}"
+        for key, count in Counter(keys[node] for node in nodes).items()
+    }
     texts |= {("input", name): _text(name, it) for name, it in arguments}
     texts |= {_key_of(end): _text(end.name, end.tensor) for end in ends.values()}
     texts |= {keys[node]: name_of(node) for node in near}
     for i, it in outputs.items():
         texts["output", i] = _text(f"output{output.path(i)}", it)
-    last = first_node(output)
     return CallGraph(
         texts,
         tuple(flows),
@@ -129,7 +139,10 @@ def _behind(
 
 
 def _near(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that are nearest to the outputs, as many as are shown."""
+    """Return the nodes that are nearest to the outputs, as many as are shown.
+
+    A single one more is shown too, as "1 more node" takes no less room.
+    """
     row = dict.fromkeys(nodes, 0)
     behind = {
         node: [it for it, _ in node.next_functions if it in row] for node in nodes
@@ -141,7 +154,8 @@ def _near(nodes: Sequence[Node]) -> list[Node]:
     counts = accumulate(map(len, rows))
     first, *others = zip(rows, counts, strict=True)
     near = [first, *takewhile(lambda it: it[1] <= MOST_NODES, others)]
-    return [node for nodes_of_row, _ in near for node in nodes_of_row]
+    shown = [node for nodes_of_row, _ in near for node in nodes_of_row]
+    return [*nodes] if len(nodes) == len(shown) + 1 else shown
 
 
 def _inner_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flow]:
@@ -151,15 +165,17 @@ def _inner_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flo
 
 
 def _far_flows(
-    far: Iterable[Node], keys: Mapping[Node, Key], shown: Collection[Key | None]
-) -> Iterator[Flow]:
+    keys: Mapping[Node, Key], shown: Collection[Key | None]
+) -> Iterable[Flow]:
     """Give what flows from the nodes that are not shown to what is: to each input."""
-    reached = dict.fromkeys(
-        keys[before] for node in far for before, _ in node.next_functions if before
+    return dict.fromkeys(
+        Flow(keys[node], 0, keys[before], number)
+        for node in keys
+        if keys[node] in (MORE, BEYOND)
+        for before, number in node.next_functions
+        if before and keys[before] != keys[node]
+        if keys[before][0] != "parameter" or keys[before] in shown
     )
-    for key in reached:
-        if key[0] == "input" or (key != MORE and key in shown):
-            yield Flow(MORE, 0, key, 0)
 
 
 def _key_of(end: End) -> Key:

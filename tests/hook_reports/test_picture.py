@@ -165,6 +165,35 @@ def test_of_a_wide_graph_the_rows_next_to_the_output_are_shown() -> None:
     assert found["18 more nodes"] == 1
 
 
+def test_the_node_of_the_old_hook_is_shown_where_it_is_far_from_an_output() -> None:
+    def twice(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = x.exp() * w
+        last = first
+        for _ in range(20):
+            last = last.neg()
+        return first, last
+
+    figure = gradlib.hook_report(Of(twice, 3), given(4, 3)).plot()
+    assert f"{LEGACY}: at MulBackward0" in texts(figure)
+    assert texts(figure)["14 more nodes"] == texts(figure)["1 more node"] == 1
+    assert arrows(figure) >= {
+        ("full grad_output[0] [4, 3]", "old grad_output[0] [4, 3]"),
+        ("14 more nodes", "old grad_output[0] [4, 3]"),
+        ("old grad_output[0] [4, 3]", "MulBackward0"),
+        ("MulBackward0", "old grad_input[0] [4, 3]"),
+        ("old grad_input[0] [4, 3]", "1 more node"),
+        ("1 more node", "full grad_input[0] [4, 3]"),
+        ("MulBackward0", "old grad_input[1] [3]"),
+        ("old grad_input[1] [3]", "w [3]"),
+    }
+
+
+def test_no_node_is_one_more() -> None:
+    module = Of(lambda w, x: (x * w).exp().neg().exp().neg().exp().neg(), 3)
+    found = texts(gradlib.hook_report(module, given(4, 3)).plot())
+    assert found["MulBackward0"] == 1
+
+
 def test_a_hook_that_sits_outside_is_said_to() -> None:
     figure = gradlib.hook_report(nn.Identity(), given(4, 3) * 2).plot()
     assert f"{LEGACY}: outside of the module" in texts(figure)
