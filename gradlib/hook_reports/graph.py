@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.known import End, Names
+from gradlib.hook_reports.known import OUTSIDE, End, Names
 from gradlib.hook_reports.trial import Trial, computed, differentiable, edge_of
 from gradlib.tree import Tree
 
@@ -19,7 +19,7 @@ MOST_NODES, MOST_ROWS = 14, 6
 
 Key: TypeAlias = tuple[str, int | str]
 """An ``"output"`` or ``"node"`` and its number, an ``"input"`` or ``"parameter"`` and
-its name, `MORE` or `BEYOND`."""
+its name (or id, if it has none), `MORE` or `BEYOND`."""
 
 MORE: Key = ("more", 0)
 """All the nodes that a picture does not show, but for those that are `BEYOND`."""
@@ -179,7 +179,9 @@ def _far_flows(
 
 
 def _key_of(end: End) -> Key:
-    return ("input" if end.is_input else "parameter", end.name)
+    if end.name == OUTSIDE:  # which has no name of its own
+        return "parameter", id(end.tensor)
+    return "input" if end.is_input else "parameter", end.name
 
 
 def _results(output: Tree) -> Iterator[Key | None]:

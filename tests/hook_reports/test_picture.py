@@ -13,6 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.hook_reports.known import OUTSIDE
 from gradlib.hook_reports.picture import COLOURS
 from gradlib.hook_reports.words import FULL, LEGACY
 from gradlib.plot_graph import HEIGHT
@@ -131,6 +132,13 @@ def test_zeros_that_stand_for_nothing_are_no_shape() -> None:
     module = Of(lambda w, x, mask: x * w * mask, 3)
     figure = gradlib.hook_report(module, given(4, 3), torch.randn(4, 3)).plot()
     assert "grad_input[1] zeros" in texts(figure)
+
+
+def test_each_tensor_without_a_name_has_a_box() -> None:
+    one, other = given(3), given(4, 3)
+    found = arrows_of(Of(lambda w, x: x * w + one * other, 3), given(4, 3))
+    for shape in "[3]", "[4, 3]":
+        assert ("MulBackward0", f"{OUTSIDE} {shape}") in found
 
 
 def test_a_keyword_argument_is_reached_past_the_tuple() -> None:
