@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -124,10 +125,16 @@ def _frame(
         if BELOW < box.zone < ABOVE
     ]
     sides += [at[key][0] for line in layout.lines for key in line[1:-1]]
-    left, right = min(sides, default=0.0), max(sides, default=0.0)
-    missing = max(0.0, BOLD * len(title) - (right - left))
+    upper = layout.first[UPPER_EDGE]
+    steps = (step for line in layout.lines for step in pairwise(line))
+    passing = [
+        at[key][0] for step in steps if layout.layer[step[1]] == upper for key in step
+    ]
+    room = BOLD * len(title)  # on the left of the arrows that pass it
+    left = min([*sides, min(passing, default=room) - room])
+    right = max([*sides, left + room])
     low, high = (layout.first[zone] * LAYER for zone in (LOWER_EDGE, UPPER_EDGE))
-    return Bbox.from_extents(left - MARGIN, low, right + missing + MARGIN, high + TITLE)
+    return Bbox.from_extents(left - MARGIN, low, right + MARGIN, high + TITLE)
 
 
 def _extent(
@@ -181,13 +188,15 @@ class _Pen:
 
     def arrow(self, along: Sequence[tuple[float, float]], start: Box, end: Box) -> None:
         (first, low), *between, (last, high) = along
+        # Upright past the boxes beside it, which are as high.
+        sides = [(x, y + dy) for x, y in between for dy in (-HEIGHT / 2, HEIGHT / 2)]
         # From the edge of a box that is nearest to where it goes.
         ends = (
             (_nearest(start, first, along[1][0]), low + HEIGHT / 2),
             (_nearest(end, last, along[-2][0]), high - HEIGHT / 2),
         )
         patch = FancyArrowPatch(
-            path=Path([ends[0], *between, ends[1]]),
+            path=Path([ends[0], *sides, ends[1]]),
             arrowstyle="-" if end.fill else "-|>",
             mutation_scale=10 * self.scale,
             color=DARK,

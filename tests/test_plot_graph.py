@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import combinations
+from random import Random
 from typing import Any, cast
 
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from gradlib.layered import Arrow, Key
 from gradlib.plot_graph import (
@@ -117,6 +118,25 @@ def test_an_arrow_beside_all_boxes_is_in_the_frame_too() -> None:
     ]
     assert frame.get_x() < min(across)
     assert max(across) < frame.get_x() + frame.get_width()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_arrow_goes_through_a_box_or_a_text(seed: int) -> None:
+    chance = Random(seed)
+    boxes: dict[Key, Box] = {i: Box("AddBackward0", outlined=True) for i in range(9)}
+    boxes[9] = Box("grad_input[0] [4, 20]", UPPER_EDGE, fill="#0067A3")
+    pairs = combinations(boxes, 2)
+    arrows: list[Arrow] = [pair for pair in pairs if chance.random() < 0.3]
+    figure = framed_graph("TransformerEncoderLayer", boxes, arrows, {})
+    figure.canvas.draw()
+    (ax,) = figure.axes
+    places: list[Any] = [it for it in ax.patches if isinstance(it, FancyBboxPatch)]
+    for place in (*places, *ax.texts):
+        around = place.get_window_extent().padded(-3)
+        for it in ax.patches:
+            if isinstance(it, FancyArrowPatch):
+                along = cast(Any, it)._path_original.transformed(ax.transData)
+                assert not along.intersects_bbox(around, filled=False), place
 
 
 @pytest.mark.parametrize("size", [(4, 3), (3, 8), (10, 3)])
