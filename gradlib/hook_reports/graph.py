@@ -95,7 +95,10 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
     keys |= {node: _key_of(end) for node, end in ends.items()}
     flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
     flows += _inner_flows(near, keys)
-    flows += _far_flows(keys, {flow.end for flow in flows})
+    far = _far_flows(keys, {flow.end for flow in flows})
+    given = [("input", name) for name, _ in arguments]
+    order: dict[Key | None, int] = {key: i for i, key in enumerate(given)}
+    flows += sorted(far, key=lambda flow: order.get(flow.end, -1))
     texts: dict[Key, str] = {
         key: f"{count} more node{'s' * (count > 1)}"
         for key, count in Counter(keys[node] for node in nodes).items()
@@ -109,7 +112,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
         texts,
         tuple(flows),
         keys[last] if last in nodes else None,
-        tuple(("input", name) for name, _ in arguments),
+        tuple(given),
         tuple(_results(output)),
     )
 

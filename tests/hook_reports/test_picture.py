@@ -166,6 +166,13 @@ def test_nodes_far_from_the_output_are_one() -> None:
     assert (more, "full grad_input[0] [4, 3]") in arrows(figure)
 
 
+def test_from_one_box_arguments_are_reached_in_their_order() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    figure = gradlib.hook_report(attention, *(given(5, 2, 4) for _ in range(3))).plot()
+    at = {text: x for text, x, _ in boxes(figure)}
+    assert at["query [5, 2, 4]"] < at["key [5, 2, 4]"] < at["value [5, 2, 4]"]
+
+
 def test_of_a_wide_graph_the_rows_next_to_the_output_are_shown() -> None:
     module = Of(lambda w, x: torch.cat([(x * w).exp().tanh() for _ in range(9)]), 3)
     found = texts(gradlib.hook_report(module, given(4, 3)).plot())
