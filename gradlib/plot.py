@@ -367,7 +367,8 @@ def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
     """Write the names beside the rows, the first on top, and return which have one."""
     room = min(max(int(inches_of(ax).height / NAME), 1), LINES)
     named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
-    ax.set_yticks(named, [labels[row] for row in named])
+    # A dollar sign in a name begins no formula.
+    ax.set_yticks(named, [labels[row] for row in named], parse_math=False)
     ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
     return named
 

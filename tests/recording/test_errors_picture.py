@@ -169,3 +169,12 @@ def test_it_is_drawn_on_given_axes(net: nn.Sequential, x: Tensor) -> None:
     assert found.plot(ax) is figure
     with pytest.raises(gradlib.RecordingArgumentError, match="of type str"):
         found.plot("flow")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_dollar_sign_in_a_name_begins_no_formula(x: Tensor) -> None:
+    model = nn.Sequential()
+    model.add_module(r"$\frac$", nn.Linear(8, 2))
+    one = recorded(model, x)
+    figure = one.compare(one).plot()
+    figure.canvas.draw()
+    assert texts(figure.axes[0]) == [r"$\frac$", "(root)"]
