@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
@@ -30,7 +31,7 @@ TITLE = 0.3  # inches more, below the upper edge
 LINE = 0.26  # inches a line of the legend takes
 MARGIN = 0.25  # inches from the boxes to the frame
 LARGEST = 12  # inches of a new figure
-DARK, FAINT = "0.25", "0.55"
+FAINT = "0.55"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Box:
         text: What is written.
         zone: `BELOW` the frame, on its `LOWER_EDGE`, `INSIDE`, on its `UPPER_EDGE`, or
             `ABOVE` it.
-        fill: The colour behind white letters; else they are dark.
+        fill: The colour behind white letters; else they have that of the style.
         outlined: Whether there is a line around it.
         faint: Whether it is grey, as nothing flows there.
     """
@@ -163,8 +164,14 @@ class _Pen:
     ax: Axes
     scale: float
 
+    @property
+    def ink(self) -> str:
+        """The colour of texts and lines: white, where the style has a black ground."""
+        return mpl.rcParams["text.color"]
+
     def write(self, text: str, x: float, y: float, **style: Any) -> None:
-        self.ax.text(x, y, text, size=SIZE * self.scale, **style)
+        # A dollar sign is one, and begins no formula.
+        self.ax.text(x, y, text, size=SIZE * self.scale, parse_math=False, **style)
 
     def frame(self, title: str, frame: Bbox) -> None:
         style: Any = {"fill": False, "edgecolor": FAINT, "linestyle": "--"}
@@ -179,11 +186,11 @@ class _Pen:
                 HEIGHT,
                 boxstyle="round,pad=0,rounding_size=0.06",
                 facecolor=box.fill or "none",
-                edgecolor=box.fill or (FAINT if box.faint else DARK),
+                edgecolor=box.fill or (FAINT if box.faint else self.ink),
                 zorder=3,
             )
             self.ax.add_patch(patch)
-        colour = "white" if box.fill else FAINT if box.faint else DARK
+        colour = "white" if box.fill else FAINT if box.faint else self.ink
         self.write(box.text, x, y, color=colour, ha="center", va="center", zorder=4)
 
     def arrow(self, along: Sequence[tuple[float, float]], start: Box, end: Box) -> None:
@@ -199,7 +206,7 @@ class _Pen:
             path=Path([ends[0], *sides, ends[1]]),
             arrowstyle="-" if end.fill else "-|>",
             mutation_scale=10 * self.scale,
-            color=DARK,
+            color=self.ink,
             linewidth=self.scale,
             zorder=2,
         )
@@ -209,8 +216,8 @@ class _Pen:
         if colour:
             self.ax.add_patch(Rectangle((x, y - 0.07), 0.2, 0.14, color=colour))
         else:
-            self.write("↑", x + 0.1, y, color=DARK, ha="center", va="center")
-        self.write(meaning, x + 0.3, y, va="center", color=DARK)
+            self.write("↑", x + 0.1, y, color=self.ink, ha="center", va="center")
+        self.write(meaning, x + 0.3, y, va="center", color=self.ink)
 
 
 def _nearest(box: Box, middle: float, x: float) -> float:

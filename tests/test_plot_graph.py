@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
@@ -137,6 +138,20 @@ def test_no_arrow_goes_through_a_box_or_a_text(seed: int) -> None:
             if isinstance(it, FancyArrowPatch):
                 along = cast(Any, it)._path_original.transformed(ax.transData)
                 assert not along.intersects_bbox(around, filled=False), place
+
+
+def test_on_a_black_ground_what_is_written_is_white() -> None:
+    with plt.style.context("dark_background"):
+        figure = drawn()
+    (ax,) = figure.axes
+    written = {it.get_text(): to_hex(cast(Any, it.get_color())) for it in ax.texts}
+    for text in ("output [4, 30]", "AddmmBackward0", "Linear", *LEGEND):
+        assert written[text] == "#ffffff", text
+
+
+def test_a_dollar_sign_is_no_formula() -> None:
+    text = r"output['$\frac$'] [4]"
+    assert text in extents(framed_graph("Of", {"y": Box(text)}, [], {}))
 
 
 @pytest.mark.parametrize("size", [(4, 3), (3, 8), (10, 3)])
