@@ -69,6 +69,7 @@ class Comparison(Printable):
     skipped: tuple[str, ...]
     compared: int
     rtol: float
+    _returned: tuple[tuple[str, int], ...] = dataclasses.field(repr=False)
 
     @property
     def ok(self) -> bool:
@@ -95,7 +96,7 @@ class Comparison(Printable):
         # Not before: to import matplotlib takes longer than all the rest.
         from gradlib.recording.errors_picture import draw
 
-        return draw(self.errors, self.first, self.rtol, ax)
+        return draw(self.errors, self._returned, self.first, self.rtol, ax)
 
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
@@ -148,6 +149,12 @@ def compare(
     # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
     found = [*both.gaps()]
+    ended = (
+        trace
+        for round_ in rounds(traces)
+        for trace, begins in steps(round_.calls)
+        if not begins
+    )
     errors = tuple(_difference(*it, pairs) for it in found)
     first = _first((it for *_, it in found), tolerance)
     return Comparison(
@@ -157,6 +164,7 @@ def compare(
         both.skipped,
         len(pairs) if found else 0,
         tolerance.least if tolerance.rtol is None else float(tolerance.rtol),
+        tuple((it.name, it.index) for it in ended),
     )
 
 

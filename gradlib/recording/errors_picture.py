@@ -21,23 +21,30 @@ KINDS = ("output", "grad_output", "param_grads")
 
 def draw(
     errors: Iterable[Difference],
+    returned: Iterable[tuple[str, int]],
     first: Difference | None,
     rtol: float,
     ax: "Axes | None",
 ) -> "Figure":
     """Draw the errors of a comparison, and where the two part first.
 
+    Args:
+        errors: What was compared.
+        returned: The calls, by name and number, in the order in which they returned.
+        first: Where the two part first.
+        rtol: How far values may be apart.
+        ax: Where to draw; a new figure without it.
+
     Raises:
         RecordingArgumentError: `ax` is no Axes.
     """
     require_axes(ax)
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {numbered(*call): {} for call in returned}
     for it in errors:
-        label = numbered(it.name, it.index)
-        row = rows.pop(label, {}) if it.direction == "forward" else rows.get(label, {})
-        rows[label] = row  # at the end, where the forward has come to
+        row = rows[numbered(it.name, it.index)]
         kind = FIELD.findall(it.field)[0]
         row[kind] = max(row.get(kind, 0.0), it.error)
+    rows = {label: row for label, row in rows.items() if row}
     labels = [*rows]
     found = {
         kind: [row.get(kind) for row in rows.values()]

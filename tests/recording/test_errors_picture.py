@@ -122,6 +122,26 @@ def test_each_step_has_rows_of_its_own(net: nn.Sequential, x: Tensor) -> None:
     assert texts(ax)[5:8] == ["(root)", "0 (1)", "1 (1)"]
 
 
+@pytest.mark.parametrize("keep", [["grad_output"], ["args", "param_grads"]])
+def test_modules_stand_in_forward_order_whatever_was_kept(
+    net: nn.Sequential, x: Tensor, keep: Any
+) -> None:
+    with gradlib.record(net, keep=keep) as one:
+        for _ in range(2):
+            net(x).square().mean().backward()
+    (ax,) = one.compare(one).plot().axes
+    calls = ["0", "1", "2", "3", "4", "(root)"]
+    assert texts(ax) == [
+        *calls,
+        "0 (1)",
+        "1 (1)",
+        "2 (1)",
+        "3 (1)",
+        "4 (1)",
+        "(root) (1)",
+    ]
+
+
 def test_two_passes_through_one_call_share_its_row(
     net: nn.Sequential, x: Tensor
 ) -> None:
