@@ -156,6 +156,8 @@ def compare(
         if not begins
     )
     errors = tuple(_difference(*it, pairs) for it in found)
+    # Where only gradients were kept, theirs.
+    rtol = tolerance.least or max((it.rtol for *_, it in found), default=0.0)
     first = _first((it for *_, it in found), tolerance)
     return Comparison(
         None if first is None else errors[first],
@@ -163,7 +165,7 @@ def compare(
         tuple(unmatched),
         both.skipped,
         len(pairs) if found else 0,
-        tolerance.least if tolerance.rtol is None else float(tolerance.rtol),
+        rtol if tolerance.rtol is None else float(tolerance.rtol),
         tuple((it.name, it.index) for it in ended),
     )
 

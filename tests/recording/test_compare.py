@@ -85,6 +85,11 @@ def test_it_says_which_error_is_allowed(x: Tensor) -> None:
     assert str(first.compare(coarse)).endswith("they agree, rtol 0.016")
 
 
+def test_of_gradients_alone_too(net: Any, x: Tensor) -> None:
+    one = recorded(net, x, keep=["grad_output"])
+    assert str(one.compare(one)).endswith("they agree, rtol 1.1e-05")
+
+
 def test_calls_that_are_in_one_recording_only(x: Tensor) -> None:
     x.requires_grad_()
     some, more = nn.Sequential(nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Identity())
