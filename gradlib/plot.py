@@ -164,7 +164,8 @@ def errors(
     ax.set_ylabel("the forward goes downwards")
     ax.set_xlabel("difference, as a part of the value")
     ax.grid(axis="x", alpha=0.3)
-    nothing = "the two are equal" if values else "the two have nothing in common"
+    said = "nothing that is drawn here differs"
+    nothing = said if labels else "the two have nothing in common"
     return _finished(ax, "" if any(values) else nothing)
 
 

@@ -162,7 +162,33 @@ def test_two_passes_through_one_call_share_its_row(
 def test_equal_ones_leave_it_empty(net: nn.Sequential, x: Tensor) -> None:
     one = recorded(net, x)
     (ax,) = one.compare(one).plot().axes
-    assert ax.get_title() == "the two are equal"
+    assert ax.get_title() == "nothing that is drawn here differs"
+
+
+def test_what_differs_elsewhere_is_not_called_equal(x: Tensor) -> None:
+    class First(nn.Linear):
+        def forward(self, x: Tensor, _unused: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model = First(8, 2)
+    recordings: list[gradlib.Recording] = []
+    for unused in torch.zeros(2), torch.ones(2):
+        with gradlib.record(model) as recording:
+            model(x, unused).sum().backward()
+        recordings.append(recording)
+    found = recordings[0].compare(recordings[1])
+    assert found.first and found.first.field == "args[1]"
+    (ax,) = found.plot().axes
+    assert ax.get_title() == "nothing that is drawn here differs"
+
+
+def test_where_nothing_that_is_drawn_was_kept_it_says_so(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    with gradlib.record(net, keep=["args"]) as one:
+        net(x).sum().backward()
+    (ax,) = one.compare(one).plot().axes
+    assert ax.get_title() == "nothing that is drawn here differs"
 
 
 def test_what_has_nothing_in_common_leaves_it_empty(
