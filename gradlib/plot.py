@@ -33,6 +33,13 @@ STYLES = {
     "param_grads": ("#009E73", "^"),
 }
 WARNING = "#CC0000"
+RING: Any = {
+    "marker": "o",
+    "markersize": 14,
+    "markerfacecolor": "none",
+    "markeredgewidth": 2,
+    "color": WARNING,
+}
 
 # What flows from module to module is joined by a line.
 FLOWING = ("output", "grad_output", "grad_input")
@@ -129,7 +136,7 @@ def errors(
     labels: Sequence[str],
     found: Mapping[str, Sequence[float | None]],
     allowed: float,
-    first: tuple[int, float] | None,
+    first: tuple[int, float, str] | None,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw on a logarithmic axis how far apart two runs are, one line of text a module.
@@ -139,7 +146,8 @@ def errors(
         found: For each kind of value the error at each label; ``None`` where there is
             none. What is equal has no place on the axis: a gap shows it.
         allowed: The error that a value may have, one alone.
-        first: The row and the error where they part first, if they do.
+        first: The row and the error where they part first, if they do, and what to call
+            that in the legend.
         ax: Where to draw; a new figure without it.
 
     Returns:
@@ -160,6 +168,8 @@ def errors(
         ax.set_xticks([])
     lost = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
     _mark_beside(lost, 1.02, ax, label="incomparable", color=WARNING, marker="x")
+    if first and first[1] == math.inf:
+        _mark_beside({first[0]}, 1.02, ax, label=first[2], **RING)
     _name_rows(labels, ax)
     ax.set_ylabel("the forward goes downwards")
     ax.set_xlabel("difference, as a part of the value")
@@ -269,11 +279,9 @@ def _draw_totals(
             ax.hlines(row, share, total, color=colour, linestyle=":")
 
 
-def _ring(row: int, at: float, ax: Axes) -> None:
+def _ring(row: int, at: float, label: str, ax: Axes) -> None:
     """Put a ring around what is at one place."""
-    style: Any = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 2}
-    label = "they part first"
-    ax.plot([at], [row], "o", color=WARNING, label=label, linestyle="none", **style)
+    ax.plot([at], [row], label=label, linestyle="none", **RING)
 
 
 def _size(rows: Sequence[object]) -> float:

@@ -51,5 +51,10 @@ def draw(
         for kind in KINDS
         if any(kind in row for row in rows.values())
     }
-    at = first and (labels.index(numbered(first.name, first.index)), first.error)
-    return plot.errors(labels, found, rtol, at, ax)
+    parted = None
+    if first is not None:
+        row = labels.index(numbered(first.name, first.index))
+        drawn = FIELD.findall(first.field)[0] in KINDS
+        said = "they part first" + (f": {first.field}" if not drawn else "")
+        parted = row, first.error, said
+    return plot.errors(labels, found, rtol, parted, ax)

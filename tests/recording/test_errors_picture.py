@@ -166,18 +166,19 @@ def test_equal_ones_leave_it_empty(net: nn.Sequential, x: Tensor) -> None:
 
 
 def test_what_differs_elsewhere_is_not_called_equal(x: Tensor) -> None:
-    class First(nn.Linear):
+    class First(nn.Module):
         def forward(self, x: Tensor, _unused: Tensor) -> Tensor:
-            return super().forward(x)
+            return x
 
-    model = First(8, 2)
+    model = First()
     recordings: list[gradlib.Recording] = []
     for unused in torch.zeros(2), torch.ones(2):
         with gradlib.record(model) as recording:
-            model(x, unused).sum().backward()
+            model(x, unused)
         recordings.append(recording)
     found = recordings[0].compare(recordings[1])
-    assert found.first and found.first.field == "args[1]"
+    assert found.first is not None
+    assert found.first.field == "args[1]"
     (ax,) = found.plot().axes
     assert ax.get_title() == "nothing that is drawn here differs"
 
@@ -207,6 +208,24 @@ def test_what_has_nothing_in_common_leaves_it_empty(
 def test_shapes_that_differ_have_a_cross(net: nn.Sequential, x: Tensor) -> None:
     (ax,) = recorded(net, x).compare(recorded(net, x[:2])).plot().axes
     assert [row for _, row in lines(ax)["incomparable"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_first_of_several_crosses_has_the_ring(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    broken = copy.deepcopy(net)
+    cast(Any, broken[2]).weight.data.fill_(float("nan"))
+    found = recorded(net, x).compare(recorded(broken, x))
+    (ax,) = found.plot().axes
+    assert [row for _, row in lines(ax)["incomparable"]] == [0, 1, 2, 3, 4, 5]
+    assert [row for _, row in lines(ax)["they part first"]] == [2]
+
+
+def test_a_ring_around_nothing_that_is_drawn_says_what_it_is(
+    net: nn.Sequential, x: Tensor
+) -> None:
+    (ax,) = recorded(net, x).compare(recorded(net, x + 0.1)).plot().axes
+    assert [row for _, row in lines(ax)["they part first: args[0]"]] == [5]
 
 
 def test_it_is_drawn_on_given_axes(net: nn.Sequential, x: Tensor) -> None:
