@@ -85,14 +85,11 @@ def framed_graph(
     at = {key: (x, _height(layout, key)) for key, x in layout.middle.items()}
     frame = _frame(title, boxes, at, layout)
     shown = _extent(boxes, at, frame, legend)
-    scale = min(1.0, LARGEST / max(shown.width, shown.height))
-    if ax is None:
-        ax = new_axes(shown.width * scale, shown.height * scale)
-    else:
-        room = inches_of(ax)
-        scale = min(scale, room.width / shown.width, room.height / shown.height)
+    room = inches_of(ax) if ax else Bbox.from_bounds(0, 0, LARGEST, LARGEST)
+    scale = min(1.0, room.width / shown.width, room.height / shown.height)
     if scale * SIZE < SMALLEST:
         return message(f"{len(boxes)} boxes have no room in this figure.", ax)
+    ax = ax or new_axes(shown.width * scale, shown.height * scale)
     ax.set_axis_off()
     ax.set_aspect("equal")
     ax.set(xlim=shown.intervalx, ylim=shown.intervaly)

@@ -177,6 +177,21 @@ def test_a_graph_of_any_size_is_no_figure_of_any_size() -> None:
     assert height <= 12
 
 
+def test_what_has_no_room_in_a_new_figure_is_said_in_a_readable_one() -> None:
+    boxes: dict[Key, Box] = {i: Box("grad_input[0] [64, 64]") for i in range(200)}
+    figure = framed_graph("Wide", boxes, [], {})
+    (said,) = extents(figure).items()
+    assert said[0] == "200 boxes have no room in this figure."
+    assert figure.bbox.y0 < said[1].y0 < said[1].y1 < figure.bbox.y1
+
+
+def test_axes_that_are_large_enough_show_it_all() -> None:
+    boxes: dict[Key, Box] = {i: Box("grad_input[0] [64, 64]") for i in range(20)}
+    _, ax = plt.subplots(figsize=(60, 5))
+    found = framed_graph("Wide", boxes, [], {}, ax).axes[0].texts
+    assert sum(it.get_text() == "grad_input[0] [64, 64]" for it in found) == 20
+
+
 def test_an_arrow_has_a_head_but_where_it_goes_on() -> None:
     patches = drawn().axes[0].patches
     styles = [it.get_arrowstyle() for it in patches if isinstance(it, FancyArrowPatch)]
