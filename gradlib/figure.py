@@ -48,7 +48,7 @@ def message(text: str, ax: Axes | None = None) -> Figure:
     """
     ax = ax or new_axes(5, 1.5)
     ax.set_axis_off()
-    letters = int(inches_of(ax).width / LETTER)
+    letters = max(int(inches_of(ax).width / LETTER), 1)
     ax.text(
         0.5, 0.5, fill(text, letters), transform=ax.transAxes, ha="center", va="center"
     )

@@ -163,6 +163,10 @@ def test_given_axes_hold_all_of_it(size: tuple[float, float]) -> None:
         assert figure.bbox.y0 <= extent.y0 <= extent.y1 <= figure.bbox.y1, text
 
 
+def test_axes_of_no_room_at_all_raise_nothing() -> None:
+    drawn(ax=plt.figure().add_axes((0, 0, 0.001, 0.001)))
+
+
 def test_where_letters_would_be_too_small_it_says_so() -> None:
     _, ax = plt.subplots(figsize=(1.5, 1))
     figure = drawn(ax=ax)
