@@ -88,7 +88,11 @@ def framed_graph(
     room = inches_of(ax) if ax else Bbox.from_bounds(0, 0, LARGEST, LARGEST)
     scale = min(1.0, room.width / shown.width, room.height / shown.height)
     if scale * SIZE < SMALLEST:
-        return message(f"{len(boxes)} boxes have no room in this figure.", ax)
+        needed = f"{shown.width:.0f} by {shown.height:.0f} inches"
+        return message(
+            f"{len(boxes)} boxes have no room here. Give axes of {needed}: plot(ax).",
+            ax,
+        )
     ax = ax or new_axes(shown.width * scale, shown.height * scale)
     ax.set_axis_off()
     ax.set_aspect("equal")

@@ -171,7 +171,7 @@ def test_where_letters_would_be_too_small_it_says_so() -> None:
     _, ax = plt.subplots(figsize=(1.5, 1))
     figure = drawn(ax=ax)
     said = figure.axes[0].texts[0].get_text().replace("\n", " ")
-    assert said == "7 boxes have no room in this figure."
+    assert said == ("7 boxes have no room here. Give axes of 3 by 4 inches: plot(ax).")
 
 
 def test_a_graph_of_any_size_is_no_figure_of_any_size() -> None:
@@ -185,7 +185,7 @@ def test_what_has_no_room_in_a_new_figure_is_said_in_a_readable_one() -> None:
     boxes: dict[Key, Box] = {i: Box("grad_input[0] [64, 64]") for i in range(200)}
     figure = framed_graph("Wide", boxes, [], {})
     (said,) = extents(figure).items()
-    assert said[0] == "200 boxes have no room in this figure."
+    assert said[0].startswith("200 boxes have no room here. Give axes of ")
     assert figure.bbox.y0 < said[1].y0 < said[1].y1 < figure.bbox.y1
 
 
