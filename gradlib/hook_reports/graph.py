@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from graphlib import TopologicalSorter
 from itertools import accumulate, takewhile
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -11,7 +12,14 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.hook_reports.known import OUTSIDE, End, Names
-from gradlib.hook_reports.trial import Trial, computed, differentiable, edge_of
+from gradlib.hook_reports.trial import (
+    Edge,
+    Trial,
+    computed,
+    differentiable,
+    edge_of,
+    requires_grad,
+)
 from gradlib.tree import Tree
 
 MOST_NODES, MOST_ROWS = 14, 6
@@ -57,14 +65,15 @@ class CallGraph:
         texts: What is at each key, in words.
         flows: Where gradients flow.
         last: The node of the first output, ``None`` where that is outside of the call.
-        arguments: The key of each positional argument, whether or not it is reached.
+        arguments: The key of each positional argument, whether or not it is reached,
+            and which output of it: of a node, if a forward pre-hook has computed it.
         results: The key of each output at the top level, if a gradient flows from it.
     """
 
     texts: Mapping[Key, str]
     flows: tuple[Flow, ...]
     last: Key | None
-    arguments: tuple[Key, ...]
+    arguments: tuple[tuple[Key, int], ...]
     results: tuple[Key | None, ...]
 
 
@@ -80,6 +89,8 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
         # One tensor may stand in several places, each of which a full hook tells apart.
         alias = trial.inputs.leaves[place] = computed(tensor)
         trial.made_by[place] = alias.grad_fn
+    edges: list[Edge | None] = []
+    trial.module.register_forward_pre_hook(partial(_note_edges, edges))
     output = trial.run(backward=False)
     outputs = differentiable(output)
     starts = {("output", i): edge_of(it) for i, it in outputs.items()}
@@ -96,7 +107,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
     flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
     flows += _inner_flows(near, keys)
     far = _far_flows(keys, {flow.end for flow in flows})
-    given = [("input", name) for name, _ in arguments]
+    given: list[Key] = [("input", name) for name, _ in arguments]
     order: dict[Key | None, int] = {key: i for i, key in enumerate(given)}
     flows += sorted(far, key=lambda flow: order.get(flow.end, -1))
     texts: dict[Key, str] = {
@@ -112,7 +123,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
         texts,
         tuple(flows),
         keys[last] if last in nodes else None,
-        tuple(given),
+        tuple(map(partial(_place, keys), edges, given)),
         tuple(_results(output)),
     )
 
@@ -179,6 +190,21 @@ def _far_flows(
         if before and keys[before] != keys[node]
         if keys[before][0] != "parameter" or keys[before] in shown
     )
+
+
+def _note_edges(
+    edges: list[Edge | None], _module: object, args: tuple[Any, ...]
+) -> None:
+    if not edges:  # a module may call itself
+        edges += [edge_of(it) if requires_grad(it) else None for it in args]
+
+
+def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, int]:
+    """Return where the gradient of an argument is; its own key, if none comes there."""
+    key = own if edge is None else keys.get(edge[0], own)
+    if edge is None or key in (own, MORE, BEYOND):
+        return own, 0
+    return key, edge[1]
 
 
 def _key_of(end: End) -> Key:

@@ -51,7 +51,7 @@ def draw(
     if not graph.flows:
         return message("No output requires grad: no gradient flows.", ax)
     tags = {
-        (kind, place): _tag(kind, place, said)
+        (kind, place): _tag(kind, place, said, graph)
         for kind in COLOURS
         for place, said in received[kind].items()
         if kind == FULL or graph.last
@@ -61,7 +61,7 @@ def draw(
     places = {
         key: _place(key, text, faint=key not in reached)
         for key, text in graph.texts.items()
-        if key in reached or key in graph.arguments
+        if key in reached or (key, 0) in graph.arguments
     }
     arrows = dict.fromkeys(step for line in lines for step in pairwise(line))
     legend = {"the gradient flows upwards": ""} | {
@@ -73,10 +73,16 @@ def draw(
     return framed_graph(title, {**tags, **places}, [*arrows], legend, ax)
 
 
-def _tag(kind: str, place: str, said: str) -> Box:
+def _tag(kind: str, place: str, said: str, graph: CallGraph) -> Box:
     """Return the box of an entry: grey where it holds nothing."""
     zone = INSIDE
-    if kind == FULL:
+    # What a forward pre-hook has computed is an argument inside of the border.
+    inside = {
+        f"grad_input[{i}]"
+        for i, (key, _) in enumerate(graph.arguments)
+        if key[0] != "input"
+    }
+    if kind == FULL and place not in inside:
         zone = UPPER_EDGE if place.startswith("grad_input") else LOWER_EDGE
     fill = COLOURS[kind] if said.startswith("[") else NOTHING
     return Box(f"{place} {said}", zone, fill)
@@ -96,8 +102,9 @@ def _along(flow: Flow, graph: CallGraph, tags: Collection[Tag]) -> Iterator[Key]
         passed.append((LEGACY, f"grad_output[{flow.number}]"))
     if flow.start == graph.last:
         passed.append((LEGACY, f"grad_input[{flow.slot}]"))
-    if flow.end in graph.arguments:
-        passed.append((FULL, f"grad_input[{graph.arguments.index(flow.end)}]"))
+    if (flow.end, flow.number) in graph.arguments:
+        place = graph.arguments.index((flow.end, flow.number))
+        passed.append((FULL, f"grad_input[{place}]"))
     yield flow.start
     yield from (tag for tag in passed if tag in tags)
     if flow.end:

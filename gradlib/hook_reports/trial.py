@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from types import CellType, FunctionType, MethodType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,13 +156,14 @@ def stands_for_another(tensor: Tensor) -> bool:
     return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
 
 
+def requires_grad(value: object) -> TypeGuard[Tensor]:
+    """Tell whether a value is a tensor that requires grad."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def differentiable(tree: Tree) -> dict[int, Tensor]:
     """Return the tensors of a tree that require grad, by place."""
-    return {
-        place: leaf
-        for place, leaf in enumerate(tree.leaves)
-        if isinstance(leaf, Tensor) and leaf.requires_grad
-    }
+    return {place: it for place, it in enumerate(tree.leaves) if requires_grad(it)}
 
 
 def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:

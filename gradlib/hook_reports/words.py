@@ -23,7 +23,13 @@ from gradlib.hook_reports.known import (
     gradients_of_idle,
 )
 from gradlib.hook_reports.naming import name_by_value
-from gradlib.hook_reports.trial import Trial, differentiable, edge_of, uses_in
+from gradlib.hook_reports.trial import (
+    Trial,
+    differentiable,
+    edge_of,
+    requires_grad,
+    uses_in,
+)
 from gradlib.private import own_parameters
 from gradlib.selection import has_own_call
 from gradlib.tree import Tree, tensors_in
@@ -188,7 +194,7 @@ class HookedCall:
                 "this hook needs a tensor or a tuple of tensors."
             )
         top = cast(Any, output if isinstance(output, tuple) else (output,))
-        if kind != LEGACY and not any(map(_requires_grad, top)):
+        if kind != LEGACY and not any(map(requires_grad, top)):
             return "Never called: no tensor that requires grad is at the top level."
         if has_own_call(self.module):
             kind_of = type(self.module).__name__
@@ -224,7 +230,7 @@ class HookedCall:
         said = f"{_entries(length)} in grad_input: one for each positional argument."
         if self._keywords:
             said += f" No entry for a keyword argument ({', '.join(self._keywords)})."
-        if not any(map(_requires_grad, self._args)):
+        if not any(map(requires_grad, self._args)):
             said += " No tensor among them requires grad."
         return said + " The operations inside do not change that."
 
@@ -299,10 +305,6 @@ def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | 
         return  # the module does not take that
     node = first_node(output)
     yield words, node and trial.stands_for.get(node, node)
-
-
-def _requires_grad(value: object) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _name(node: Node | None) -> str:

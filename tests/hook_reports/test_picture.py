@@ -113,6 +113,18 @@ def test_one_tensor_in_two_places_is_told_apart() -> None:
     assert ("full grad_input[1] [4, 3]", "input2 [4, 3]") in found
 
 
+def test_an_argument_of_a_forward_pre_hook_is_inside() -> None:
+    def doubled(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (args[0] * 2,)
+
+    module = nn.Linear(3, 2)
+    module.register_forward_pre_hook(doubled)
+    found = arrows_of(module, given(4, 3))
+    assert ("old grad_input[1] [4, 3]", "full grad_input[0] [4, 3]") in found
+    assert ("full grad_input[0] [4, 3]", "MulBackward0") in found
+    assert ("MulBackward0", "input [4, 3]") in found
+
+
 def test_one_tensor_returned_twice_has_two_entries() -> None:
     found = arrows_of(Of(lambda w, x: (x * w,) * 2, 3), given(4, 3))
     for i in range(2):
