@@ -49,7 +49,7 @@ def draw(
     """
     require_axes(ax)
     if not graph.flows:
-        return message("No output requires grad: no gradient flows.", ax)
+        return message("No tensor that requires grad is found in the output.", ax)
     tags = {
         (kind, place): _tag(kind, place, said, graph)
         for kind in COLOURS

@@ -239,10 +239,24 @@ def test_a_hook_that_is_never_called_has_no_entries() -> None:
     assert ("old grad_input[0] [4, 3]", "args[0] [4, 3]") in arrows(figure)
 
 
-def test_without_a_gradient_the_figure_says_so() -> None:
-    report = gradlib.hook_report(nn.Linear(3, 2).requires_grad_(False), torch.ones(3))
-    said = report.plot().axes[0].texts[0].get_text()
-    assert said == "No output requires grad: no gradient flows."
+class Closed:
+    """Holds a tensor where nobody finds it."""
+
+    def __init__(self, inside: Tensor) -> None:
+        self._inside = inside
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (nn.Linear(3, 2).requires_grad_(False), torch.ones(3)),
+        (Of(lambda w, x: Closed(w * x), 3), given(3)),
+    ],
+)
+def test_without_a_gradient_the_figure_says_so(module: nn.Module, x: Tensor) -> None:
+    said = gradlib.hook_report(module, x).plot().axes[0].texts[0].get_text()
+    words = " ".join(said.split())
+    assert words == "No tensor that requires grad is found in the output."
 
 
 @pytest.mark.parametrize(
