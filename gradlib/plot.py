@@ -158,9 +158,9 @@ def errors(
         _draw_norms(kind, [[] if v is None else [v] for v in column], ax)
     values = [v for column in found.values() for v in column if v is not None]
     if any(0 < v < math.inf for v in values):
-        ax.axvline(
-            allowed, color="0.5", linestyle="--", label=f"rtol {allowed:.2g}", zorder=0
-        )
+        if 0 < allowed < math.inf:  # else it has no place on the axis
+            style: Any = {"color": "0.5", "linestyle": "--", "zorder": 0}
+            ax.axvline(allowed, label=f"rtol {allowed:.2g}", **style)
         if first and first[1] < math.inf:
             _ring(*first, ax)
         _scale(ax)

@@ -142,6 +142,18 @@ def test_modules_stand_in_forward_order_whatever_was_kept(
     ]
 
 
+@pytest.mark.parametrize("rtol", [0.0, float("inf")])
+def test_a_tolerance_that_has_no_place_leaves_the_axis_to_the_errors(
+    net: nn.Sequential, x: Tensor, rtol: float
+) -> None:
+    found = recorded(net, x).compare(recorded(with_eps(net, 0.1), x), rtol=rtol)
+    (ax,) = found.plot().axes
+    errors = [it.error for it in found.errors if it.error]
+    low, high = ax.get_xlim()
+    assert min(errors) / 10 < low < high < max(errors) * 10
+    assert not [label for label in lines(ax) if label.startswith("rtol")]
+
+
 def test_two_passes_through_one_call_share_its_row(
     net: nn.Sequential, x: Tensor
 ) -> None:
