@@ -137,6 +137,7 @@ def errors(
     found: Mapping[str, Sequence[float | None]],
     allowed: float,
     first: tuple[int, float, str] | None,
+    nothing: str,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw on a logarithmic axis how far apart two runs are, one line of text a module.
@@ -148,6 +149,7 @@ def errors(
         allowed: The error that a value may have, one alone.
         first: The row and the error where they part first, if they do, and what to call
             that in the legend.
+        nothing: What to say where there is nothing to draw.
         ax: Where to draw; a new figure without it.
 
     Returns:
@@ -174,8 +176,6 @@ def errors(
     ax.set_ylabel("the forward goes downwards")
     ax.set_xlabel("difference, as a part of the value")
     ax.grid(axis="x", alpha=0.3)
-    said = "nothing that is drawn here differs"
-    nothing = said if labels else "the two have nothing in common"
     return _finished(ax, "" if any(values) else nothing)
 
 

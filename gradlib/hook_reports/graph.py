@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.known import OUTSIDE, End, Names
+from gradlib.hook_reports.known import End, Names
 from gradlib.hook_reports.trial import (
     Edge,
     Trial,
@@ -27,7 +27,7 @@ MOST_NODES, MOST_ROWS = 14, 6
 
 Key: TypeAlias = tuple[str, int | str]
 """An ``"output"`` or ``"node"`` and its number, an ``"input"`` or ``"parameter"`` and
-its name (or id, if it has none), `MORE` or `BEYOND`."""
+its name, what is ``"outside"`` of the module and an id, `MORE` or `BEYOND`."""
 
 MORE: Key = ("more", 0)
 """All the nodes that a picture does not show, but for those that are `BEYOND`."""
@@ -85,37 +85,29 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
         names: What its tensors are called.
         arguments: The names and values of the positional arguments.
     """
-    for place, tensor in differentiable(trial.inputs).items():
-        # One tensor may stand in several places, each of which a full hook tells apart.
-        alias = trial.inputs.leaves[place] = computed(tensor)
-        trial.made_by[place] = alias.grad_fn
-    edges: list[Edge | None] = []
-    trial.module.register_forward_pre_hook(partial(_note_edges, edges))
-    output = trial.run(backward=False)
+    output, edges = _run(trial)
     outputs = differentiable(output)
     starts = {("output", i): edge_of(it) for i, it in outputs.items()}
     end_at = names.ends(trial)
     nodes, ends = _behind([node for node, _ in starts.values()], end_at)
-    near = _near(nodes)
+    last, near = first_node(output), _near(nodes)
     keys: dict[Node, Key] = dict.fromkeys(nodes, MORE)
-    last = first_node(output)
     if last in keys and last not in near:
         keys |= dict.fromkeys(_behind([last], end_at)[0], BEYOND)
         near.append(last)
     keys |= {node: ("node", i) for i, node in enumerate(near)}
-    keys |= {node: _key_of(end) for node, end in ends.items()}
-    flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
-    flows += _inner_flows(near, keys)
-    far = _far_flows(keys, {flow.end for flow in flows})
+    keys |= {node: _key_of(node, end) for node, end in ends.items()}
     given: list[Key] = [("input", name) for name, _ in arguments]
-    order: dict[Key | None, int] = {key: i for i, key in enumerate(given)}
-    flows += sorted(far, key=lambda flow: order.get(flow.end, -1))
+    flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
+    flows += _near_flows(near, keys)
+    flows += _far_flows(keys, {flow.end for flow in flows}, given)
     texts: dict[Key, str] = {
         key: f"{count} more node{'s' * (count > 1)}"
         for key, count in Counter(keys[node] for node in nodes).items()
     }
     texts |= {("input", name): _text(name, it) for name, it in arguments}
-    texts |= {_key_of(end): _text(end.name, end.tensor) for end in ends.values()}
+    for node, (_, name, tensor) in ends.items():
+        texts[keys[node]] = name if tensor is None else _text(name, tensor)
     texts |= {keys[node]: name_of(node) for node in near}
     for i, it in outputs.items():
         texts["output", i] = _text(f"output{output.path(i)}", it)
@@ -126,6 +118,22 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
         tuple(map(partial(_place, keys), edges, given)),
         tuple(_results(output)),
     )
+
+
+def _run(trial: Trial) -> tuple[Tree, list[Edge | None]]:
+    """Return the output, and where the gradient of each positional argument flows."""
+    for place, tensor in differentiable(trial.inputs).items():
+        # One tensor may stand in several places, each of which a full hook tells apart.
+        alias = trial.inputs.leaves[place] = computed(tensor)
+        trial.made_by[place] = alias.grad_fn
+    edges: list[Edge | None] = []
+
+    def note(_module: object, args: tuple[Any, ...]) -> None:
+        if not edges:  # a module may call itself
+            edges.extend(edge_of(it) if requires_grad(it) else None for it in args)
+
+    trial.module.register_forward_pre_hook(note)  # after those that change arguments
+    return trial.run(backward=False), edges
 
 
 def name_of(node: Node) -> str:
@@ -172,17 +180,20 @@ def _near(nodes: Sequence[Node]) -> list[Node]:
     return [*nodes] if len(nodes) == len(shown) + 1 else shown
 
 
-def _inner_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flow]:
+def _near_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flow]:
     for node in near:
         for slot, (before, number) in enumerate(node.next_functions):
             yield Flow(keys[node], slot, before and keys[before], number)
 
 
 def _far_flows(
-    keys: Mapping[Node, Key], shown: Collection[Key | None]
-) -> Iterable[Flow]:
-    """Give what flows from the nodes that are not shown to what is: to each input."""
-    return dict.fromkeys(
+    keys: Mapping[Node, Key], shown: Collection[Key | None], given: Sequence[Key]
+) -> list[Flow]:
+    """Return what flows from the nodes that are not shown to what is.
+
+    That is to each input, those that were `given` by position in their order.
+    """
+    found = dict.fromkeys(
         Flow(keys[node], 0, keys[before], number)
         for node in keys
         if keys[node] in (MORE, BEYOND)
@@ -190,13 +201,8 @@ def _far_flows(
         if before and keys[before] != keys[node]
         if keys[before][0] != "parameter" or keys[before] in shown
     )
-
-
-def _note_edges(
-    edges: list[Edge | None], _module: object, args: tuple[Any, ...]
-) -> None:
-    if not edges:  # a module may call itself
-        edges += [edge_of(it) if requires_grad(it) else None for it in args]
+    order: dict[Key | None, int] = {key: i for i, key in enumerate(given)}
+    return sorted(found, key=lambda flow: order.get(flow.end, -1))
 
 
 def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, int]:
@@ -207,10 +213,9 @@ def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, 
     return key, edge[1]
 
 
-def _key_of(end: End) -> Key:
-    if end.name == OUTSIDE:  # which has no name of its own
-        return "parameter", id(end.tensor)
-    return "input" if end.is_input else "parameter", end.name
+def _key_of(node: Node, end: End) -> Key:
+    # What is outside has no name of its own.
+    return end.kind, id(node) if end.kind == "outside" else end.name
 
 
 def _results(output: Tree) -> Iterator[Key | None]:

@@ -20,13 +20,23 @@ from gradlib.hook_reports.trial import (
     stands_for_another,
     uses_in,
 )
-from gradlib.private import is_stand_in, leaf_of, own_buffers, own_parameters
+from gradlib.private import (
+    is_stand_in,
+    leaf_of,
+    own_buffers,
+    own_parameters,
+    sequence_number,
+)
 from gradlib.selection import COMPILED
 from gradlib.tree import Tree
 
 OUTSIDE = "a leaf that is itself no argument or attribute"
+COMPUTED = "a tensor that was computed outside"
 MOST_NOISE = 1e-2
 """How far apart two runs may be, and still compute the same but for rounding."""
+
+TORCHS = frozenset(vars(nn.Module()))
+"""The attributes that every module has, where parameters stand for example."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -35,14 +45,14 @@ class End(NamedTuple):
     """A tensor where gradients end.
 
     Attributes:
-        name: That of an input or a parameter, or `OUTSIDE`.
-        tensor: The tensor.
-        is_input: Whether it is an input.
+        kind: ``"input"``, ``"parameter"``, or ``"outside"`` of the module.
+        name: That of an input or a parameter, or else `OUTSIDE` or `COMPUTED`.
+        tensor: The tensor, ``None`` where it was computed outside.
     """
 
+    kind: str
     name: str
-    tensor: Tensor
-    is_input: bool
+    tensor: Tensor | None
 
 
 class Names:
@@ -82,22 +92,27 @@ class Names:
         by_leaf: dict[int, End] = {}
         for place, made_by in trial.made_by.items():
             tensor = trial.inputs.leaves[place]
-            end = End(self.of_input(trial.inputs, place), tensor, is_input=True)
+            end = End("input", self.of_input(trial.inputs, place), tensor)
             by_leaf.setdefault(id(tensor), end)
             if made_by:
                 by_node.setdefault(made_by, end)
         for name, tensor in _parameters(trial.module):
-            end = End(name, tensor, is_input=False)
+            end = End("parameter", name, tensor)
             by_leaf.setdefault(id(tensor), end)
             if tensor.grad_fn:
                 by_node.setdefault(tensor.grad_fn, end)
 
         def end_at(node: Node) -> End | None:
+            if node in by_node:
+                return by_node[node]
             leaf = leaf_of(node)
-            if node in by_node or leaf is None:
-                return by_node.get(node)
-            outside = self._originals.get(id(leaf), OUTSIDE)
-            return by_leaf.get(id(leaf)) or End(outside, leaf, is_input=False)
+            if leaf is None:
+                older = sequence_number(node) < trial.since
+                return End("outside", COMPUTED, None) if older else None
+            if id(leaf) in by_leaf:
+                return by_leaf[id(leaf)]
+            name = self._originals.get(id(leaf))
+            return End("parameter" if name else "outside", name or OUTSIDE, leaf)
 
         return end_at
 
@@ -289,7 +304,9 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name the parameters, buffers and attributes that are tensors."""
+    """Name the parameters, the buffers, and the tensors that attributes are or hold."""
+    seen: set[int] = set()
+    held: list[tuple[str, Tree]] = []
     for name, part in cast(Any, module).named_modules():
         own: dict[str, Any] = {
             **own_parameters(part),
@@ -297,9 +314,16 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             **vars(part),
         }
         for key, value in own.items():
+            path = f"{name}.{key}".removeprefix(".")
             if isinstance(value, Tensor):
-                path = f"{name}.{key}".removeprefix(".")
+                seen.add(id(value))
                 yield "self.output" if path == "output" else path, value
+            elif key not in TORCHS:
+                held.append((path, Tree.of(value)))
+    for path, tree in held:
+        for place, leaf in enumerate(tree.leaves):
+            if isinstance(leaf, Tensor) and id(leaf) not in seen:
+                yield path + tree.path(place), leaf
 
 
 def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:

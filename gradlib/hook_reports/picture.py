@@ -89,7 +89,7 @@ def _tag(kind: str, place: str, said: str, graph: CallGraph) -> Box:
 
 
 def _place(key: Key, text: str, *, faint: bool) -> Box:
-    zone = {"output": BELOW, "input": ABOVE}.get(key[0], INSIDE)
+    zone = {"output": BELOW, "input": ABOVE, "outside": ABOVE}.get(key[0], INSIDE)
     return Box(text, zone, outlined=key[0] in ("node", "more"), faint=faint)
 
 

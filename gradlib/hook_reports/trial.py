@@ -48,6 +48,8 @@ class Trial:
         made_by: By place, the node that made an input before the module got it.
         stands_for: By the node that stands for it, the node that made a tensor: an
             input, or what the module has kept as an attribute.
+        since: autograd's sequence number when the trial began. Nodes with a smaller one
+            were there before.
         warnings: What was warned of, as ``"UserWarning: ..."``.
     """
 
@@ -70,7 +72,7 @@ class Trial:
         """
         _none_nested(inputs)
         _must_have_values(module, inputs)
-        self._since = next_sequence_number()
+        self.since = next_sequence_number()
         own = _tensors(module)  # one that is passed to it, too, stays one tensor
         tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
         copies = {
@@ -128,7 +130,7 @@ class Trial:
             _none_nested(output)
             on_output(output)
             if backward:
-                _backward(output, self._since)
+                _backward(output, self.since)
             return output
 
 

@@ -16,6 +16,7 @@ from gradlib.hook_reports.graph import (
     read,
 )
 from gradlib.hook_reports.known import (
+    COMPUTED,
     OUTSIDE,
     KnownGradients,
     Names,
@@ -148,8 +149,8 @@ class HookedCall:
         if not needed:
             return "gradient for a tensor that does not require grad"
         tensor = self._tensors[i]
-        if tensor == OUTSIDE:
-            return f"gradient for {OUTSIDE}"
+        if tensor in (OUTSIDE, COMPUTED):
+            return f"gradient for {tensor}"
         if tensor:
             return f"a part of the gradient of {tensor}, which has other uses, too"
         return self._what_inner(*self._edges[i])

@@ -149,12 +149,6 @@ def compare(
     # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
     found = [*both.gaps()]
-    ended = (
-        trace
-        for round_ in rounds(traces)
-        for trace, begins in steps(round_.calls)
-        if not begins
-    )
     errors = tuple(_difference(*it, pairs) for it in found)
     # Where only gradients were kept, theirs.
     rtol = tolerance.least or max((it.rtol for *_, it in found), default=0.0)
@@ -166,8 +160,16 @@ def compare(
         both.skipped,
         len(pairs) if found else 0,
         rtol if tolerance.rtol is None else float(tolerance.rtol),
-        tuple((it.name, it.index) for it in ended),
+        tuple(_returned(traces)),
     )
+
+
+def _returned(traces: Sequence[CallTrace]) -> Iterator[tuple[str, int]]:
+    """Name the calls in the order in which they returned."""
+    for round_ in rounds(traces):
+        for trace, begins in steps(round_.calls):
+            if not begins:
+                yield trace.name, trace.index
 
 
 def _keyed(traces: Iterable[CallTrace]) -> Iterator[tuple[tuple[str, int], CallTrace]]:

@@ -1,7 +1,7 @@
 """The picture of a comparison: how far apart two recordings are, module by module."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gradlib import plot
@@ -20,7 +20,7 @@ KINDS = ("output", "grad_output", "param_grads")
 
 
 def draw(
-    errors: Iterable[Difference],
+    errors: Sequence[Difference],
     returned: Iterable[tuple[str, int]],
     first: Difference | None,
     rtol: float,
@@ -57,4 +57,13 @@ def draw(
         drawn = FIELD.findall(first.field)[0] in KINDS
         said = "they part first" + (f": {first.field}" if not drawn else "")
         parted = row, first.error, said
-    return plot.errors(labels, found, rtol, parted, ax)
+    return plot.errors(labels, found, rtol, parted, _nothing(errors), ax)
+
+
+def _nothing(errors: Sequence[Difference]) -> str:
+    """Say why a picture shows nothing, if it does."""
+    if not errors:
+        return "the two have nothing in common"
+    if not any(it.error for it in errors):
+        return "the two are equal"
+    return "nothing that is drawn here differs"

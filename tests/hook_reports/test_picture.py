@@ -9,11 +9,11 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.hook_reports.known import OUTSIDE
+from gradlib.hook_reports.known import COMPUTED, OUTSIDE
 from gradlib.hook_reports.picture import COLOURS
 from gradlib.hook_reports.words import FULL, LEGACY
 from gradlib.plot_graph import HEIGHT
@@ -151,6 +151,38 @@ def test_each_tensor_without_a_name_has_a_box() -> None:
     found = arrows_of(Of(lambda w, x: x * w + one * other, 3), given(4, 3))
     for shape in "[3]", "[4, 3]":
         assert ("MulBackward0", f"{OUTSIDE} {shape}") in found
+
+
+def test_what_was_computed_outside_is_outside() -> None:
+    there = given(4, 3).exp()
+    module = Of(lambda w, x: x * w * there, 3)
+    report = gradlib.hook_report(module, given(4, 3))
+    what = report.kinds[LEGACY].grad_input[1].what
+    assert what == f"gradient for {COMPUTED}"
+    figure = report.plot()
+    assert ("old grad_input[1] [4, 3]", COMPUTED) in arrows(figure)
+    assert not texts(figure)["ExpBackward0"]
+    (frame,) = [it for it in figure.axes[0].patches if type(it) is Rectangle][:1]
+    ((_, _, height),) = [it for it in boxes(figure) if it[0] == COMPUTED]
+    assert height > frame.get_y() + frame.get_height()
+
+
+def test_tensors_in_a_list_or_a_dict_have_their_place_as_name() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leaves = [given(3), given(3)]
+            self.computed = {"bias": given(3).exp()}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.leaves[1] + self.computed["bias"]
+
+    report = gradlib.hook_report(Holds(), given(4, 3))
+    whats = [entry.what for entry in report.kinds[LEGACY].grad_input]
+    assert whats[1] == "gradient of computed['bias']"
+    found = arrows(report.plot())
+    assert ("MulBackward0", "leaves[1] [3]") in found
+    assert ("old grad_input[1] [3]", "computed['bias'] [3]") in found
 
 
 def test_a_keyword_argument_is_reached_past_the_tuple() -> None:

@@ -174,7 +174,7 @@ def test_two_passes_through_one_call_share_its_row(
 def test_equal_ones_leave_it_empty(net: nn.Sequential, x: Tensor) -> None:
     one = recorded(net, x)
     (ax,) = one.compare(one).plot().axes
-    assert ax.get_title() == "nothing that is drawn here differs"
+    assert ax.get_title() == "the two are equal"
 
 
 def test_what_differs_elsewhere_is_not_called_equal(x: Tensor) -> None:
@@ -195,13 +195,13 @@ def test_what_differs_elsewhere_is_not_called_equal(x: Tensor) -> None:
     assert ax.get_title() == "nothing that is drawn here differs"
 
 
-def test_where_nothing_that_is_drawn_was_kept_it_says_so(
+def test_equal_ones_are_called_so_whatever_was_kept(
     net: nn.Sequential, x: Tensor
 ) -> None:
     with gradlib.record(net, keep=["args"]) as one:
         net(x).sum().backward()
     (ax,) = one.compare(one).plot().axes
-    assert ax.get_title() == "nothing that is drawn here differs"
+    assert ax.get_title() == "the two are equal"
 
 
 def test_what_has_nothing_in_common_leaves_it_empty(
