@@ -24,6 +24,8 @@ from gradlib.hook_reports.trial import Trial, cotangent
 from gradlib.hook_reports.words import FULL, FULL_PRE, KINDS, LEGACY, TENSOR
 from gradlib.tree import Tree
 
+from ..one_way import one_way
+
 torch.manual_seed(0)  # the modules of LEGACY_CASES are made on import
 MADE = torch.Generator().manual_seed(1)
 HERE = torch.ones(()).device
@@ -621,25 +623,12 @@ def test_an_argument_that_is_not_used() -> None:
     assert entry.what == "zeros: nothing flows to x"
 
 
-class OneWay(torch.autograd.Function):
-    """A product whose second factor gets no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.saved_tensors[0], None
-
-
 def test_where_the_last_node_lets_nothing_flow() -> None:
     part = report_of(Of(lambda x: x.chunk(2)[1]), given(4)).kinds[LEGACY]
     nothing = "None: nothing flows into output 0 of SplitBackward0"
     assert part.grad_output[0].what == nothing
     assert part.grad_output[1].what == "gradient of output"
-    product = report_of(Of(cast(Any, OneWay.apply)), given(4), given(4)).kinds[LEGACY]
+    product = report_of(Of(one_way), given(4), given(4)).kinds[LEGACY]
     nothing = "None: nothing flows out of input 1 of OneWayBackward"
     assert product.grad_input[1].what == nothing
 

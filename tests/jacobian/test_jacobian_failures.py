@@ -23,6 +23,8 @@ from gradlib import (
     NotRepeatableError,
 )
 
+from ..one_way import one_way
+
 Function = Callable[[Tensor], Tensor]
 
 ROWS = ("reverse", "loop", "auto")
@@ -1058,19 +1060,6 @@ def test_blocks_that_are_zero_beside_others() -> None:
     require_close(ours[1][1], torch.diag_embed(y.cos()))
 
 
-class OneWay(torch.autograd.Function):
-    """A product whose second factor gets no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.saved_tensors[0], None
-
-
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("mode", ["auto", "reverse", "forward", "split", "loop"])
 def test_a_backward_that_gives_nothing(mode: str, create_graph: bool) -> None:
@@ -1078,7 +1067,7 @@ def test_a_backward_that_gives_nothing(mode: str, create_graph: bool) -> None:
     x, y = points(4, 3), points(4, 3)
     how: dict[str, Any] = {"mode": mode, "create_graph": create_graph}
     by_x, by_y = gradlib.per_sample_jacobian(
-        lambda x, y: net(cast(Any, OneWay.apply)(x, y)),
+        lambda x, y: net(one_way(x, y)),
         *(x, y),
         argnums=(0, 1),
         check=False,
