@@ -10,6 +10,7 @@ import itertools
 import sys
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -391,6 +392,18 @@ def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
         getattr(node, name.removeprefix("_raw"))
         return True
     return False
+
+
+def referent(reference: weakref.ref[Tensor]) -> Tensor | None:
+    """Return the tensor that a weak reference leads to, if it is there still.
+
+    As torch.utils.weak does: where autograd alone has held the tensor, older releases
+    of torch free it with their graph, though we hold it by now.
+    """
+    tensor: Any = reference()
+    if hasattr(tensor, "_fix_weakref"):
+        tensor._fix_weakref()
+    return tensor
 
 
 def leaf_of(node: Node) -> Tensor | None:

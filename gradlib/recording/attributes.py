@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.private import referent
 from gradlib.recording.past_attributes import (
     CONTAINERS,
     DEPTH,
@@ -187,7 +188,7 @@ def _original(value: Any) -> Any:
         return value.original
     if not isinstance(value, Was):
         return value
-    tensor = value.original()
+    tensor = referent(value.original)
     return value.original if tensor is None else tensor
 
 

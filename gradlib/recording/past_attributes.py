@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from torch import Tensor, nn
 
 from gradlib.opaque import FIXED, is_fixed
-from gradlib.private import is_of_torch
+from gradlib.private import is_of_torch, referent
 from gradlib.recording.kept import UNKNOWN
 from gradlib.values import place_of, same_values
 
@@ -69,7 +69,9 @@ class Was:
 
     def is_still(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is the one that this was, and has the same value."""
-        if self.original() is not tensor or self.requires_grad != tensor.requires_grad:
+        if referent(self.original) is not tensor:
+            return False
+        if self.requires_grad != tensor.requires_grad:
             return False
         if tensor.device.type == "cpu" and tensor.numel() <= SMALL:
             return same_values(tensor, self.value)
