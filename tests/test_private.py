@@ -20,4 +20,5 @@ def test_a_tensor_found_by_a_weak_reference_outlives_its_graph() -> None:
 
 
 def test_a_tensor_that_is_gone_is_not_found() -> None:
-    assert referent(weakref.ref(torch.ones(3))) is None
+    reference = weakref.ref(torch.ones(3))
+    assert referent(reference) is None
