@@ -46,7 +46,7 @@ def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tests.mkdir(parents=True)
     (tests / "test_it_is_gone.py").write_text(IT_IS_GONE)
     (tests / "conftest.py").write_text(WHERE_IT_HAD_A_SAY)
-    for name in ("pyproject.toml", "tests/conftest.py"):
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/one_way.py"):
         shutil.copy(ROOT / name, project / name)
     return project
 
