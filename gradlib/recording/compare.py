@@ -220,7 +220,7 @@ def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:
 def _other_type(trace: CallTrace, other: CallTrace) -> str:
     """Name the classes of two modules that have one name, where these differ."""
     one, another = trace.module_type, other.module_type
-    return f"{one} and {another}" if one != another else ""
+    return f"classes {one} and {another}" if one != another else ""
 
 
 class _Both:

@@ -285,8 +285,11 @@ def test_modules_of_one_name_and_two_classes(x: Tensor) -> None:
     linear = nn.Linear(4, 4)
     some = recorded(nn.Sequential(nn.Tanh(), linear), x)
     for other, reason in (
-        (nn.Sequential(nn.Tanh(), nn.ReLU(), linear), "Linear and ReLU"),
-        (nn.Sequential(nn.Tanh(), nn.Flatten(0)), "Linear and Flatten, shapes [16, 4]"),
+        (nn.Sequential(nn.Tanh(), nn.ReLU(), linear), "classes Linear and ReLU"),
+        (
+            nn.Sequential(nn.Tanh(), nn.Flatten(0)),
+            "classes Linear and Flatten, shapes [16, 4]",
+        ),
         (nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), ""),
     ):
         first = some.compare(recorded(other, x.requires_grad_())).first
