@@ -100,7 +100,8 @@ class Comparison(Printable):
 
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
-        footer = [*self._only_in("this"), *self._only_in("other")]
+        here, there = self._only_in("this"), self._only_in("other")
+        footer = [*here, *there, *["calls are matched by name"] * bool(here and there)]
         footer += [f"not compared: {reason}" for reason in self.skipped]
         first = self.first
         if first is None:
