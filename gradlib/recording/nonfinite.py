@@ -273,11 +273,12 @@ def _meaning(field: str) -> str:
     if field.startswith("passes["):
         field = field.partition(".")[2]
     if field.startswith(("args", "kwargs")):
-        return "The call was given it."
+        return "The call was given it: look at what comes before the call."
     if field.startswith(("param ", "buffer ")):
         return "It was there when the call began."
     if field.startswith("grad_output"):
-        return "It came with the gradient of the call's output."
+        came = "It came with the gradient of the call's output"
+        return f"{came}: look at what comes after it."
     if field.startswith("output"):
         return "The call made it: what it was given is finite."
     if "_total[" in field:

@@ -272,9 +272,9 @@ def test_the_printed_answer(x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("function", "bad", "factor", "expected"),
     [
-        (torch.tanh, NAN, 1.0, "args[0]. The call was given it."),
+        (torch.tanh, NAN, 1.0, "was given it: look at what comes before the call."),
         (torch.log, -9.0, 1.0, "The call made it: what it was given is finite."),
-        (torch.tanh, 0.0, NAN, "It came with the gradient of the call's output."),
+        (torch.tanh, 0.0, NAN, "the call's output: look at what comes after it."),
     ],
 )
 def test_who_made_it_is_said(
