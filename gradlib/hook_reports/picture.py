@@ -70,6 +70,8 @@ def draw(
         else NOTHING
         for kind, colour in COLOURS.items()
     }
+    if any(tag.fill == NOTHING for tag in tags.values()):
+        legend["an entry that is None or zeros"] = NOTHING
     return framed_graph(title, {**tags, **places}, [*arrows], legend, ax)
 
 
