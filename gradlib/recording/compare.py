@@ -1,7 +1,6 @@
 """Where two recordings part."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.order import rounds, steps
+from gradlib.recording.pairing import keyed
 from gradlib.recording.trace import FIELDS, CallTrace
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats
@@ -101,7 +101,7 @@ class Comparison(Printable):
     def _table(self) -> Table:
         count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
         here, there = self._only_in("this"), self._only_in("other")
-        footer = [*here, *there, *["calls are matched by name"] * bool(here and there)]
+        footer = [*here, *there, *[BY_NAME] * bool(here and there)]
         footer += [f"not compared: {reason}" for reason in self.skipped]
         first = self.first
         if first is None:
@@ -131,16 +131,20 @@ class Comparison(Printable):
 
 COLUMNS = ("module", "direction", "field", "error", "reason")
 ROWS = 10
+BY_NAME = "calls are matched by name; compare(other, names={...}) pairs other names"
 
 
 def compare(
-    traces: Sequence[CallTrace], others: Sequence[CallTrace], tolerance: Tolerance
+    traces: Sequence[CallTrace],
+    others: Sequence[CallTrace],
+    names: Mapping[str, str],
+    tolerance: Tolerance,
 ) -> Comparison:
     """Compare two recordings; see `Recording.compare`."""
-    by_key = dict(_keyed(others))
+    by_key = dict(keyed(others, {}))
     pairs: dict[int, CallTrace] = {}
     unmatched: list[Unmatched] = []
-    for key, trace in dict(_keyed(traces)).items():
+    for key, trace in dict(keyed(traces, names)).items():
         if key in by_key:
             pairs[id(trace)] = by_key.pop(key)
         else:
@@ -171,19 +175,6 @@ def _returned(traces: Sequence[CallTrace]) -> Iterator[tuple[str, int]]:
         for trace, begins in steps(round_.calls):
             if not begins:
                 yield trace.name, trace.index
-
-
-def _keyed(traces: Iterable[CallTrace]) -> Iterator[tuple[tuple[str, int], CallTrace]]:
-    """Name each call so that it finds its like.
-
-    torch.compile wraps a module in another, whose name is no part of what it does. Of
-    the two calls the inner one, which comes later, is meant.
-    """
-    counts: Counter[str] = Counter()
-    for trace in traces:
-        parts = [part for part in trace.name.split(".") if part != "_orig_mod"]
-        yield (".".join(parts), counts[trace.name]), trace
-        counts[trace.name] += 1
 
 
 def _rtol(traces: Iterable[CallTrace]) -> float:

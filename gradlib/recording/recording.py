@@ -26,6 +26,7 @@ from gradlib.recording.compare import Comparison, compare
 from gradlib.recording.data_frame import data_frame
 from gradlib.recording.difference import Tolerance
 from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
+from gradlib.recording.pairing import require_names
 from gradlib.recording.trace import Block, CallTrace
 from gradlib.recording.verify import Verification, verify
 from gradlib.render import Printable, Table
@@ -334,6 +335,7 @@ class Recording(Printable):
         self,
         other: "Recording",
         *,
+        names: Mapping[str, str] | None = None,
         rtol: float | None = None,
         atol: float | None = None,
     ) -> Comparison:
@@ -346,6 +348,8 @@ class Recording(Printable):
 
         Args:
             other: The recording of another model, dtype, device or run.
+            names: What modules are called in `other`, where that is not their name
+                here: ``{"fc1": "0"}``.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together, those of the coarsest dtype in
@@ -358,8 +362,9 @@ class Recording(Printable):
             only one of them has.
 
         Raises:
-            RecordingArgumentError: `other` is no recording, or `rtol` or `atol` is no
-                number, or a negative one.
+            RecordingArgumentError: `other` is no recording, `names` does not pair its
+                modules with those of this one, or `rtol` or `atol` is no number, or a
+                negative one.
 
         Example:
             ```python
@@ -389,7 +394,9 @@ class Recording(Printable):
                 "compare(other): other must be a Recording, but it is of type "
                 f"{type(other).__name__}. Record the other run, too."
             )
-        return compare(self._traces, other._traces, Tolerance(rtol, atol))
+        known = ([*dict.fromkeys(it.name for it in each)] for each in (self, other))
+        pairs = require_names({} if names is None else names, *known)
+        return compare(self._traces, other._traces, pairs, Tolerance(rtol, atol))
 
     def to_frame(self) -> "DataFrame":
         """Return a pandas data frame with a row for each call and pass.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.compare import BY_NAME
 from gradlib.recording.trace import FIELDS
 
 
@@ -105,7 +106,7 @@ def test_calls_that_are_in_one_recording_only(x: Tensor) -> None:
         "Comparison of 0 calls: the two have nothing in common",
         "only in this: a",
         "only in the other: b",
-        "calls are matched by name",
+        BY_NAME,
     ]
 
 
@@ -308,7 +309,7 @@ def test_some_calls_of_each_are_printed(x: Tensor) -> None:
     assert lines[10:12] == ["only in this: 9", "and 2 more only in this"]
     assert lines[12:14] == ["only in the other: model", "only in the other: model.0"]
     assert lines[-2] == "and 3 more only in the other"
-    assert lines[-1] == "calls are matched by name"
+    assert lines[-1] == BY_NAME
 
 
 def test_a_forward_more_is_a_difference(net: Any, x: Tensor) -> None:
@@ -706,3 +707,92 @@ def test_zeros_agree_also_where_anything_does() -> None:
     with gradlib.record(model) as recording:
         model(torch.ones(1, 2)).sum().backward()
     assert recording.compare(recording, rtol=float("inf")).ok
+
+
+class Port(nn.Module):
+    """What `Net` computes, under other names."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.embed = net.first
+        self.layers = net.blocks
+        self.out = net.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for layer in self.layers:
+            h = layer(h)
+        return self.out(h)
+
+
+PAIRS = {"first": "embed", "head": "out"} | {
+    f"blocks.{i}{inner}": f"layers.{i}{inner}"
+    for i in range(3)
+    for inner in ("", ".fc", ".norm")
+}
+
+
+def test_other_names_are_paired(net: Net, x: Tensor) -> None:
+    one, same = recorded(net, x), recorded(Port(copy.deepcopy(net)), x)
+    assert not one.compare(same).ok
+    found = one.compare(same, names=PAIRS)
+    assert found.ok
+    assert found.compared == len(one)
+    port = Port(copy.deepcopy(net))
+    with torch.no_grad():
+        port.get_parameter("layers.1.norm.weight")[0] += 1
+    found = one.compare(recorded(port, x), names=PAIRS)
+    assert where(found) == ("blocks.1.norm", 0, "forward", "output")
+    back = {theirs: ours for ours, theirs in PAIRS.items()}
+    assert where(recorded(port, x).compare(one, names=back))[0] == "layers.1.norm"
+
+
+def test_each_call_of_a_paired_module_finds_its_like(x: Tensor) -> None:
+    def called_twice(name: str) -> gradlib.Recording:
+        torch.manual_seed(0)
+        model = nn.Sequential()
+        model.add_module(name, nn.Linear(4, 4))
+        with gradlib.record(model) as recording:
+            (model(x) + model(2 * x)).sum().backward()
+        return recording
+
+    found = called_twice("a").compare(called_twice("b"), names={"a": "b"})
+    assert found.ok
+    assert found.compared == 4
+
+
+def test_a_compiled_module_is_paired_by_either_name(net: Net, x: Tensor) -> None:
+    one, other = recorded(net, x), Port(copy.deepcopy(net))
+    compiled = nn.ModuleDict({"_orig_mod": other})
+    recording = recorded(compiled, x, run=compiled["_orig_mod"])
+    names = {ours: f"_orig_mod.{theirs}" for ours, theirs in PAIRS.items()}
+    assert one.compare(recording, names=names).ok
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["first"], "names must map names .* of type list"),
+        ({"frist": "embed"}, 'this recording has no call of .frist.*Nearest: "first"'),
+        ({"first": "embd"}, 'the other recording has no call of .embd.*"embed"'),
+        ({"first": 1}, "the other recording has no call of 1"),
+        (
+            {"first": "embed", "head": "embed"},
+            '"first" and "head" would both be compared with "embed"',
+        ),
+    ],
+)
+def test_names_that_pair_nothing_are_refused(
+    net: Net, x: Tensor, names: Any, said: str
+) -> None:
+    one, other = recorded(net, x), recorded(Port(copy.deepcopy(net)), x)
+    with pytest.raises(gradlib.RecordingArgumentError, match=said):
+        one.compare(other, names=names)
+
+
+def test_a_name_that_is_taken_is_refused(net: Net, x: Tensor) -> None:
+    one = recorded(net, x)
+    said = '"first" and "head" would both be compared with "head"'
+    with pytest.raises(gradlib.RecordingArgumentError, match=said):
+        one.compare(one, names={"first": "head"})
+    assert one.compare(one, names={"first": "head", "head": "first"}).first is not None
