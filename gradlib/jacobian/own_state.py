@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -144,6 +144,10 @@ class _States:
             state[kind] = without_ours(state[kind])
 
 
+MANY = 1000
+"""How much a list may hold that is looked through for modules: it may be data."""
+
+
 def modules_known_to(fn: object) -> list[nn.Module]:
     """Return the modules that a function may call, without calling it."""
     known: list[object] = [fn]
@@ -156,7 +160,18 @@ def modules_known_to(fn: object) -> list[nn.Module]:
             known += [it.cell_contents for it in cells if _is_filled(it)]
             names = function.__code__.co_names
             known += [function.__globals__.get(name) for name in names]
+    known += [inner for it in known for inner in _held(it)]
     return [it for it in known if isinstance(it, nn.Module)]
+
+
+def _held(value: object) -> Iterable[object]:
+    """Return what a list, tuple or dict holds, such as the members of an ensemble."""
+    if isinstance(value, dict):
+        value = [*cast("dict[Any, object]", value).values()]
+    if not isinstance(value, list | tuple):
+        return ()
+    held = cast("Sequence[object]", value)
+    return held if len(held) <= MANY else ()
 
 
 def _is_filled(cell: CellType) -> bool:

@@ -812,12 +812,22 @@ class Counting(nn.Module):
         return self.linear(x).tanh()
 
 
+def ensemble(members: list[Counting]) -> Function:
+    return lambda x: torch.stack([it.encode(x) for it in members], 1)
+
+
+def by_name(members: dict[str, Counting]) -> Function:
+    return lambda x: torch.stack([it.encode(x) for it in members.values()], 1)
+
+
 METHODS: dict[str, Callable[[Counting], Function]] = {
     "method": lambda model: model.encode,
     "lambda": lambda model: lambda x: model.encode(x),
     "partial": lambda model: partial(model.encode),
     "partial of a function": lambda model: partial(Counting.encode, model),
     "partial of a lambda": lambda model: partial(lambda x: model.encode(x)),
+    "member of a list": lambda model: ensemble([model]),
+    "member of a dict": lambda model: by_name({"a": model}),
 }
 
 
