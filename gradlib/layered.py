@@ -17,7 +17,6 @@ GAP = 0.25
 LANE = 0.1
 """Inches that an arrow takes where it passes a layer."""
 
-
 TILT = 1e-3
 """Inches to the right of one another that boxes above the same one want to stand."""
 

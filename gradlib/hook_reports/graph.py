@@ -1,17 +1,18 @@
 """The autograd graph of one call of a module, by names."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.known import End, Names
+from gradlib.hook_reports.first_tensor import first_node
+from gradlib.hook_reports.known import End, EndAt, Names
 from gradlib.hook_reports.trial import (
     Edge,
     Trial,
@@ -34,11 +35,6 @@ MORE: Key = ("more", 0)
 
 BEYOND: Key = ("more", 1)
 """Those that are behind the old hook's node, where that stands behind `MORE`."""
-
-ENDLESS, DEEPEST = object(), 1000
-"""What has no first tensor: in a str there is always another one. So deep we look."""
-
-EndAt: TypeAlias = Callable[[Node], End | None]
 
 
 class Flow(NamedTuple):
@@ -232,25 +228,3 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, Tensor):
         return f"{name} {list(value.shape)}"
     return f"{name}: {type(value).__name__}"
-
-
-def first_node(output: Tree) -> Node | None:
-    """Return the node that the legacy hook sits on."""
-    first = first_tensor(output.build())
-    return first.grad_fn if isinstance(first, Tensor) else None
-
-
-def first_tensor(value: Any) -> Any:
-    """Go to the first tensor as torch does, and return where that ends."""
-    for _ in range(DEEPEST):
-        if isinstance(value, Tensor):
-            return value
-        try:
-            if isinstance(value, dict):
-                inside = cast("dict[Any, Any]", value).values()
-                value = next(it for it in inside if isinstance(it, Tensor))
-            else:
-                value = value[0]
-        except Exception:  # of a class of somebody's too
-            return cast(Any, value)
-    return ENDLESS

@@ -4,7 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,10 @@ class End(NamedTuple):
     tensor: Tensor | None
 
 
+EndAt: TypeAlias = Callable[[Node], End | None]
+"""Tells the tensor whose gradient a node takes on, if there is one."""
+
+
 class Names:
     """What the arguments and parameters of one call are called."""
 
@@ -83,7 +87,7 @@ class Names:
         start = next(start for start in self._by_path if path.startswith(start))
         return self._by_path[start] + path.removeprefix(start)
 
-    def ends(self, trial: Trial) -> "Callable[[Node], End | None]":
+    def ends(self, trial: Trial) -> EndAt:
         """Return what tells the tensor whose gradient a node takes on.
 
         That is an input or parameter: what the module computes has no name.

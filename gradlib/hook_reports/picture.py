@@ -50,8 +50,14 @@ def draw(
     require_axes(ax)
     if not graph.flows:
         return message("No tensor that requires grad is found in the output.", ax)
+    # What a forward pre-hook has computed is an argument inside of the border.
+    inside = {
+        f"grad_input[{i}]"
+        for i, (key, _) in enumerate(graph.arguments)
+        if key[0] != "input"
+    }
     tags = {
-        (kind, place): _tag(kind, place, said, graph)
+        (kind, place): _tag(kind, place, said, inside)
         for kind in COLOURS
         for place, said in received[kind].items()
         if kind == FULL or graph.last
@@ -75,15 +81,9 @@ def draw(
     return framed_graph(title, {**tags, **places}, [*arrows], legend, ax)
 
 
-def _tag(kind: str, place: str, said: str, graph: CallGraph) -> Box:
+def _tag(kind: str, place: str, said: str, inside: Collection[str]) -> Box:
     """Return the box of an entry: grey where it holds nothing."""
     zone = INSIDE
-    # What a forward pre-hook has computed is an argument inside of the border.
-    inside = {
-        f"grad_input[{i}]"
-        for i, (key, _) in enumerate(graph.arguments)
-        if key[0] != "input"
-    }
     if kind == FULL and place not in inside:
         zone = UPPER_EDGE if place.startswith("grad_input") else LOWER_EDGE
     fill = COLOURS[kind] if said.startswith("[") else NOTHING

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.graph import (
-    ENDLESS,
-    first_node,
-    first_tensor,
-    name_of,
-    read,
-)
+from gradlib.hook_reports.first_tensor import ENDLESS, first_node, first_tensor
+from gradlib.hook_reports.graph import name_of, read
 from gradlib.hook_reports.known import (
     COMPUTED,
     OUTSIDE,

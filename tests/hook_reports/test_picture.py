@@ -325,4 +325,4 @@ def test_it_is_drawn_on_given_axes() -> None:
     figure, ax = plt.subplots()
     assert report.plot(ax) is figure
     with pytest.raises(gradlib.RecordingArgumentError, match="of type int"):
-        report.plot(3)  # pyright: ignore[reportArgumentType]
+        report.plot(3)  # pyright: ignore[reportArgumentType] (on purpose)

@@ -245,7 +245,7 @@ def test_it_is_drawn_on_given_axes(net: nn.Sequential, x: Tensor) -> None:
     figure, ax = plt.subplots()
     assert found.plot(ax) is figure
     with pytest.raises(gradlib.RecordingArgumentError, match="of type str"):
-        found.plot("flow")  # pyright: ignore[reportArgumentType]
+        found.plot("flow")  # pyright: ignore[reportArgumentType] (on purpose)
 
 
 def test_a_dollar_sign_in_a_name_begins_no_formula(x: Tensor) -> None:
