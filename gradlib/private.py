@@ -384,13 +384,16 @@ def changed_since_saved(node: Node) -> list[Tensor]:
 
 
 def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
-    with suppress(RuntimeError):
-        raw.unpack()
-        return True
+    unpack: Callable[[], object] | None = getattr(raw, "unpack", None)
+    if unpack is not None:  # torch 2.13 has it, 2.11 has not
+        with suppress(RuntimeError):
+            unpack()
+            return True
     # That refuses a node's own results too, which the node alone can unpack.
-    with suppress(RuntimeError, AttributeError):
-        getattr(node, name.removeprefix("_raw"))
-        return True
+    for shown in (name.removeprefix("_raw"), name.removeprefix("_raw_")):
+        with suppress(RuntimeError, AttributeError):
+            getattr(node, shown)
+            return True
     return False
 
 
