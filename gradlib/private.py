@@ -1,6 +1,6 @@
 """What gradlib uses of torch that torch does not document, in one place.
 
-Each was there in torch 2.8, 2.13 and 2.15.
+Each was there in every release of torch from 2.8 to 2.15, or is looked for.
 """
 
 # Private names are what this file is for, and torch's stubs leave some of them out.
@@ -341,6 +341,26 @@ def graph_is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def how_products_are_computed() -> tuple[object, ...]:
+    """Return what decides with which kernels and digits a GPU multiplies float32."""
+    return tuple([it() for it in _PRODUCTS])
+
+
+# Releases with newer settings refuse to tell the older ones where somebody used those.
+_precision_of: Any = getattr(_C, "_get_fp32_precision_getter", None)
+_PRODUCTS: list[Callable[[], object]] = [
+    *(
+        (_C._get_cublas_allow_tf32, _C._get_cudnn_allow_tf32)
+        if _precision_of is None
+        else (partial(_precision_of, "cuda", it) for it in ("matmul", "conv"))
+    ),
+    _C._get_cudnn_enabled,
+    _C._get_cudnn_benchmark,
+    _C._get_cudnn_deterministic,
+    _C._get_deterministic_algorithms,
+]
+
+
 def gradients_are_batched() -> bool:
     """Tell whether several backward passes run at once: then values stand in."""
     # Not the level that is counted meanwhile: a pass through a GPU's tensors runs in a
@@ -385,7 +405,7 @@ def changed_since_saved(node: Node) -> list[Tensor]:
 
 def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
     unpack: Callable[[], object] | None = getattr(raw, "unpack", None)
-    if unpack is not None:  # torch 2.13 has it, 2.11 has not
+    if unpack is not None:  # torch 2.12 has it, 2.11 has not
         with suppress(RuntimeError):
             unpack()
             return True

@@ -151,11 +151,26 @@ def differs_from_slopes(graph: Graph) -> str:
                 "or in channels_last. Pass the sample twice, and take one of the two "
                 "results; if this is said again, something else cuts a path."
             )
+        if _forgets_padding(node):
+            return (
+                f"{name} is of avg_pool2d with padding, of images whose channels are "
+                "last in memory. On a GPU torch's backward pass forgets the padding "
+                "then. Have it get images in torch.contiguous_format: x.contiguous()."
+            )
     return ""
 
 
 def _is_perhaps_instance_norm(node: Any) -> bool:
     return node.name() == "NativeBatchNormBackward0" and _computes_statistics(node)
+
+
+def _forgets_padding(node: Any) -> bool:
+    # pytorch#188344, as in torch 2.11; later kernels may be right.
+    if node.name() != "AvgPool2DBackward0":
+        return False
+    x = node._saved_self
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    return x.is_cuda and last and not x.is_contiguous() and any(node._saved_padding)
 
 
 def _is_norm_of_a_backward_pass(node: Any) -> bool:

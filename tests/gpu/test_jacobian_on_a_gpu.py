@@ -1,6 +1,8 @@
 """Jacobians of CUDA tensors, in its types, and in the memory it has."""
 
+import gc
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gradlib
 from benchmarks.waiting import no_waiting
 from gradlib import OutOfBytesError
+from gradlib.jacobian.fast import replayed
 
 pytestmark = pytest.mark.gpu
 
@@ -223,3 +226,136 @@ def test_what_does_not_fit_at_all_says_so(mode: str) -> None:
     x = torch.randn(16, 2048, device=GPU)
     with pytest.raises(OutOfBytesError, match="Memory ran out on cuda"):
         gradlib.per_sample_jacobian(model, x, mode=mode, max_bytes=2**40, check=False)
+
+
+def residual() -> nn.Module:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x + self.norm(self.conv(x)))
+
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        Residual(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    )
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 128, dropout=0.0, batch_first=True, norm_first=True
+    )
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def deep() -> nn.Module:
+    widths = [12, 40, 30, 60, 9]
+    layers: list[nn.Module] = []
+    for ins, outs in pairwise(widths):
+        layers += [nn.Linear(ins, outs), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+AGAIN = {
+    "deep": (deep, (700, 12)),
+    "residual": (residual, (4, 3, 12, 12)),
+    "transformer": (encoder, (8, 16, 64)),
+}
+"""Those whose kernels a CUDA graph launches, when they are met again."""
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    capture = replayed.captured
+
+    def captured(*given: Any) -> Any:
+        made = capture(*given)
+        found.append(made)
+        return made
+
+    monkeypatch.setattr(replayed, "captured", captured)
+    return found
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_is_met_again_is_launched_at_once(
+    name: str, captures: list[object]
+) -> None:
+    make, shape = AGAIN[name]
+    model = make().to(GPU).eval().requires_grad_(False)
+
+    def require_truth(x: Tensor) -> None:
+        found = gradlib.per_sample_jacobian(model, x)
+        expected = gradlib.per_sample_jacobian(
+            model, x, mode="reverse", check=False, max_bytes=2**32
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    for _ in range(6):
+        require_truth(torch.randn(shape, device=GPU))
+    assert len(captures) == 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    require_truth(torch.randn(shape, device=GPU))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            require_truth(torch.randn(shape, device=GPU))
+    torch.cuda.current_stream().wait_stream(side)
+    assert len(captures) == 2
+    x = torch.randn(shape, device=GPU)
+    for _ in range(3):
+        gradlib.per_sample_jacobian(model, x, check=False)
+    assert len(captures) == 3
+    with no_waiting():
+        gradlib.per_sample_jacobian(model, x, check=False)
+
+
+def test_a_graph_goes_with_its_network(captures: list[object]) -> None:
+    model, x = deep().to(GPU), torch.randn(700, 12, device=GPU)
+    for _ in range(5):
+        gradlib.per_sample_jacobian(model, x, check=False)
+    assert len(captures) == 1
+    kept = sum(it.bytes for it in replayed._every)
+    del model
+    captures.clear()
+    gc.collect()
+    assert sum(it.bytes for it in replayed._every) < kept
+
+
+def test_what_was_captured_does_not_stand_in_a_graph_of_the_callers() -> None:
+    model, x = deep().to(GPU), torch.randn(700, 12, device=GPU)
+    every = [gradlib.per_sample_jacobian(model, x, check=False) for _ in range(5)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradlib.per_sample_jacobian(model, x, max_bytes=2**30, check=False)
+    found.zero_()
+    graph.replay()
+    for expected in every:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_torch_forgets_the_padding_of_means_where_channels_are_last() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(30, 3))
+    images = torch.randn(4, 2, 6, 9, device="cpu")
+    expected = gradlib.per_sample_jacobian(model.cpu(), images, mode="loop")
+    x = images.to(GPU).to(memory_format=torch.channels_last)
+    model = model.to(GPU)
+    found = gradlib.per_sample_jacobian(model, x)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+    found = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    if apart(found, expected.double()) < 1e-3:
+        pytest.skip(f"torch {torch.__version__} does not")
+    with pytest.raises(gradlib.DetachedPathError, match="forgets the padding"):
+        gradlib.per_sample_jacobian(model, x, mode="loop")
+    found = gradlib.per_sample_jacobian(model, x.contiguous(), mode="loop")
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 from typing import Any, cast, overload
 
 from gradlib.jacobian.arguments import Call
-from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_small
+from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_plain
 from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
@@ -27,5 +27,5 @@ def find_shorter(
     """
     if plan is None:
         call: Any = asked
-        return find_small(call) or find_replicas(call) or find_chain(call)
+        return find_plain(call) or find_replicas(call) or find_chain(call)
     return find_in_graph(cast(Graph, asked), plan)

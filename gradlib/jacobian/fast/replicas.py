@@ -2,10 +2,11 @@
 
 To read what a forward pass has left takes longer than such a pass. These layers treat
 each sample alike, however many there are: so all rows come from one pass of as many
-replicas of the batch.
+replicas of the batch. Where a GPU has met one before, what was read can be kept.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -15,12 +16,19 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.chains.own import are_same, found
+from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
+from gradlib.jacobian.fast.structure.structured import find as find_structure
 from gradlib.jacobian.fresh import keep_what_is_freed
+from gradlib.jacobian.graph import of_tensors
+from gradlib.jacobian.look import require_rows
+from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, Plan
 from gradlib.private import (
+    graph_is_captured,
     is_plain_module,
     nobody_looks_on,
     own_children,
@@ -33,6 +41,15 @@ SMALL = 10**5
 Larger nets are faster by their graph, where only the way back is taken for each row.
 With torch 2.13 on a core of an AMD EPYC the two were equal at about so many.
 """
+
+SMALL_ON_GPU = 2**25
+"""The same on other devices, which take about as long for few as for many."""
+
+SAVED = 20
+"""How many times as many entries as its widest tensor has a layer saves at most."""
+
+HELD = 7
+"""How many times the result a graph of it keeps, all that is between included."""
 
 Step: TypeAlias = Callable[[Tensor], Tensor]
 """What a layer does, ``(batch, tokens, features)`` to the same."""
@@ -63,10 +80,14 @@ class Replicas(NamedTuple):
     Attributes:
         steps: What its layers do.
         x: ``(batch, tokens, features)``.
+        read: What was read of it.
+        replays: Replays it on a GPU, where it may be met again.
     """
 
     steps: list[Step]
     x: Tensor
+    read: "_Read"
+    replays: Replays | None
 
     @property
     def may_hide(self) -> tuple[Tensor, ...]:
@@ -77,6 +98,40 @@ class Replicas(NamedTuple):
     @torch.enable_grad()
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, tokens, features, tokens, features)``."""
+        found = None if self.replays is None else self._replayed(self.replays)
+        return self._by_replicas() if found is None else found
+
+    def _replayed(self, replays: Replays) -> Tensor | None:
+        """Return what a GPU launches at once; ``None`` if it does not."""
+        x, read = self.x, self.read
+        needs = HELD * x.numel() * x[0].numel() * x.element_size()
+        return replays.result(
+            self._by_structure, x, read.tensors, needs, tuple(read.options)
+        )
+
+    def _by_structure(self, x: Tensor) -> Tensor:
+        """Return the Jacobian at x from the structure of its graph.
+
+        Raises:
+            RuntimeError: There is none, or it gives something else.
+        """
+        point = x.detach().requires_grad_()
+        y = point
+        for step in self.steps:
+            y = step(y)
+        graph, _ = of_tensors(y, point)
+        structured = find_structure(
+            graph, planning.make(graph, "reverse", "auto", 4 * MOST)
+        )
+        if structured is None:
+            raise RuntimeError("it would not take less")
+        blocks = structured.blocks(graph)
+        if not graph_is_captured():
+            require_rows(graph, blocks, structured.look(graph))
+        return blocks[0, 0]
+
+    def _by_replicas(self) -> Tensor:
+        """Return the Jacobian from one pass, back through as many samples as rows."""
         keep_what_is_freed()
         batch, *shape = self.x.shape
         rows = self.x[0].numel()
@@ -115,16 +170,40 @@ def find_replicas(call: Call) -> Replicas | None:
     x = call.inputs[0]
     if not (is_open(call) and asks_no_more(call)) or type(x) is not Tensor:
         return None
-    if x.dim() != 3 or x.is_nested or x.dtype not in DTYPES or x.device.type != "cpu":
+    if x.dim() != 3 or x.is_nested or x.dtype not in DTYPES:
         return None
-    if not 0 < _entries(x) <= SMALL:
+    if not 0 < _entries(x) <= _most(x):
         return None
     if not (nobody_looks_on() and are_same(_OWN)):
         return None
+    read = _Read(x, [], [], 0)
     try:
-        return Replicas(_steps(net, x), x)
+        steps = _steps(net, read)
     except (_UnknownError, AttributeError, KeyError):  # or it lacks something
         return None
+    saved = SAVED * len(steps) * read.widest * x.element_size()
+    if x.device.type != "cpu" and saved > room_on(x.device):
+        return None
+    return Replicas(
+        steps, x, read, replays_of(net) if may_replay_on(x.device) else None
+    )
+
+
+@dataclass
+class _Read:
+    """What is read of a transformer.
+
+    Attributes:
+        x: What it is given.
+        tensors: All tensors.
+        options: All else that decides what its layers do.
+        widest: How many entries the widest tensor of all replicas has.
+    """
+
+    x: Tensor
+    tensors: list[Tensor]
+    options: list[Any]
+    widest: int
 
 
 class _UnknownError(Exception):
@@ -136,57 +215,67 @@ def _require(condition: object) -> None:
         raise _UnknownError
 
 
+def _most(x: Tensor) -> int:
+    return SMALL if x.device.type == "cpu" else SMALL_ON_GPU
+
+
 def _entries(x: Tensor, hidden: int = 0) -> int:
     """Return how many entries all replicas have, and in a layer that widens them."""
     batch, tokens, features = x.shape
     return batch * tokens * features * tokens * (features + hidden)
 
 
-def _steps(net: Any, x: Tensor) -> list[Step]:
+def _steps(net: Any, read: _Read) -> list[Step]:
     """Return what the layers of a transformer do."""
     if type(net) is _LAYER:
-        return [_layer(net, x)]
-    _parameters(net, _ENCODER, x)
+        return [_layer(net, read)]
+    _parameters(net, _ENCODER, read)
     inner: Any = own_children(net)
-    _parameters(inner["layers"], nn.ModuleList, x)
-    steps = [_layer(it, x) for it in own_children(inner["layers"]).values()]
+    _parameters(inner["layers"], nn.ModuleList, read)
+    steps = [_layer(it, read) for it in own_children(inner["layers"]).values()]
     _require(steps)
     norm = net.norm
-    return steps if norm is None else [*steps, _norm(norm, x)]
+    return steps if norm is None else [*steps, _norm(norm, read)]
 
 
-def _layer(layer: Any, x: Tensor) -> Step:
-    _parameters(layer, _LAYER, x)
+def _layer(layer: Any, read: _Read) -> Step:
+    _parameters(layer, _LAYER, read)
     inner: Any = own_children(layer)
+    x = read.x
     features, hidden = x.shape[2], layer.linear1.out_features
-    _require(_entries(x, hidden) <= SMALL)
-    attend = _attention(inner["self_attn"], x)
-    widen = _linear(inner["linear1"], x, features, hidden)
-    narrow = _linear(inner["linear2"], x, hidden, features)
-    norm1, norm2 = _norm(inner["norm1"], x), _norm(inner["norm2"], x)
+    entries = _entries(x, hidden)
+    _require(entries <= _most(x))
+    read.widest = max(read.widest, entries)
+    attend = _attention(inner["self_attn"], read)
+    widen = _linear(inner["linear1"], read, features, hidden)
+    narrow = _linear(inner["linear2"], read, hidden, features)
+    norm1, norm2 = _norm(inner["norm1"], read), _norm(inner["norm2"], read)
     bend = _activation(layer)
     for name in ("dropout", "dropout1", "dropout2"):
-        _parameters(inner[name], nn.Dropout, x)
+        _parameters(inner[name], nn.Dropout, read)
         _require(not (inner[name].training and inner[name].p))
+    norm_first = bool(layer.norm_first)
+    read.options += [hidden, bend, getattr(bend, "approximate", None), norm_first]
 
-    def norm_first(h: Tensor) -> Tensor:
+    def norms_first(h: Tensor) -> Tensor:
         h = h + attend(norm1(h))
         return h + narrow(bend(widen(norm2(h))))
 
-    def norm_last(h: Tensor) -> Tensor:
+    def norms_last(h: Tensor) -> Tensor:
         h = norm1(h + attend(h))
         return norm2(h + narrow(bend(widen(h))))
 
-    return norm_first if layer.norm_first else norm_last
+    return norms_first if norm_first else norms_last
 
 
-def _attention(attention: Any, x: Tensor) -> Step:
-    tensors = _parameters(attention, nn.MultiheadAttention, x)
-    heads, features = attention.num_heads, x.shape[2]
+def _attention(attention: Any, read: _Read) -> Step:
+    tensors = _parameters(attention, nn.MultiheadAttention, read)
+    heads, features = attention.num_heads, read.x.shape[2]
+    read.options.append(heads)
     weight, bias = tensors["in_proj_weight"], tensors["in_proj_bias"]
     inner: Any = own_children(attention)
     out = _linear(
-        inner["out_proj"], x, features, features, NonDynamicallyQuantizableLinear
+        inner["out_proj"], read, features, features, NonDynamicallyQuantizableLinear
     )
     _require(attention.batch_first and attention.embed_dim == features)
     _require(weight is not None and weight.shape == (3 * features, features))
@@ -204,17 +293,18 @@ def _attention(attention: Any, x: Tensor) -> Step:
 
 
 def _linear(
-    layer: Any, x: Tensor, ins: int, outs: int, kind: type[nn.Module] = nn.Linear
+    layer: Any, read: _Read, ins: int, outs: int, kind: type[nn.Module] = nn.Linear
 ) -> Step:
-    tensors = _parameters(layer, kind, x)
+    tensors = _parameters(layer, kind, read)
     _require(tensors["weight"].shape == (outs, ins))
     return partial(F.linear, **tensors)
 
 
-def _norm(norm: Any, x: Tensor) -> Step:
-    tensors = _parameters(norm, nn.LayerNorm, x)
+def _norm(norm: Any, read: _Read) -> Step:
+    tensors = _parameters(norm, nn.LayerNorm, read)
     shape = norm.normalized_shape
-    _require(x.shape[-len(shape) :] == shape)
+    _require(read.x.shape[-len(shape) :] == shape)
+    read.options += [shape, norm.eps]
     return partial(F.layer_norm, normalized_shape=shape, eps=norm.eps, **tensors)
 
 
@@ -225,12 +315,13 @@ def _activation(layer: Any) -> Step:
     return bend
 
 
-def _parameters(module: Any, kind: type[nn.Module], x: Tensor) -> Any:
+def _parameters(module: Any, kind: type[nn.Module], read: _Read) -> Any:
     """Return the parameters of a module that is torch's own, of one class.
 
     Raises:
         _UnknownError: It is none, or not for what `x` is.
     """
+    x = read.x
     _require(type(module) is kind and is_plain_module(module))
     tensors = own_parameters(module)
     in_front = {*_BLOCKS, *tensors, *own_children(module)}
@@ -239,4 +330,7 @@ def _parameters(module: Any, kind: type[nn.Module], x: Tensor) -> Any:
         if it is not None:
             _require(type(it) is Parameter and not it.is_inference())
             _require(it.dtype == x.dtype and it.device == x.device)
+            read.tensors.append(it)
+    # By their names, as which of them there are decides where each one goes.
+    read.options.append(tuple([(name, it is None) for name, it in tensors.items()]))
     return tensors

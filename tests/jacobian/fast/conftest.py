@@ -42,7 +42,8 @@ def _every_chain_is_held_against_a_fresh_one(  # pyright: ignore (pytest uses it
         fresh, _ = found_on(fn, inputs[0]) or (None, None)
         for _ in range(3):  # met, noted, and recalled; or recalled as it was before
             chain = real(fn, inputs)
-            assert are_same(chain, fresh), "what is recalled is not what is there"
+            plain = chain and chain._replace(replays=None)
+            assert are_same(plain, fresh), "what is recalled is not what is there"
         return fresh
 
     monkeypatch.setattr(recalled, "TRIES", 10**9)

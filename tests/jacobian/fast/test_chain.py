@@ -25,7 +25,7 @@ SEEDS = range(40)
 @pytest.fixture(autouse=True)
 def no_small_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small nets go the way of large ones."""
-    for name in ("small_net", "small_net_of"):
+    for name in ("plain_net", "small_net_of"):
         monkeypatch.setattr(
             f"gradlib.jacobian.fast.chains.find.{name}", lambda *_: None
         )
@@ -49,7 +49,9 @@ def require_same(model: nn.Module, x: Tensor, **changed: Any) -> Tensor:
     """Hold a chain's Jacobian against that of the loop."""
     assert chain(model, x) is not None, "this is not a chain"
     found = gradlib.per_sample_jacobian(model, x, **changed)
-    reference = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    # On a GPU torch goes wrong for some means where channels are last: pytorch#188344.
+    apart = x.contiguous() if x.is_cuda else x
+    reference = gradlib.per_sample_jacobian(model, apart, mode="loop", check=False)
     assert found.shape == reference.shape
     assert found.dtype == reference.dtype
     close = 1e-12 if x.dtype == torch.float64 else 1e-5

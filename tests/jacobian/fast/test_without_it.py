@@ -67,7 +67,7 @@ def test_it_has_no_say_where_a_mode_is_named(
     def look(*_: object) -> None:
         raise AssertionError("it was asked")
 
-    for name in ("chain_of", "small_net"):
+    for name in ("chain_of", "plain_net"):
         monkeypatch.setattr(f"gradlib.jacobian.fast.chains.find.{name}", look)
     monkeypatch.setattr("gradlib.jacobian.fast.door.find_in_graph", look)
     model, x = (

@@ -29,6 +29,7 @@ from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import flattens
+from gradlib.jacobian.fast.replayed import Replays
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private import nobody_looks_on
 
@@ -59,6 +60,7 @@ class Chain(NamedTuple):
         kept: How many entries of a sample are kept for what is elementwise there, and
             for the softmax.
         size: Of a sample of the output, if its axis is not taken away.
+        replays: Replays it on a GPU, if a chain of its form was met before.
     """
 
     x: Tensor
@@ -72,6 +74,7 @@ class Chain(NamedTuple):
     order: orders.Order
     kept: int
     size: tuple[int, ...]
+    replays: Replays | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,16 +1,20 @@
 """Is a call a chain of layers, and what is its Jacobian then?"""
 
-from typing import NamedTuple
+import math
+from itertools import chain as joined
+from typing import NamedTuple, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
+from gradlib.jacobian.fast.chains.plain import plain_net
 from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.recalled import chain_of
-from gradlib.jacobian.fast.chains.result import has_room
-from gradlib.jacobian.fast.chains.small import SmallNet, small_net, small_net_of
+from gradlib.jacobian.fast.chains.result import bytes_of_parts, has_room
+from gradlib.jacobian.fast.chains.small import SmallNet, small_net_of
+from gradlib.jacobian.fast.replayed import Replays, may_replay_on, replays_of
 from gradlib.jacobian.plan import Plan
 
 
@@ -21,11 +25,13 @@ class ChainOfCall(NamedTuple):
         chain: The chain.
         out: Where the Jacobian is to be written; ``None`` for memory of its own.
         create_graph: Whether gradients flow through it.
+        may_keep: Whether memory may be kept to compute it faster the next time.
     """
 
     chain: Chain
     out: Tensor | None
     create_graph: bool
+    may_keep: bool
 
     @property
     def may_hide(self) -> list[Tensor]:
@@ -34,23 +40,48 @@ class ChainOfCall(NamedTuple):
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian."""
-        chain, out, create_graph = self
-        return evaluate(chain, out, create_graph=create_graph)
+        chain, out, create_graph, may_keep = self
+        found = self._replayed(chain.replays) if may_keep and chain.replays else None
+        if found is None:
+            return evaluate(chain, out, create_graph=create_graph)
+        return found if out is None else out.copy_(found)
+
+    def _replayed(self, replays: Replays) -> Tensor | None:
+        """Return what a GPU launches at once; ``None`` if it does not."""
+        chain = self.chain
+        x, *others = chain.factors
+        result = math.prod(chain.shape) * x.element_size()
+        return replays.result(
+            lambda x: evaluate(chain._replace(x=x), None, create_graph=False),
+            x,
+            others,
+            bytes_of_parts(chain) + result,
+            # What is between linear layers; all else belongs to who replays it.
+            tuple([it.pointwise for it in joined.from_iterable(chain.bends)]),
+        )
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to multiply the Jacobians of its layers."""
         return planned(plan, self.chain)
 
 
-def find_small(call: Call) -> SmallNet | None:
-    """Return the small net that a call is as it stands, or ``None``.
+def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
+    """Return the chain that a call is, where no code has to be read for that.
 
     Args:
         call: The call.
     """
-    if is_open(call) and asks_no_more(call):
-        return small_net(call.fn, call.inputs)
-    return None
+    if not is_open(call):
+        return None
+    net = plain_net(call.fn, call.inputs)
+    if net is None:
+        return None
+    if net.form.is_small and asks_no_more(call):
+        return SmallNet(net.form.between, net.x, net.linears)
+    chain = net.chain
+    if may_replay_on(chain.x.device):
+        chain = chain._replace(replays=replays_of(cast(nn.Module, call.fn)))
+    return _of_call(call, chain)
 
 
 def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
@@ -63,11 +94,20 @@ def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     """
     if not is_open(call):
         return None
-    out, create_graph = call.out, call.create_graph
     chain = chain_of(call.fn, call.inputs)
-    if chain is None or not has_room(chain, out, call.max_bytes):
+    if chain is None:
+        return None
+    small = small_net_of(chain) if asks_no_more(call) else None
+    return small or _of_call(call, chain)
+
+
+def _of_call(call: Call, chain: Chain) -> ChainOfCall | None:
+    """Return a call's chain, if there is room for it, and for what is asked of it."""
+    out, create_graph = call.out, call.create_graph
+    if not has_room(chain, out, call.max_bytes):
         return None
     if create_graph and (out is not None or chain.x.is_inference()):
         return None
-    small = small_net_of(chain) if asks_no_more(call) else None
-    return small or ChainOfCall(chain, out, create_graph)
+    is_limited = create_graph or call.max_bytes is not None
+    may_keep = not is_limited and may_replay_on(chain.x.device)
+    return ChainOfCall(chain, out, create_graph, may_keep)

@@ -14,6 +14,7 @@ from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
 from gradlib.jacobian.fast.chains.stand_ins import VIEWED
 from gradlib.jacobian.fast.chains.witnesses import Reading, Witnesses, read_again
+from gradlib.jacobian.fast.replayed import Replays
 from gradlib.private import own_buffers, own_parameters
 
 Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
@@ -109,7 +110,9 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None
         classes=[*map(type, tensors)],
         kinds=_kinds(tensors),
         strides=_strides(chain.x, tensors) if is_viewed else None,
-        chain=template.emptied(chain, layers, seen.number_of),
+        chain=template.emptied(chain, layers, seen.number_of)._replace(
+            replays=Replays()
+        ),
     )
 
 

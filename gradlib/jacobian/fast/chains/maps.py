@@ -284,11 +284,15 @@ def _averaged_in_parts(
 def _unaveraged(v: Tensor, size: torch.Size, windows: tuple[Any, ...]) -> Tensor:
     """Return vectors from before windows, in memory in the order of those after."""
     last = v.is_contiguous(memory_format=torch.channels_last)
+    # Where channels are last, a GPU's kernel forgets the padding: pytorch#188344.
+    forgets = v.device.type != "cpu" and windows[2] != (0, 0)
     made = torch.empty(
         v.shape[:2] + size,
         dtype=v.dtype,
         device=v.device,
-        memory_format=torch.channels_last if last else torch.contiguous_format,
+        memory_format=torch.channels_last
+        if last and not forgets
+        else torch.contiguous_format,
     )
     # Of what was averaged it takes no more than the size, and the order in memory.
     if grad_is_enabled():

@@ -82,11 +82,11 @@ class Builder:
             self._made[total] = self._sum(total, whole)
         return self._made[total]
 
-    def is_finite(self) -> bool:
+    def are_finite(self) -> Tensor:
         """Return whether all numbers are that it begins with: zero times infinity."""
         # A tenth of what isfinite() takes; and a GPU is waited for once.
         ends = [end for it in self._constants if it.numel() for end in it.aminmax()]
-        return not ends or bool(torch.stack(ends).isfinite().all())
+        return torch.stack([self._one, *ends]).isfinite().all()
 
     def _sum(self, total: Sum, whole: bool) -> Value:
         dims = flat(total.dims)

@@ -21,6 +21,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
+from gradlib.private import graph_is_captured
 
 MOST = 1
 """How many times as many entries as the Jacobian a factor has at most."""
@@ -42,12 +43,15 @@ class Structured:
     Attributes:
         multiply_adds: What that takes, reading and writing counted as some of them.
         bytes: What is held at most, besides the result.
+        are_finite: Whether the numbers are that it begins with, if nobody could read it
+            by now, as while a CUDA graph is captured: then the result is NaN if not.
         needs_proof: Whether a finite result may be another than rows give: where
             numbers are large, as the steps are others.
     """
 
     multiply_adds: float
     bytes: int
+    are_finite: Tensor | None
     _run: Run
 
     needs_proof = True
@@ -74,6 +78,9 @@ class Structured:
         made = empty(graph.shape(0, 0), point) if out is None else out[0, 0]
         with torch.no_grad():
             self._run.write(made)
+            if self.are_finite is not None:
+                one = self.are_finite.to(made.dtype)
+                made.mul_(one / one)
         return {(0, 0): made}
 
 
@@ -112,6 +119,9 @@ def _found(walk: Walk, root: Tensor, rows: float, room: int) -> Structured | Non
     each = LOOK + TURN * run.turns
     work = sum(value.work + each for value in builder.values)
     held = run.bytes_held()
-    if work * WORTH > rows * walk.work or held > room or not builder.is_finite():
+    if work * WORTH > rows * walk.work or held > room:
         return None
-    return Structured(work, held, run)
+    are_finite = builder.are_finite()
+    if graph_is_captured():
+        return Structured(work, held, are_finite, run)
+    return Structured(work, held, None, run) if are_finite else None
