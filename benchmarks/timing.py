@@ -25,8 +25,9 @@ GC = (
 )
 STATISTICS = (
     "a turn is one untimed use and then several timed ones, of which it gives the "
-    "median; medians and quartiles are over the turns; a ratio is the median over the "
-    "rounds of the ratio of two turns of the same round"
+    "median, or a single one of what takes half a second; medians and quartiles are "
+    "over the turns; a ratio is the median over the rounds of the ratio of two turns of "
+    "the same round"
 )
 
 

@@ -88,7 +88,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         )
         yield _numbers(results["numbers"])
     if "launches" in results:
-        yield "Kernels that a call launches:"
+        yield "How often a call launches kernels, one or a CUDA graph of them:"
         yield _launches(results["launches"])
     if "replayed" in results:
         yield results["answer"]
