@@ -1,8 +1,10 @@
 """Whether numbers are finite: of others, zero times them is NaN."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 
@@ -10,6 +12,12 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Tell whether all entries are finite, and so are their sums, which are soon had.
 
     Args:
-        tensors: Of any dtype. On a GPU each is waited for.
+        tensors: Of any dtype. A GPU is waited for once.
     """
-    return all(math.isfinite(it.sum().item()) for it in tensors)
+    sums: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.is_cuda:
+            sums[tensor.device].append(tensor.sum(dtype=torch.float64))
+        elif not math.isfinite(tensor.sum().item()):
+            return False
+    return all(math.isfinite(torch.stack(it).sum().item()) for it in sums.values())

@@ -15,6 +15,7 @@ import gradlib
 from benchmarks.waiting import no_waiting
 from gradlib import OutOfBytesError
 from gradlib.jacobian.fast import replayed
+from gradlib.jacobian.finite import are_finite
 
 pytestmark = pytest.mark.gpu
 
@@ -359,3 +360,11 @@ def test_torch_forgets_the_padding_of_means_where_channels_are_last() -> None:
         gradlib.per_sample_jacobian(model, x, mode="loop")
     found = gradlib.per_sample_jacobian(model, x.contiguous(), mode="loop")
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_finite_on_a_gpu() -> None:
+    x = torch.randn(5, device=GPU)
+    assert are_finite([x, torch.arange(3), x.double(), x.to(torch.bfloat16), x[:0]])
+    for value in (float("inf"), float("-inf"), float("nan")):
+        assert not are_finite([x, torch.arange(3), x.new_tensor([1, value, 1])])
+    assert not are_finite([x / 0, -x / 0])

@@ -30,6 +30,9 @@ FILLING = 2**28
 SMALL = 2**20
 """Up to how many entries there is always room, unless somebody says otherwise."""
 
+SMALL_ON_GPU = 2**25
+"""The same on other devices, which say so themselves where there is none."""
+
 
 def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are worked on at a time."""
@@ -60,13 +63,14 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
     if out is not None and not _is_good(out, chain):
         return False
     entries = 0 if out is not None else chain.x.numel() * chain.outs
+    most = SMALL if chain.x.device.type == "cpu" else SMALL_ON_GPU
     if max_bytes is None and not chain.maps.layers:
         inside = chain.order.entries + chain.kept * chain.x.shape[0]
-        if inside < SMALL and entries < SMALL:
+        if inside < most and entries < most:
             return True
     needs = bytes_of_parts(chain) + entries * chain.x.element_size()
     if max_bytes is None:
-        small = SMALL * chain.x.element_size()
+        small = most * chain.x.element_size()
         return needs <= small or needs <= room_on(chain.x.device)
     return type(max_bytes) is int and needs <= max_bytes
 

@@ -131,7 +131,8 @@ def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
         return None
     x, mean, variance = map(use.saved, ("input", "running_mean", "running_var"))
     shape = -1, *(1,) * (x.dim() - 2)
-    rstd = (variance + use.saved("eps")).rsqrt()
+    is_cudnns = use.node.name() == "CudnnBatchNormBackward0"
+    rstd = (variance + use.saved("epsilon" if is_cudnns else "eps")).rsqrt()
     return _of_channels(use, (x - mean.view(shape)) * rstd.view(shape))
 
 
@@ -246,6 +247,7 @@ KNOWN: dict[str, dict[int, Rule]] = {
     "AddBackward0": {0: _added, 1: _added},
     "AddmmBackward0": {0: _bias, 2: _matrix("mat1", "alpha")},
     "ConvolutionBackward0": {1: _filters, 2: _filters_bias},
+    "CudnnBatchNormBackward0": {1: _batch_norm, 2: _batch_norm},
     "EmbeddingBackward0": {0: _table},
     "ExpandBackward0": {0: _added},
     "MmBackward0": {1: _matrix("self")},
