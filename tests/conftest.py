@@ -24,16 +24,14 @@ LIBRARY = ("recorder", "recording", "jacobian", "vjp", "hook_reports", "gpu")
 """The folders of its tests; the files beside them are too. Pages are the CPU's."""
 
 
-def pytest_configure() -> None:
-    """Make what test files make as they are imported on the device too."""
-    if DEVICE is not None:
-        import torch
+if DEVICE is not None:  # what test files make as they are imported is there too
+    import torch
 
-        if DEVICE.startswith("cuda") and not torch.cuda.is_available():
-            raise pytest.UsageError(
-                f"GRADLIB_TEST_DEVICE={DEVICE}, and torch sees no CUDA device."
-            )
-        torch.set_default_device(DEVICE)
+    if DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"GRADLIB_TEST_DEVICE={DEVICE}, and torch sees no CUDA device."
+        )
+    torch.set_default_device(DEVICE)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -30,6 +30,16 @@ def _kernels_of_a_gpu() -> Iterator[None]:  # pyright: ignore (pytest uses it)
 
 
 @pytest.fixture(autouse=True)
+def _all_digits() -> Iterator[None]:  # pyright: ignore (pytest uses it)
+    """Have the convolutions of a GPU multiply with all digits of float32."""
+    if torch.get_default_device().type == "cpu":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _every_chain_is_held_against_a_fresh_one(  # pyright: ignore (pytest uses it)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,7 +102,7 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
         return Step
     matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
     ours = range(len(rows))
-    matrix[(rows, ours) if out else (ours, rows)] = 1
+    matrix[(rows, ours) if out else (ours, rows)] = matrix.new_ones(())
 
     def edge(dims: Dims) -> Step:
         (mine,) = fresh([size])
@@ -125,7 +125,7 @@ def _row(op: Operation, dim: int, index: int) -> Edge:
 
 def _unit(op: Operation, size: int, index: int) -> Tensor:
     unit = torch.zeros(size, **op.like)
-    unit[index] = 1
+    unit[index].fill_(1)  # a number that is set comes from the CPU, and is waited for
     return unit
 
 
