@@ -186,11 +186,11 @@ def _steps(
 
     parts: dict[str, Callable[[Any], Result | list[Result]]] = {
         "jacobian": table,
-        "recorder": hooks,
         "launches": partial(_launches, counted, device),
-        "kept": partial(_kept, rounds, device),
-        "numbers": partial(_numbers, compared, rounds, device),
         "replayed": partial(rows_of, graphs),
+        "numbers": partial(_numbers, compared, rounds, device),
+        "kept": partial(_kept, rounds, device),
+        "recorder": hooks,
         "compiled": partial(rows_of, with_compiled),
     }
     return [

@@ -26,8 +26,8 @@ GC = (
 STATISTICS = (
     "a turn is one untimed use and then several timed ones, of which it gives the "
     "median, or a single one of what takes half a second; medians and quartiles are "
-    "over the turns; a ratio is the median over the rounds of the ratio of two turns of "
-    "the same round"
+    "over the turns; a ratio is the median over the rounds of the ratio of two turns "
+    "of the same round"
 )
 
 

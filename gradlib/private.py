@@ -84,6 +84,32 @@ when_pass_ends: Callable[[Callable[[], None]], None] = (
     torch.autograd.Variable._execution_engine.queue_callback
 )
 
+
+def pass_began_here() -> bool:
+    """Tell whether the running pass was begun in this thread, as it is on a CPU.
+
+    A GPU's runs in a thread of the device, and nobody in Python has called what that
+    runs; who has begun the pass waits meanwhile.
+    """
+    frame: FrameType | None = running_frame(1)
+    while frame is not None:
+        if frame.f_code is _BEGINS_PASSES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_passed_elsewhere(node: Node) -> bool:
+    """Tell whether passes run through a node in a thread of its device.
+
+    The nodes that they make there have numbers which that thread counts for itself.
+    """
+    return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
+
+
 # The sequence number that autograd gives to the next node this thread makes.
 next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -228,8 +229,24 @@ def wide(tensor: Tensor) -> Tensor:
         values = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if values.is_quantized:
         return values.dequantize()
-    if not (values.is_floating_point() or values.is_complex()):
-        return values.to(torch.float64)
-    if values.dtype.itemsize == 1:  # the float8 types know no promotion
-        return values.to(torch.float32)
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    if not (values.is_cpu or values.is_meta):
+        _require_numbers(values.dtype)
+    return values.to(_wider(values.dtype))
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.float64
+    if dtype.itemsize == 1:  # the float8 types know no promotion
+        return torch.float32
+    return torch.promote_types(dtype, torch.float32)
+
+
+@cache
+def _require_numbers(dtype: torch.dtype) -> None:
+    """Raise as a CPU does for a dtype that torch does not turn into numbers.
+
+    A kernel of a GPU does not refuse one, but fails, and nothing more is computed there
+    in this process.
+    """
+    torch.empty(1, dtype=dtype, device="cpu").to(_wider(dtype))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradlib import RecordingArgumentError
+from gradlib import RecordingArgumentError, stats
 from gradlib.stats import norm, tensor_stats
 
 
@@ -53,10 +53,22 @@ def test_a_parameter_that_has_no_values_yet() -> None:
         tensor_stats(nn.LazyLinear(3).weight)
 
 
-def test_a_dtype_that_torch_does_not_compute_with() -> None:
-    packed = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    with pytest.raises(RecordingArgumentError, match="float4_e2m1fn_x2, which torch"):
+@pytest.mark.parametrize("name", ["float4_e2m1fn_x2", "uint4", "bits8"])
+def test_a_dtype_that_torch_does_not_compute_with(name: str) -> None:
+    packed = torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name))
+    with pytest.raises(RecordingArgumentError, match=f"{name}, which torch"):
         tensor_stats(packed)
+
+
+NUMBERS = torch.bool, torch.uint16, torch.float8_e4m3fn, torch.half, torch.complex64
+
+
+def test_a_cpu_says_which_those_are_for_all_devices() -> None:
+    require: Any = stats._require_numbers  # pyright: ignore (a GPU alone is spared)
+    for dtype in NUMBERS:
+        require(dtype)
+    with pytest.raises(NotImplementedError):
+        require(torch.float4_e2m1fn_x2)
 
 
 class Closed(torch.Tensor):
@@ -96,12 +108,12 @@ def test_a_nested_tensor_without_parts() -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.tensor([3.0, -4.0]),
-        nn.Parameter(torch.tensor([3.0, 4.0])),
-        torch.tensor([3, 4]),
-        torch.tensor([3j, 4]),
-        torch.tensor([[3.0, 0.0], [0.0, 4.0]]).to_sparse(),
-        torch.ones(0),
+        torch.tensor([3.0, -4.0], device="cpu"),
+        nn.Parameter(torch.tensor([3.0, 4.0], device="cpu")),
+        torch.tensor([3, 4], device="cpu"),
+        torch.tensor([3j, 4], device="cpu"),
+        torch.tensor([[3.0, 0.0], [0.0, 4.0]], device="cpu").to_sparse(),
+        torch.ones(0, device="cpu"),
         torch.ones(3, device="meta"),
     ],
     ids=["float", "weight", "int", "complex", "sparse", "empty", "meta"],

@@ -136,6 +136,7 @@ def drawn(figure: Figure) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.cpu  # which a loaded recording is on: a GPU rounds norms in another way
 def test_pictures_and_frames_of_a_loaded_recording(path: Path) -> None:
     saved = record(Residual(), torch.randn(4, 3))
     loaded = reloaded(saved, path)
@@ -477,6 +478,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.cpu  # torch 2.11 cannot make them all on a GPU
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on making them
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)

@@ -27,6 +27,7 @@ from gradlib.private import (
     own_parameters,
     sequence_number,
 )
+from gradlib.recorder.graph import leads_to_newer
 from gradlib.selection import COMPILED
 from gradlib.tree import Tree
 
@@ -111,8 +112,11 @@ class Names:
                 return by_node[node]
             leaf = leaf_of(node)
             if leaf is None:
-                older = sequence_number(node) < trial.since
-                return End("outside", COMPUTED, None) if older else None
+                since = trial.since
+                older = sequence_number(node) < since
+                if older and not leads_to_newer([node], since):
+                    return End("outside", COMPUTED, None)
+                return None
             if id(leaf) in by_leaf:
                 return by_leaf[id(leaf)]
             name = self._originals.get(id(leaf))

@@ -405,7 +405,7 @@ def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
         yield changed
     finally:
         for name, tensor, data, kept in before:
-            if kept.has_changed():
+            if kept.has_changed(may_wait=True):
                 tensor.data = data  # it may show another's memory, or have another size
                 data.copy_(kept.value)
                 changed.append(name)

@@ -32,7 +32,10 @@ class Frame:
     parameters: Parameters | None = None
     has_views = False  # among the inputs
     unasked: Sequence[Value] = ()  # inputs whose gradients nobody keeps
-    has_threads = False  # that compute a part of it
+    has_threads = False  # that compute a part of it, or of its graph
+    # Nodes that were there before it, though their numbers may not say so.
+    older: Sequence[Node] = ()
+    roots: Sequence[Node] = ()  # of what it returned
     has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
     # autograd's sequence numbers: its first, and the first after it.
@@ -69,9 +72,12 @@ class Frame:
 
         What other threads have made of it has numbers that say nothing here.
         """
-        self.graph = ForwardGraph()
-        self.graph.since = self.since = 0
-        self.graph.leave_out(value.end for value in self.inputs.values())
+        graph = ForwardGraph()
+        graph.since, graph.is_mixed = 0, self.graph.is_mixed
+        graph.roots, graph.returned = [*self.roots], self.graph.returned
+        graph.leave_out(it.end for it in (*self.inputs.values(), *self.unasked))
+        graph.leave_out((node, 0) for node in self.older)
+        self.graph, self.since, self.until = graph, 0, sys.maxsize
 
     def find_overwritten(self) -> None:
         """Find the views among its inputs that the call has overwritten."""

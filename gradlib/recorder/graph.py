@@ -15,6 +15,7 @@ from gradlib.private import (
     CopySlices,
     ToCopy,
     any_autocast,
+    is_passed_elsewhere,
     leaf_of,
     next_sequence_number,
     sequence_number,
@@ -34,8 +35,16 @@ Made: TypeAlias = tuple[int, Node, int, Cast | None]
 the gradients that it computes; if it is known by the leaf that is cast, the cast."""
 
 
+FAR = 10_000
+"""Through how many nodes at most `leads_to_newer` goes."""
+
+
 class ForwardGraph:
     """What one forward makes of the autograd graph: each edge, by where it leads."""
+
+    # Whether a pass inside of the forward has made nodes in another thread, whose
+    # numbers do not say when that was.
+    is_mixed = False
 
     def __init__(self) -> None:
         """Begin with nothing made."""
@@ -46,13 +55,18 @@ class ForwardGraph:
         self.roots: list[Node] = []  # where to begin to walk
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: set[Node] = set()
+        self._left_out: set[Node] = set()
+        self._latest = 0  # the highest number met
+        self._older: list[Node] = []  # met, and taken for what was there before
         # Most ends have one edge, so of these it stands alone; of others there are all.
         self._edges: dict[End, Made] = {}
         self._several: dict[End, list[Made]] = {}
 
     def leave_out(self, ends: Iterable[End]) -> None:
         """Never walk `ends`, given from outside, whatever numbers they have."""
-        self._walked.update(end[0] for end in ends if not isinstance(end, int))
+        nodes = [end[0] for end in ends if not isinstance(end, int)]
+        self._walked.update(nodes)
+        self._left_out.update(nodes)
 
     def walk(self) -> None:
         """Walk what was made since the last time."""
@@ -62,8 +76,14 @@ class ForwardGraph:
         node: Any
         while stack:
             node = stack.pop()
-            if node in walked or (number := sequence_number(node)) < since:
+            if node in walked:
                 continue
+            number = sequence_number(node)
+            if number < since:
+                self._older.append(node)
+                continue
+            if number > self._latest:
+                self._latest = number
             walked.add(node)
             for entry, edge in enumerate(node.next_functions):
                 target = edge[0]
@@ -93,6 +113,29 @@ class ForwardGraph:
                         grown[edge] = self._added(edge, made)
         for found in grown.values():
             found.sort(key=_NUMBER)
+
+    def may_be_mixed(self) -> bool:
+        """Tell whether there are numbers that another thread may have given."""
+        if any(map(is_passed_elsewhere, self._older)):
+            return True
+        self._older.clear()
+        if self._latest < next_sequence_number():
+            return False
+        made = (it for it in self._walked if sequence_number(it) == self._latest)
+        return any(map(is_passed_elsewhere, made))
+
+    def find_mixed(self, given: Collection[Node]) -> bool:
+        """Tell whether there are nodes that a pass in another thread has made.
+
+        Args:
+            given: Nodes that were there before the forward.
+        """
+        older = [it for it in self._older if it not in given]
+        self.is_mixed = self._latest >= next_sequence_number() or leads_to_newer(
+            older, self.since, {*given, *self._left_out}
+        )
+        self._older.clear()
+        return self.is_mixed
 
     def _added(self, end: End, made: Made) -> list[Made]:
         """Return all edges to an end that has several, with another."""
@@ -145,6 +188,32 @@ class ForwardGraph:
 
 
 _NUMBER: Callable[[Made], int] = itemgetter(0)
+
+
+def leads_to_newer(
+    nodes: Iterable[Node], since: int, known: Collection[Node] = ()
+) -> bool:
+    """Tell whether nodes with lower numbers lead to one with a higher number.
+
+    None does that was there before. What a pass with ``create_graph=True`` makes of a
+    GPU's tensors does: its numbers are counted by a thread of the device.
+
+    Args:
+        nodes: The nodes.
+        since: autograd's sequence number when something began.
+        known: Where not to go on: what was given, and whatever numbers it has.
+    """
+    seen, stack = {*known}, [*nodes]
+    far = len(seen) + FAR
+    while stack and len(seen) < far:
+        node = stack.pop()
+        if node in seen or type(node) is AccumulateGrad:  # which has no such number
+            continue
+        if sequence_number(node) >= since:
+            return True
+        seen.add(node)
+        stack += [target for target, _ in node.next_functions if target is not None]
+    return False
 
 
 def inner_edges(

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
@@ -30,9 +31,12 @@ from gradlib.private import (
     is_replica,
     never_compiled,
     next_sequence_number,
+    own_parameters,
     parameters_at_call,
+    pass_began_here,
     put_hooks_around,
     running_frame,
+    sequence_number,
     values_are_fake,
     values_are_stand_ins,
     when_pass_ends,
@@ -96,6 +100,7 @@ class ModuleCalls:
         self._returned: list[Frame] = []
         self._hooking = threading.RLock()
         self.when_forward_begins = when_forward_begins
+        passes.when_met = self._note_who_makes_nodes
         passes.when_reached = self._hook_graphs
         passes.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
@@ -170,6 +175,8 @@ class ModuleCalls:
             self.parameters.take(frame, own)
         if not stack:
             self._leave_out_older(now, frame)
+        elif frame.graph.is_mixed:
+            frame.has_threads, frame.older = True, _nodes_in(frame.module)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
         stack.append(frame)
 
@@ -283,9 +290,7 @@ class ModuleCalls:
         frame.graph.leave_out(value.end for value in frame.inputs.values())
         if now.number or len(self._stacks) > 1:
             # Each thread counts for itself: numbers do not tell that others are older.
-            modules: Any = frame.module.modules()
-            left = [it for each in modules for it in nodes_left_in(each, ())]
-            frame.graph.leave_out((node, 0) for node in left)
+            frame.graph.leave_out((node, 0) for node in _nodes_in(frame.module))
 
     @_never_compiled
     def swapped(
@@ -380,11 +385,9 @@ class ModuleCalls:
         if not frame.gathers:
             return
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
-        if frame.has_threads:
-            frame.stand_alone()
         for place, value in asked.items():
             if value.node is not None:
-                frame.graph.roots.append(value.node)
+                frame.roots = [*frame.roots, value.node]
                 frame.graph.returned.add(value.node)
             elif frame.parameters:
                 _mark_returned(frame, value.tensor)
@@ -396,20 +399,75 @@ class ModuleCalls:
                 if value.base is not None:
                     now.handed_on.append((frame, value))
             outputs[place] = value.grads
+        may_go_back = not (frame.in_backward or is_of_torch(type(frame.module)))
+        if may_go_back:  # itself, and through what it has left somewhere too
+            left = nodes_left_in(frame.module, (*args, *kwargs.values()))
+            frame.roots = [*frame.roots, *left]
+        if frame.has_threads:
+            frame.stand_alone()
+        else:
+            frame.until = next_sequence_number()
+            frame.graph.roots += frame.roots
+            if may_go_back:
+                self._look_for_others(now, frame)
         if not asked:
             call.no_pass_because = notes.NO_GRAD_OUT
         elif len(asked) > 1 and "grad_output" in self._block.fields:
             self._values.hook_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
-        frame.until = sys.maxsize if frame.has_threads else next_sequence_number()
         self._returned.append(frame)
-        if frame.in_backward:
+        if frame.in_backward or may_go_back:
             self._hook_graphs()
-        elif not is_of_torch(type(frame.module)):
-            # It may go backward itself, through what it has left somewhere too.
-            frame.graph.roots += nodes_left_in(frame.module, (*args, *kwargs.values()))
+
+    def _look_for_others(self, now: "_Running", frame: Frame) -> None:
+        """Have calls stand alone where another thread has made nodes in one.
+
+        Args:
+            now: What this thread runs.
+            frame: The call, which returns.
+        """
+        graph = frame.graph
+        with self._hooking:
+            graph.walk()
+            if not graph.may_be_mixed() or not graph.find_mixed(
+                _nodes_in(frame.module)
+            ):
+                return
+            for it in (*self._returned, frame):
+                if it.graph is graph:
+                    it.older = _computed_parameters(it.module)
+                    it.stand_alone()
+        for it in now.stack:
+            it.has_threads, it.older = True, _computed_parameters(it.module)
+
+    def _note_who_makes_nodes(self) -> None:
+        """Have calls stand alone if a pass inside makes nodes in another thread.
+
+        That is one with ``create_graph=True`` through a GPU's tensors. What the calls
+        made that have returned is walked before the pass goes on.
+        """
+        if not grad_is_enabled():
+            return
+        for stack in self._stacks_elsewhere():
+            if stack[-1].graph.is_mixed:
+                continue
             self._hook_graphs()
+            for frame in stack:
+                older = [
+                    node
+                    for node in _nodes_in(frame.module)
+                    if sequence_number(node) < frame.since
+                ]
+                frame.has_threads, frame.older, frame.graph.is_mixed = True, older, True
+
+    def _stacks_elsewhere(self) -> list[list[Frame]]:
+        """Return the calls of each thread that may have begun the running pass.
+
+        None where this thread has: there it runs what calls are made meanwhile itself.
+        """
+        stacks = [stack for stack in self._stacks.copy().values() if stack]
+        return [] if not stacks or pass_began_here() else stacks
 
     def _hook_graphs(self) -> None:
         """Hook what hands gradients to inputs and parameters of returned calls.
@@ -431,8 +489,10 @@ class ModuleCalls:
 
     def _note_when(self, number: int) -> None:
         """Write down inside of which call a pass runs, and when it ends."""
-        stack, happened = self._now.stack, self._block.happened
-        unfinished = self._block.unfinished
+        happened, unfinished = self._block.happened, self._block.unfinished
+        stack = self._now.stack
+        if not stack and len(others := self._stacks_elsewhere()) == 1:
+            (stack,) = others
         where = stack[-1].call.moment if stack else -1
         moments = self._moments
 
@@ -476,6 +536,24 @@ class _Running(threading.local):
 
 
 _MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
+
+
+def _nodes_in(module: nn.Module) -> list[Node]:
+    """Return the nodes of tensors that stand in a module, or in one inside of it."""
+    modules: Any = module.modules()
+    left = [it for each in modules for it in nodes_left_in(each, ())]
+    return [*left, *_computed_parameters(module)]
+
+
+def _computed_parameters(module: nn.Module) -> list[Node]:
+    """Return the nodes of what is put in for parameters, as functional_call() does."""
+    modules: Any = module.modules()
+    return [
+        parameter.grad_fn
+        for each in modules
+        for parameter in own_parameters(each).values()
+        if parameter is not None and parameter.grad_fn is not None
+    ]
 
 
 def _around(frame: Frame, every: list[Frame]) -> set[Frame]:

@@ -211,7 +211,9 @@ class Passes:
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
         self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
-        # Called as a pass first reaches a call, and then with its number.
+        # Called as a pass meets a hook that does not know it yet, as it first reaches a
+        # call, and then with its number.
+        self.when_met: Callable[[], None] = _nothing
         self.when_reached: Callable[[], None] = _nothing
         self.when_numbered: Callable[[int], None] = _nothing
         self._count = itertools.count()  # which gives no two threads the same
@@ -364,7 +366,7 @@ class Passes:
         self._taps.clear()
         self.handles.clear()
         # Circles would keep all until they are collected.
-        self.when_reached = self.when_numbered = _nothing
+        self.when_met = self.when_reached = self.when_numbered = _nothing
         self._running.clear()  # of one that raised nobody hears
         self.finish()
 
@@ -417,6 +419,7 @@ class Passes:
         The tensors of a batched pass stand for others while ``is_grads_batched`` or
         torch.func computes, and are nothing after it.
         """
+        self.when_met()
         if gradients_are_batched():
             if reaches_call:
                 self.batched.add(running)

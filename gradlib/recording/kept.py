@@ -39,8 +39,13 @@ class Kept:
             return True
         return self._address is not None and data_address(tensor) != self._address
 
-    def has_changed(self) -> bool:
-        """Tell whether the tensor is not what was kept."""
+    def has_changed(self, *, may_wait: bool = False) -> bool:
+        """Tell whether the tensor is not what was kept.
+
+        Args:
+            may_wait: Whether to look at the memory of another device too, which waits
+                for the device. Otherwise what was copied there counts as changed.
+        """
         tensor = self.tensor
         if self._version == UNKNOWN:
             return False
@@ -49,8 +54,9 @@ class Kept:
             or self.requires_grad != tensor.requires_grad
         ):
             return True
-        if self.is_copy:  # a look at another device's memory would wait for the device
-            return tensor.device.type != "cpu" or not same_values(tensor, self.value)
+        if self.is_copy:
+            looks = may_wait or tensor.device.type == "cpu"
+            return not (looks and same_values(tensor, self.value))
         if not self._shares_memory:
             return place_of(tensor) != self._place
         if is_copy_on_write(tensor) and place_of(tensor) == self._place_as_kept():

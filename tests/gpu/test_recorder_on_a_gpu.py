@@ -14,6 +14,8 @@ from benchmarks.waiting import no_waiting
 from gradlib.recording import notes
 from gradlib.tree import Tree
 
+from ..recorder import passes_inside
+
 pytestmark = pytest.mark.gpu
 
 GPU = "cuda"
@@ -98,6 +100,18 @@ def test_it_records_what_it_records_on_the_cpu() -> None:
         assert parameter.grad is not None
         torch.testing.assert_close(total, parameter.grad)
     assert on_gpu.verify().ok
+
+
+@pytest.mark.parametrize("name", passes_inside.MODELS)
+def test_passes_inside_of_a_forward(name: str) -> None:
+    """They run in a thread of the device, which numbers what it makes for itself."""
+    here, there = (passes_inside.recorded(name, device=it) for it in ("cpu", GPU))
+    found, expected = map(passes_inside.gradients, (there, here))
+    torch.testing.assert_close(
+        found, expected, check_device=False, rtol=1e-9, atol=1e-9
+    )
+    assert there._block.happened == here._block.happened
+    assert there.verify().agreed == here.verify().agreed
 
 
 def test_what_is_kept_on_the_cpu_is_pinned_and_right() -> None:

@@ -24,6 +24,7 @@ from gradlib.hook_reports.trial import Trial, cotangent
 from gradlib.hook_reports.words import FULL, FULL_PRE, KINDS, LEGACY, TENSOR
 from gradlib.tree import Tree
 
+from ..elsewhere import passes_elsewhere
 from ..one_way import one_way
 
 torch.manual_seed(0)  # the modules of LEGACY_CASES are made on import
@@ -1220,6 +1221,18 @@ def test_names_that_two_have() -> None:
     full = whats(kinds[FULL])
     assert full["grad_input[1]"] == "gradient of argument scale"
     assert "gradient of output" in full["grad_output[0]"]
+
+
+def test_a_pass_inside_that_runs_in_another_thread() -> None:
+    def forces(fc: nn.Module, x: Tensor) -> Tensor:
+        x = 2 * x
+        return torch.autograd.grad(fc(x).tanh().sum(), x, create_graph=True)[0]
+
+    module, x = Of(forces, nn.Linear(3, 2)), given(4, 3)
+    here = str(gradlib.hook_report(module, x))
+    for how in ({"behind": 1000}, {"ahead": 1000}):  # of the numbers of nodes
+        with passes_elsewhere(**how):
+            assert str(gradlib.hook_report(module, x)) == here
 
 
 def test_a_function_that_refers_to_the_module_itself() -> None:

@@ -22,6 +22,7 @@ def advised(monkeypatch):
     return found
 
 
+@pytest.mark.cpu  # other devices have pages of their own
 def test_much_memory_is_asked_for_whole_pages_of_its_own(advised):
     made = fresh.empty((3, fresh.HUGE // 4), torch.zeros(1))
     ((start, length, _),) = advised

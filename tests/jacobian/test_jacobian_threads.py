@@ -48,8 +48,9 @@ def test_modules_of_another_thread_keep_their_weights() -> None:
         for _ in range(40):
             gradlib.per_sample_jacobian(model, x)
 
+    given = torch.randn(8, 5)  # not there: a default device is a thread's own
     # In another dtype the call raises, and the thread ends, which pytest reports.
-    beside(lambda: dtypes.add(other(torch.randn(8, 5)).dtype), run)
+    beside(lambda: dtypes.add(other(given).dtype), run)
     assert dtypes == {torch.float32}
     after = dict(other.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
@@ -69,7 +70,7 @@ def test_what_couples_samples_is_not_looked_for_in_another_thread() -> None:
                 gradlib.per_sample_jacobian(model, x)
 
     other = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
-    beside(lambda: other(torch.randn(6, 4)), run)
+    beside(lambda: other(x), run)
 
 
 def test_two_threads_that_check_one_model_leave_it_as_it_was() -> None:

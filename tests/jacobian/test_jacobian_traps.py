@@ -544,6 +544,7 @@ def test_what_cannot_be_told_is_said(x: Tensor) -> None:
     assert said[0].filename == __file__
 
 
+@pytest.mark.cpu  # with other draws, as of a GPU, one call in eight looks again
 @pytest.mark.parametrize("seed", range(8))
 def test_slopes_that_happen_to_cancel_are_no_doubt(seed: int) -> None:
     """Of thousands of samples a few change hardly along the direction of the check."""

@@ -342,6 +342,7 @@ def test_a_tensor_of_any_size_may_be_given_another() -> None:
     assert len(model.seen) == 70_030
 
 
+@pytest.mark.cpu  # where NumPy has the same memory
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_an_array_that_has_the_same_memory_sees_what_is_written(size: int) -> None:
     class Reads(Inside):
@@ -529,6 +530,7 @@ def test_what_holds_a_graph_is_not_held(kind: str) -> None:
 # Of which state, where several modules have a part in it
 
 
+@pytest.mark.cpu  # a look at another device's values would wait for the device
 def test_values_that_change_without_a_new_version() -> None:
     class Fills(Inside):
         def __init__(self) -> None:

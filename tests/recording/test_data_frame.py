@@ -87,6 +87,7 @@ def test_statistics_have_norms_and_numbers_are_shown_as_they_are() -> None:
     assert branch["param_grads"] == (4, 16)  # by name: bias, weight
 
 
+@pytest.mark.cpu  # where NumPy has the same memory
 def test_numbers_of_numpy_are_shown_as_they_are() -> None:
     recording = record(reduce=lambda tensor: np.abs(tensor.numpy()).max())
     frame: Any = recording.to_frame()

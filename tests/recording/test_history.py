@@ -77,6 +77,7 @@ def last_is_first(parent: nn.Module) -> None:
 # Parameters and buffers
 
 
+@pytest.mark.cpu  # a look at another device's values would wait for the device
 def test_what_is_the_same_is_kept_once() -> None:
     module = nn.BatchNorm1d(2)
     history = begin(module)

@@ -412,8 +412,8 @@ def test_what_was_not_kept_may_have_had_it(x: Tensor) -> None:
     [
         lambda t: (t.mean().item(), t.abs().max().item()),
         lambda t: {"mean": t.mean(), "shape": t.shape},
-        lambda t: t.numpy().copy(),
-        lambda t: t.numpy().max(),
+        lambda t: t.cpu().numpy().copy(),
+        lambda t: t.cpu().numpy().max(),
         lambda t: gradlib.tensor_stats(t).numbers(),
     ],
 )

@@ -459,6 +459,7 @@ def test_weights_of_a_module_that_is_never_called(shared: bool) -> None:
     assert_replays(recording, model)
 
 
+@pytest.mark.cpu  # where NumPy has the same memory
 def test_weights_that_numpy_writes_to_after_a_replay() -> None:
     model = nn.Linear(3, 2)
     with gradlib.record(model) as recording:
@@ -469,6 +470,7 @@ def test_weights_that_numpy_writes_to_after_a_replay() -> None:
     assert recording.verify().agreed == len(recording) == 3
 
 
+@pytest.mark.cpu  # where NumPy has the same memory
 def test_plain_tensors_that_numpy_writes_to_stand_in_for_weights() -> None:
     model = nn.Linear(3, 2)
     weights = {"weight": torch.randn(2, 3), "bias": torch.zeros(2)}

@@ -743,6 +743,7 @@ def test_a_pass_through_the_graph_of_another() -> None:
     torch.testing.assert_close(again.grad_input, recording["0"].passes[0].grad_input)
 
 
+@pytest.mark.cpu  # torch has no batching rule for cuDNN's way back
 def test_a_pass_through_the_graph_of_a_batched_one() -> None:
     net: Any = nn.GRU(3, 4, batch_first=True)
     x = torch.randn(2, 5, 3, requires_grad=True)

@@ -78,6 +78,7 @@ HOLD = (
 )
 
 
+@pytest.mark.cpu  # on a GPU a write through .data would show only to who waits for it
 @pytest.mark.parametrize("size", [4, 100])  # large buffers are kept in another way
 @pytest.mark.parametrize("writes", [0, 1])
 @pytest.mark.parametrize("hold", HOLD, ids=lambda it: it.__name__)

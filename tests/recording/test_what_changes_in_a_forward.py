@@ -238,6 +238,7 @@ WRITES: dict[str, Change] = {
 }
 
 
+@pytest.mark.cpu  # on a GPU a write through .data would show only to who waits for it
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_weight_whose_data_a_forward_writes(write: Change) -> None:
     all_agree(Net(lambda net: write(net.block[0]), nn.Linear(4, 4)))

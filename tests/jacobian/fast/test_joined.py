@@ -256,7 +256,10 @@ def test_nets_with_norms_and_ways_around(name: str, batch: int) -> None:
     found = require_same(model, x)
     out = torch.empty_like(found)
     assert gradlib.per_sample_jacobian(model, x, out=out) is out
-    assert torch.equal(out, found)
+    # A GPU's convolutions and windows add up in another order each time.
+    close = 0.0 if x.is_cpu else 1e-12
+    size = float(found.abs().max())
+    torch.testing.assert_close(out, found, rtol=close, atol=close * size)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -346,6 +349,7 @@ def test_taps_are_multiplied_at_once_where_they_are_few() -> None:
 CUTTING = nn.Hardtanh(), nn.ReLU6(), nn.Hardswish(), nn.ReLU()
 
 
+@pytest.mark.cpu  # a GPU's hardtanh ends them too
 @pytest.mark.parametrize("layer", CUTTING, ids=repr)
 def test_infinite_vectors_end_at_flat_places(layer: nn.Module) -> None:
     torch.manual_seed(0)

@@ -14,6 +14,8 @@ import gradlib
 from gradlib import private
 from gradlib.jacobian.fast import matmul
 
+pytestmark = pytest.mark.cpu  # both are libraries of a CPU
+
 are_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
 
 LARGE = 256  # 256 x 256 x 256 multiply-adds are worth a choice

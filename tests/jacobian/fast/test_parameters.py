@@ -22,6 +22,8 @@ from gradlib.jacobian.fast.parameters.rules import KNOWN
 from gradlib.jacobian.fast.parameters.uses import find_uses
 from gradlib.jacobian.graph import run
 
+from .operations import ON_CPU
+
 BATCH = 4
 
 
@@ -198,7 +200,10 @@ def test_every_rule_is_among_them() -> None:
         assert uses
         seen |= {(use.node.name(), use.index) for use in uses}
     known = {(name, index) for name, rules in KNOWN.items() for index in rules}
-    assert known == seen
+    # A GPU has one more, of images, and the other for vectors.
+    unseen = {("CudnnBatchNormBackward0", index) for index in (1, 2) if ON_CPU}
+    assert known - seen == unseen
+    assert seen <= known
 
 
 class Attention(nn.Module):

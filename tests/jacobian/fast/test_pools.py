@@ -329,6 +329,7 @@ def test_what_is_replaced_and_not_used(
     torch.testing.assert_close(found, loop, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.cpu  # whose memory is counted
 def test_no_memory_but_that_of_the_result() -> None:
     step, y = maps._CHANNELS_LAST[nn.AvgPool2d](  # pyright: ignore (private)
         nn.AvgPool2d(3, 2, 1), torch.randn(4, 8, 32, 32)

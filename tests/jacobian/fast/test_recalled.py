@@ -500,6 +500,9 @@ def test_views_of_another_layout() -> None:
     assert not recalls(viewed, x.to(memory_format=torch.channels_last))
     nn.Module.to(conv, memory_format=torch.channels_last)  # pyright: ignore (stubs)
     assert not recalls(viewed, x)
+    if not x.is_cpu:  # in float64 a GPU puts channels first all the same
+        require_right(viewed, x)
+        return
     with pytest.raises(RuntimeError, match="view size"):
         gradlib.per_sample_jacobian(viewed, x)
 

@@ -306,6 +306,7 @@ def test_inputs_that_are_refused() -> None:
     assert find(model.bfloat16(), x.bfloat16()) is None
 
 
+@pytest.mark.cpu  # a GPU takes larger ones
 def test_large_ones_are_refused() -> None:
     model = encoder()
     small, large = tokens(38), tokens(40)  # 38 x 32 replicas of 4 tokens, 8 + 12 wide
@@ -344,6 +345,7 @@ def test_under_autocast_it_is_refused() -> None:
         assert find(model, x) is None
 
 
+@pytest.mark.cpu  # whose memory is counted here; a GPU's is had in blocks
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_the_plan_says_how_much_is_held(count: int) -> None:
     model, x = encoder(count), tokens()

@@ -22,8 +22,9 @@ Function = Callable[[Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def no_line_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have them looked for in the graph."""
+    """Have them looked for in the graph, with few rows on a GPU too."""
     monkeypatch.setattr("gradlib.jacobian.fast.door.find_chain", lambda *_: None)
+    monkeypatch.setattr(planning, "FEW", 0)
 
 
 def straight_of(fn: Function, x: Tensor) -> Straight | None:
@@ -104,7 +105,6 @@ def test_every_slope(slope: Function) -> None:
     require_same(lambda x: slope(slope(x @ first.t()) @ second.t()), double(4, 3))
 
 
-@pytest.mark.cpu  # a GPU takes so few rows in one pass
 def test_a_module_of_ones_own_and_what_is_flattened() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -111,6 +111,9 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Kernel, Tensor]:
     flat = last.reshape(x.shape[0], 1, -1, x.shape[1])
     places = flat.shape[2]
     n = flat - _means(flat.sum(2, keepdim=True), groups, places)
+    # Of what is far from zero the mean is rounded by more than what is left has digits.
+    rest = _means(n.sum(2, keepdim=True), groups, places)
+    n = n - rest if grad_is_enabled() else n.sub_(rest)
     squares = n * n
     var = _means(squares.sum(2, keepdim=True), groups, places)
     rate = (var + module.eps).rsqrt()

@@ -1,0 +1,35 @@
+"""Passes inside of a forward that run in another thread, as a GPU's do."""
+
+import pytest
+import torch
+
+from ..elsewhere import passes_elsewhere
+from .passes_inside import MODELS, gradients, recorded
+
+pytestmark = pytest.mark.cpu  # where both can be seen
+
+WHERE = {"few": {"behind": 1000}, "as many": {"ahead": 1}, "more": {"ahead": 1000}}
+"""How many nodes the other thread has made before, next to this one."""
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_recorded_is_what_a_pass_in_this_thread_gives(
+    name: str, where: str
+) -> None:
+    here = recorded(name)
+    with passes_elsewhere(**WHERE[where]):
+        there = recorded(name)
+    torch.testing.assert_close(gradients(there), gradients(here))
+    happened = [it._block.happened for it in (here, there)]
+    assert happened[0] == happened[1]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_computed_again_is_the_same(name: str, where: str) -> None:
+    here = recorded(name).verify()
+    with passes_elsewhere(**WHERE[where]):
+        there = recorded(name).verify()
+    assert str(there) == str(here)
+    assert name == "Learner" or here.ok  # other weights stand in its modules by then
