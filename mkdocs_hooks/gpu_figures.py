@@ -60,11 +60,10 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     measured = [results[it] for it in ("recorder", "jacobian") if it in results]
     for first in measured[:1]:
         yield f"### {first['machine'].get('gpu', 'No GPU')}"
-        yield f"CUDA {results['cuda']}, TF32 off where a table says nothing else. " + (
-            where(first)
-        )
+        yield f"CUDA {results['cuda']}, TF32 off where a table says nothing else."
     if "recorder" in results:
         yield "#### Recording"
+        yield where(results["recorder"])
         yield from recorder(results["recorder"])
         yield folded(
             "What each takes of memory", _memory(results["recorder"]["memory"])
@@ -77,6 +76,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         )
     if "jacobian" in results:
         yield "#### The Jacobian of every sample"
+        yield where(results["jacobian"])
         # Its tables have a heading for each number of threads, one on a GPU.
         yield from [
             it for it in jacobian(results["jacobian"]) if not it.startswith("### ")

@@ -93,7 +93,7 @@ class Replays:
                     return None
                 self._captured = captured(compute, x)
             given, found, replay = self._captured
-            given.copy_(x)
+            given.copy_(x.detach())
             replay()
             return found.clone()
         except RuntimeError:  # it cannot be captured, or memory has run out

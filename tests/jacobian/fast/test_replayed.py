@@ -177,6 +177,22 @@ def test_a_result_is_the_callers_own(captures: list[int]) -> None:
     assert captures[1] >= 3
 
 
+def test_what_is_kept_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Captured] = []
+    capture = replayed.captured
+
+    def captured(*given: Any) -> Captured:
+        made.append(capture(*given))
+        return made[-1]
+
+    monkeypatch.setattr(replayed, "captured", captured)
+    model, x = mlp(), torch.randn(16, 64, requires_grad=True)
+    for _ in range(5):
+        found = jacobian(model, x * 1)
+        assert not found.requires_grad
+    assert not (made[0].x.requires_grad or made[0].found.requires_grad)
+
+
 def test_who_limits_memory_or_asks_for_a_graph_keeps_nothing(
     captures: list[int],
 ) -> None:
