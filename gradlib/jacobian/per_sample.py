@@ -98,7 +98,7 @@ def per_sample_jacobian(
             are counted. The check's calls are too, and come first if there is no room
             for them beside the result. With ``None``, a GPU also keeps some memory for
             known layers that are called again, in a CUDA graph that launches all at
-            once: 256 MiB at most, until the module is gone.
+            once: 512 MiB at most, until the module is gone.
         out: Tensors to write the result into, nested as it is.
         check: Whether to test that the result is right. This takes a pair of calls in
             float64 and a backward pass, another where several rows were computed at

@@ -20,7 +20,7 @@ from gradlib.private import graph_is_captured, how_products_are_computed
 MET = 2
 """How often the same must have been computed before it is captured."""
 
-MOST = 2**28
+MOST = 2**29
 """How many bytes of a device one graph may keep: its x, its result, all in between."""
 
 SHARE = 64
@@ -34,11 +34,13 @@ class Captured(NamedTuple):
         x: Where what it is computed from is to be written.
         found: Where what comes of it is then.
         replay: Launches it.
+        bytes: What it keeps of the device's memory.
     """
 
     x: Tensor
     found: Tensor
     replay: Callable[[], None]
+    bytes: int
 
 
 class Replays:
@@ -77,7 +79,7 @@ class Replays:
             compute: Computes it, with the values that all tensors have by then.
             x: What it is computed from.
             others: All other tensors that it reads.
-            needs: How many bytes it takes, with the result.
+            needs: How many bytes it takes by our count, with the result.
             form: What else it depends on.
         """
         if graph_is_captured() or not self._lock.acquire(False):
@@ -88,11 +90,12 @@ class Replays:
                 self._let_go()
                 self._key, self._times = key, 0
             self._times += 1
-            if self._captured is None:
-                if self._times <= MET or not self._has_room(x.device, needs):
+            made = self._captured
+            if made is None:
+                if self._times <= MET or not _may_keep(needs, x.device):
                     return None
-                self._captured = captured(compute, x)
-            given, found, replay = self._captured
+                made = self._kept(captured(compute, x))
+            given, found, replay, _ = made
             given.copy_(x.detach())
             replay()
             return found.clone()
@@ -103,18 +106,28 @@ class Replays:
         finally:
             self._lock.release()
 
-    def _has_room(self, device: torch.device, needs: int) -> bool:
-        """Tell whether a graph may keep some memory, and note that it does."""
-        kept = sum(it.bytes for it in _every if it.device == device)
-        if needs > MOST or kept + needs > memory_of(device) // SHARE:
-            return False
-        self.device, self.bytes = device, needs
+    def _kept(self, made: Captured) -> Captured:
+        """Keep a graph, note what it takes, and return it.
+
+        Raises:
+            RuntimeError: That is more than was thought.
+        """
+        device = made.x.device
+        if not _may_keep(made.bytes, device):
+            raise RuntimeError(f"it would keep {made.bytes} bytes of {device}")
+        self.device, self.bytes, self._captured = device, made.bytes, made
         _every.add(self)
-        return True
+        return made
 
     def _let_go(self) -> None:
         self._captured, self.bytes = None, 0
         _every.discard(self)
+
+
+def _may_keep(size: int, device: torch.device) -> bool:
+    """Tell whether another graph may keep so many bytes of a device."""
+    kept = sum(it.bytes for it in _every if it.device == device)
+    return size <= MOST and kept + size <= memory_of(device) // SHARE
 
 
 _every: WeakSet[Replays] = WeakSet()
@@ -169,14 +182,16 @@ def captured(compute: Callable[[Tensor], Tensor], x: Tensor) -> Captured:
         aside.wait_stream(before)
         with torch.cuda.stream(aside), _no_garbage():
             compute(given)  # sets up what a stream needs at its first use
+            before_it = torch.cuda.memory_reserved()
             # Not torch.cuda.graph(), which waits for the device and empties its cache.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 found = compute(given)
             finally:
                 graph.capture_end()
+            size = torch.cuda.memory_reserved() - before_it
         before.wait_stream(aside)
-    return Captured(given, found, graph.replay)
+    return Captured(given, found, graph.replay, size + given.nbytes)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class Replicas(NamedTuple):
             y = step(y)
         graph, _ = of_tensors(y, point)
         structured = find_structure(
-            graph, planning.make(graph, "reverse", "auto", 4 * MOST)
+            graph, planning.make(graph, "reverse", "auto", 2 * MOST)
         )
         if structured is None:
             raise RuntimeError("it would not take less")
