@@ -140,8 +140,21 @@ def test_other_inputs_are_captured_anew(captures: list[int]) -> None:
         require_truth(model, torch.randn(size, 64))
     assert captures[0] == 2
     for _ in range(4):
-        require_truth(model, torch.randn(64, 16).mT)
+        require_truth(model, torch.randn(5, 64))
+    assert captures[0] == 2
+    for _ in range(4):
+        require_truth(model, torch.randn(64, 5).mT)
     assert captures[0] == 3
+
+
+def test_the_same_memory_in_another_order_is_captured_anew(captures: list[int]) -> None:
+    model: Any = nn.Sequential(*mlp()[:3], nn.Tanh(), nn.Linear(200, 200), *mlp()[3:])
+    for _ in range(5):
+        require_truth(model, torch.randn(16, 64))
+    model[4].weight.data = model[4].weight.data.mT
+    for _ in range(5):
+        require_truth(model, torch.randn(16, 64))
+    assert captures[0] == 2
 
 
 def test_another_precision_or_stream_is_captured_anew(
@@ -158,10 +171,13 @@ def test_another_precision_or_stream_is_captured_anew(
     finally:
         torch.set_float32_matmul_precision(before)
     assert captures[0] == 2
-    monkeypatch.setattr(replayed, "stream_of", lambda _: 8)
     for _ in range(4):
         jacobian(model, x)
     assert captures[0] == 3
+    monkeypatch.setattr(replayed, "stream_of", lambda _: 8)
+    for _ in range(4):
+        jacobian(model, x)
+    assert captures[0] == 4
 
 
 def test_a_result_is_the_callers_own(captures: list[int]) -> None:
