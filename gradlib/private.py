@@ -1,6 +1,6 @@
 """What gradlib uses of torch that torch does not document, in one place.
 
-Each was there in every release of torch from 2.8 to 2.15, or is looked for.
+Each was there in torch 2.8 and in every release since, to torch 2.15, or is looked for.
 """
 
 # Private names are what this file is for, and torch's stubs leave some of them out.
