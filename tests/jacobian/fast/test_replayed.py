@@ -148,7 +148,9 @@ def test_other_inputs_are_captured_anew(captures: list[int]) -> None:
 
 
 def test_the_same_memory_in_another_order_is_captured_anew(captures: list[int]) -> None:
-    model: Any = nn.Sequential(*mlp()[:3], nn.Tanh(), nn.Linear(200, 200), *mlp()[3:])
+    layers = [*mlp()]
+    layers[3:3] = [nn.Tanh(), nn.Linear(200, 200)]
+    model: Any = nn.Sequential(*layers)
     for _ in range(5):
         require_truth(model, torch.randn(16, 64))
     model[4].weight.data = model[4].weight.data.mT
