@@ -2,9 +2,11 @@
 
 To read what a forward pass has left takes longer than such a pass. These layers treat
 each sample alike, however many there are: so all rows come from one pass of as many
-replicas of the batch. Where a GPU has met one before, what was read can be kept.
+replicas of the batch. Where a GPU has met one before, what was read can be kept. Linear
+layers before and after it are the same, as are those that take all tokens of a sample.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +21,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import DTYPES
-from gradlib.jacobian.fast.chains.own import are_same, found
+from gradlib.jacobian.fast.chains.own import are_same, found, run_by
+from gradlib.jacobian.fast.chains.shapes import flattens
 from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
 from gradlib.jacobian.fast.structure.structured import find as find_structure
 from gradlib.jacobian.fresh import keep_what_is_freed
@@ -52,9 +55,11 @@ HELD = 7
 """How many times the result a graph of it keeps, all that is between included."""
 
 Step: TypeAlias = Callable[[Tensor], Tensor]
-"""What a layer does, ``(batch, tokens, features)`` to the same."""
+"""What a layer does, ``(batch, tokens, features)`` to the same, or to such rows."""
 
 _LAYER, _ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+
+_TRANSFORMERS = frozenset((_LAYER, _ENCODER))
 
 _ACTIVATIONS = nn.ReLU, nn.GELU
 
@@ -71,6 +76,8 @@ _OWN = (
     *found("layer_norm", F),
     *found("relu", F),
     *found("gelu", F),
+    *run_by(nn.Sequential),
+    *run_by(nn.Flatten),
 )
 
 
@@ -97,14 +104,14 @@ class Replicas(NamedTuple):
     @torch.inference_mode(False)
     @torch.enable_grad()
     def jacobian(self) -> Tensor:
-        """Return the Jacobian, ``(batch, tokens, features, tokens, features)``."""
+        """Return the Jacobian, ``(batch, *out, tokens, features)``."""
         found = None if self.replays is None else self._replayed(self.replays)
         return self._by_replicas() if found is None else found
 
     def _replayed(self, replays: Replays) -> Tensor | None:
         """Return what a GPU launches at once; ``None`` if it does not."""
         x, read = self.x, self.read
-        needs = HELD * x.numel() * x[0].numel() * x.element_size()
+        needs = HELD * x.numel() * read.rows * x.element_size()
         return replays.result(
             self._by_structure, x, read.tensors, needs, tuple(read.options)
         )
@@ -134,7 +141,7 @@ class Replicas(NamedTuple):
         """Return the Jacobian from one pass, back through as many samples as rows."""
         keep_what_is_freed()
         batch, *shape = self.x.shape
-        rows = self.x[0].numel()
+        rows = self.read.rows
         replicas = (
             self.x.detach().unsqueeze(1).expand(batch, rows, *shape).flatten(0, 1)
         )
@@ -144,14 +151,14 @@ class Replicas(NamedTuple):
         ones = torch.eye(rows, dtype=y.dtype, device=y.device)
         asked = ones.expand(batch, rows, rows).reshape(y.shape)
         (jacobian,) = torch.autograd.grad(y, replicas, asked)
-        return jacobian.reshape(batch, *shape, *shape)
+        return jacobian.reshape(batch, *self.read.size, *shape)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to go back once, for all rows."""
         return plan.together(
             "replicas",
             "it is small, and its layers treat each sample alike",
-            self.x[0].numel(),
+            self.read.rows,
             0,
             # All layers have saved something when the way back begins.
             plan.pass_bytes * max(BATCHED, len(self.steps) + 1) // BATCHED,
@@ -165,23 +172,26 @@ def find_replicas(call: Call) -> Replicas | None:
         call: The call.
     """
     net: Any = call.fn
-    if type(net) not in (_LAYER, _ENCODER) or len(call.inputs) != 1:
+    if len(call.inputs) != 1 or not _has_transformer(net):
         return None
     x = call.inputs[0]
     if not (is_open(call) and asks_no_more(call)) or type(x) is not Tensor:
         return None
     if x.dim() != 3 or x.is_nested or x.dtype not in DTYPES:
         return None
-    if not 0 < _entries(x) <= _most(x):
+    if not 0 < x.numel() <= _most(x):
         return None
     if not (nobody_looks_on() and are_same(_OWN)):
         return None
-    read = _Read(x, [], [], 0)
+    read = _Read(x, [], [], tuple(x.shape[1:]), x[0].numel())
     try:
         steps = _steps(net, read)
     except (_UnknownError, AttributeError, KeyError):  # or it lacks something
         return None
-    saved = SAVED * len(steps) * read.widest * x.element_size()
+    entries = x.shape[0] * read.rows * read.widest
+    if not 0 < entries <= _most(x):
+        return None
+    saved = SAVED * len(steps) * entries * x.element_size()
     if x.device.type != "cpu" and saved > room_on(x.device):
         return None
     return Replicas(
@@ -197,13 +207,20 @@ class _Read:
         x: What it is given.
         tensors: All tensors.
         options: All else that decides what its layers do.
-        widest: How many entries the widest tensor of all replicas has.
+        size: Of a sample, after the layers that were read.
+        widest: How many entries go through the widest layer, for each sample.
     """
 
     x: Tensor
     tensors: list[Tensor]
     options: list[Any]
+    size: tuple[int, ...]
     widest: int
+
+    @property
+    def rows(self) -> int:
+        """How many entries a sample of the output has, once all is read."""
+        return math.prod(self.size)
 
 
 class _UnknownError(Exception):
@@ -219,16 +236,54 @@ def _most(x: Tensor) -> int:
     return SMALL if x.device.type == "cpu" else SMALL_ON_GPU
 
 
-def _entries(x: Tensor, hidden: int = 0) -> int:
-    """Return how many entries all replicas have, and in a layer that widens them."""
-    batch, tokens, features = x.shape
-    return batch * tokens * features * tokens * (features + hidden)
+def _has_transformer(net: Any) -> bool:
+    """Tell whether it is one, or has one among its layers."""
+    if type(net) is not nn.Sequential:
+        return type(net) in _TRANSFORMERS
+    layers: Any = own_children(net)
+    return not _TRANSFORMERS.isdisjoint(map(type, layers.values()))
 
 
-def _steps(net: Any, read: _Read) -> list[Step]:
+def _steps(module: Any, read: _Read) -> list[Step]:
+    """Return what a module does, which treats each sample alike."""
+    kind = cast(type[Any], type(module))
+    read.options.append(kind)
+    if kind is nn.Sequential:
+        _parameters(module, kind, read)
+        layers: Any = own_children(module)
+        return [step for it in layers.values() for step in _steps(it, read)]
+    if kind in _TRANSFORMERS:
+        _require(len(read.size) == 2)
+        return [_layer(module, read)] if kind is _LAYER else _encoder(module, read)
+    if kind is nn.Linear:
+        outs, _ = module.weight.shape
+        step = _linear(module, read, read.size[-1], outs)
+        read.size = *read.size[:-1], outs
+        read.widest = max(read.widest, math.prod(read.size))
+        return [step]
+    if kind is nn.LayerNorm:
+        return [_norm(module, read)]
+    if kind is nn.Dropout:
+        return _no_dropout(module, read)
+    _require(kind in (nn.Flatten, *_ACTIVATIONS) and is_plain_module(module))
+    if kind is nn.Flatten:
+        _require(flattens(module))
+        read.size = (math.prod(read.size),)
+        return [partial(torch.flatten, start_dim=1)]
+    _require(not getattr(module, "inplace", False))  # what it is given may be needed
+    read.options.append(getattr(module, "approximate", None))
+    return [module]
+
+
+def _no_dropout(module: Any, read: _Read) -> list[Step]:
+    """Return nothing, as a dropout does that drops nothing."""
+    _parameters(module, nn.Dropout, read)
+    _require(not (module.training and module.p))
+    return []
+
+
+def _encoder(net: Any, read: _Read) -> list[Step]:
     """Return what the layers of a transformer do."""
-    if type(net) is _LAYER:
-        return [_layer(net, read)]
     _parameters(net, _ENCODER, read)
     inner: Any = own_children(net)
     _parameters(inner["layers"], nn.ModuleList, read)
@@ -241,19 +296,15 @@ def _steps(net: Any, read: _Read) -> list[Step]:
 def _layer(layer: Any, read: _Read) -> Step:
     _parameters(layer, _LAYER, read)
     inner: Any = own_children(layer)
-    x = read.x
-    features, hidden = x.shape[2], layer.linear1.out_features
-    entries = _entries(x, hidden)
-    _require(entries <= _most(x))
-    read.widest = max(read.widest, entries)
+    (tokens, features), hidden = read.size, layer.linear1.out_features
+    read.widest = max(read.widest, tokens * (features + hidden))
     attend = _attention(inner["self_attn"], read)
     widen = _linear(inner["linear1"], read, features, hidden)
     narrow = _linear(inner["linear2"], read, hidden, features)
     norm1, norm2 = _norm(inner["norm1"], read), _norm(inner["norm2"], read)
     bend = _activation(layer)
     for name in ("dropout", "dropout1", "dropout2"):
-        _parameters(inner[name], nn.Dropout, read)
-        _require(not (inner[name].training and inner[name].p))
+        _no_dropout(inner[name], read)
     norm_first = bool(layer.norm_first)
     read.options += [hidden, bend, getattr(bend, "approximate", None), norm_first]
 
@@ -270,7 +321,7 @@ def _layer(layer: Any, read: _Read) -> Step:
 
 def _attention(attention: Any, read: _Read) -> Step:
     tensors = _parameters(attention, nn.MultiheadAttention, read)
-    heads, features = attention.num_heads, read.x.shape[2]
+    heads, features = attention.num_heads, read.size[-1]
     read.options.append(heads)
     weight, bias = tensors["in_proj_weight"], tensors["in_proj_bias"]
     inner: Any = own_children(attention)
@@ -303,7 +354,7 @@ def _linear(
 def _norm(norm: Any, read: _Read) -> Step:
     tensors = _parameters(norm, nn.LayerNorm, read)
     shape = norm.normalized_shape
-    _require(read.x.shape[-len(shape) :] == shape)
+    _require(read.size[-len(shape) :] == shape)
     read.options += [shape, norm.eps]
     return partial(F.layer_norm, normalized_shape=shape, eps=norm.eps, **tensors)
 

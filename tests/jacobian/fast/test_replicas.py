@@ -91,6 +91,79 @@ def test_every_number_of_heads_in_single_precision(heads: int) -> None:
     torch.testing.assert_close(found, true(model.double(), x.double()).float())
 
 
+def linear(ins: int, outs: int) -> nn.Linear:
+    return nn.Linear(ins, outs, dtype=torch.float64)
+
+
+WITH_OTHERS: dict[str, Callable[[], nn.Sequential]] = {
+    "a head": lambda: nn.Sequential(encoder(), nn.Flatten(), linear(32, 3)),
+    "a longer head": lambda: nn.Sequential(
+        layer(), nn.Flatten(), linear(32, 5), nn.ReLU(), linear(5, 2), nn.GELU("tanh")
+    ),
+    "an embedding": lambda: nn.Sequential(linear(8, 6), layer(6), linear(6, 2)),
+    "norms": lambda: nn.Sequential(
+        nn.LayerNorm([4, 8]).double(),
+        layer(norm_first=True),
+        *(nn.Flatten(), nn.LayerNorm(32).double(), linear(32, 3)),
+    ),
+    "one in another": lambda: nn.Sequential(
+        nn.Sequential(linear(8, 4), nn.GELU()), encoder(1, width=4), nn.Dropout(0.5)
+    ).eval(),
+    "flattened once more": lambda: nn.Sequential(
+        layer(), nn.Flatten(), nn.Flatten(), linear(32, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OTHERS)
+def test_other_layers_around(name: str) -> None:
+    model, x = WITH_OTHERS[name](), tokens()
+    found, want = jacobian(model, x), true(model, x)
+    are_close(found, want)
+    assert found.shape == want.shape
+    plan = gradlib.plan_jacobian(model, x)
+    assert (plan.mode, plan.chunk) == ("replicas", model(x)[0].numel())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) / 4)
+    are_close(gradlib.per_sample_jacobian(model, x), true(model, x))
+
+
+OTHERS_REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "no transformer": lambda: nn.Sequential(nn.Flatten(), linear(32, 3)),
+    "in place": lambda: nn.Sequential(layer(), nn.ReLU(inplace=True)),
+    "dropout": lambda: nn.Sequential(layer(), nn.Dropout(0.5)).train(),
+    "samples as one": lambda: nn.Sequential(layer(), nn.Flatten(0)),
+    "some axes as one": lambda: nn.Sequential(layer(), nn.Flatten(1, 1)),
+    "a norm of samples": lambda: nn.Sequential(
+        layer(), nn.Flatten(), nn.BatchNorm1d(32).double()
+    ),
+    "a norm over the batch": lambda: nn.Sequential(
+        layer(), nn.LayerNorm([3, 4, 8]).double()
+    ),
+    "other sizes": lambda: nn.Sequential(layer(), linear(7, 2)),
+    "tokens of rows": lambda: nn.Sequential(nn.Flatten(), layer(32)),
+    "a class of its own": lambda: nn.Sequential(layer(), Linear(8, 2).double()),
+    "a hook": lambda: hooked("2", nn.Sequential(layer(), nn.Flatten(), linear(32, 3))),
+    "a hook on all of it": lambda: hooked("", nn.Sequential(layer(), linear(8, 3))),
+    "other precision": lambda: nn.Sequential(layer(), nn.Linear(8, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS_REFUSED)
+def test_other_layers_that_are_refused(name: str) -> None:
+    assert find(OTHERS_REFUSED[name](), tokens()) is None
+
+
+@pytest.mark.cpu  # a GPU takes larger ones
+def test_what_widens_counts() -> None:
+    x = tokens(100)  # 100 samples, layers of 4 tokens, 8 + 12 wide
+    assert 100 * 12 * 4 * 20 <= replicas.SMALL < min(100 * 13 * 4 * 20, 100 * 12 * 84)
+    heads = [[linear(32, 12)], [linear(32, 13)], [linear(32, 84), linear(84, 12)]]
+    nets = [nn.Sequential(layer(), nn.Flatten(), *head) for head in heads]
+    assert [find(net, x) is not None for net in nets] == [True, False, False]
+
+
 def test_it_is_what_the_public_function_takes_and_says() -> None:
     model, x = encoder(), tokens()
     plan = gradlib.plan_jacobian(model, x)
@@ -324,6 +397,9 @@ def test_large_ones_are_refused() -> None:
         (F, "multi_head_attention_forward"),
         (F, "gelu"),
         (nn.Linear, "forward"),
+        (nn.Sequential, "forward"),
+        (nn.Flatten, "forward"),
+        (Tensor, "flatten"),
         (nn.TransformerEncoderLayer, "_sa_block"),
         (nn.TransformerEncoderLayer, "_ff_block"),
         (nn.TransformerEncoderLayer, "forward"),
