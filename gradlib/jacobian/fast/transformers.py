@@ -1,0 +1,255 @@
+"""What the layers of a transformer do, where they are torch's own, as functions.
+
+Each treats the samples of a batch alike, however many there are. Linear layers before
+and after it do too, as do those that take all tokens of a sample.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from gradlib.jacobian.fast.chains.own import are_same, found, run_by
+from gradlib.jacobian.fast.chains.shapes import flattens
+from gradlib.private import (
+    is_plain_module,
+    nobody_looks_on,
+    own_children,
+    own_parameters,
+)
+
+Step: TypeAlias = Callable[[Tensor], Tensor]
+"""What a layer does, ``(batch, tokens, features)`` to the same, or to such rows."""
+
+_LAYER, _ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+
+_TRANSFORMERS = frozenset((_LAYER, _ENCODER))
+
+_ACTIVATIONS = nn.ReLU, nn.GELU
+
+_BLOCKS = "_sa_block", "_ff_block"
+"""The methods that a layer's forward calls."""
+
+_OWN = (
+    *found("forward", _LAYER, _ENCODER, nn.MultiheadAttention),
+    *found("forward", nn.Linear, nn.LayerNorm, nn.Dropout, nn.ReLU, nn.GELU),
+    *(it for name in _BLOCKS for it in found(name, _LAYER)),
+    *found("multi_head_attention_forward", F),
+    *found("scaled_dot_product_attention", F),
+    *found("linear", F),
+    *found("layer_norm", F),
+    *found("relu", F),
+    *found("gelu", F),
+    *run_by(nn.Sequential),
+    *run_by(nn.Flatten),
+)
+
+
+@dataclass
+class Read:
+    """What is read of a transformer.
+
+    Attributes:
+        x: What it is given.
+        steps: What its layers do, in their order.
+        tensors: All tensors.
+        options: All else that decides what its layers do.
+        size: Of a sample, after the layers that were read.
+        widest: How many entries go through the widest layer, for each sample.
+    """
+
+    x: Tensor
+    steps: list[Step]
+    tensors: list[Tensor]
+    options: list[Any]
+    size: tuple[int, ...]
+    widest: int
+
+    @property
+    def rows(self) -> int:
+        """How many entries a sample of the output has, once all is read."""
+        return math.prod(self.size)
+
+
+def has_transformer(net: Any) -> bool:
+    """Tell whether it is one, or has one among its layers."""
+    if type(net) is not nn.Sequential:
+        return type(net) in _TRANSFORMERS
+    layers: Any = own_children(net)
+    return not _TRANSFORMERS.isdisjoint(map(type, layers.values()))
+
+
+def read(net: nn.Module, x: Tensor) -> Read | None:
+    """Return what is read of a net; ``None`` if it may do something else.
+
+    Args:
+        net: The net.
+        x: What it would be called with, ``(batch, tokens, features)``.
+    """
+    if not (nobody_looks_on() and are_same(_OWN)):
+        return None
+    what = Read(x, [], [], [], tuple(x.shape[1:]), x[0].numel())
+    try:
+        what.steps += _steps(net, what)
+    except (_UnknownError, AttributeError, KeyError):  # or it lacks something
+        return None
+    return what
+
+
+class _UnknownError(Exception):
+    """Something in a transformer is not torch's own, or not made for such inputs."""
+
+
+def _require(condition: object) -> None:
+    if not condition:
+        raise _UnknownError
+
+
+def _steps(module: Any, read: Read) -> list[Step]:
+    """Return what a module does, which treats each sample alike."""
+    kind = cast(type[Any], type(module))
+    read.options.append(kind)
+    if kind is nn.Sequential:
+        _parameters(module, kind, read)
+        layers: Any = own_children(module)
+        return [step for it in layers.values() for step in _steps(it, read)]
+    if kind in _TRANSFORMERS:
+        _require(len(read.size) == 2)
+        return [_layer(module, read)] if kind is _LAYER else _encoder(module, read)
+    if kind is nn.Linear:
+        outs, _ = module.weight.shape
+        step = _linear(module, read, read.size[-1], outs)
+        read.size = *read.size[:-1], outs
+        read.widest = max(read.widest, math.prod(read.size))
+        return [step]
+    if kind is nn.LayerNorm:
+        return [_norm(module, read)]
+    if kind is nn.Dropout:
+        return _no_dropout(module, read)
+    _require(kind in (nn.Flatten, *_ACTIVATIONS) and is_plain_module(module))
+    if kind is nn.Flatten:
+        _require(flattens(module))
+        read.size = (math.prod(read.size),)
+        return [partial(torch.flatten, start_dim=1)]
+    _require(not getattr(module, "inplace", False))  # what it is given may be needed
+    read.options.append(getattr(module, "approximate", None))
+    return [module]
+
+
+def _no_dropout(module: Any, read: Read) -> list[Step]:
+    """Return nothing, as a dropout does that drops nothing."""
+    _parameters(module, nn.Dropout, read)
+    _require(not (module.training and module.p))
+    return []
+
+
+def _encoder(net: Any, read: Read) -> list[Step]:
+    """Return what the layers of a transformer do."""
+    _parameters(net, _ENCODER, read)
+    inner: Any = own_children(net)
+    _parameters(inner["layers"], nn.ModuleList, read)
+    steps = [_layer(it, read) for it in own_children(inner["layers"]).values()]
+    _require(steps)
+    norm = net.norm
+    return steps if norm is None else [*steps, _norm(norm, read)]
+
+
+def _layer(layer: Any, read: Read) -> Step:
+    _parameters(layer, _LAYER, read)
+    inner: Any = own_children(layer)
+    (tokens, features), hidden = read.size, layer.linear1.out_features
+    read.widest = max(read.widest, tokens * (features + hidden))
+    attend = _attention(inner["self_attn"], read)
+    widen = _linear(inner["linear1"], read, features, hidden)
+    narrow = _linear(inner["linear2"], read, hidden, features)
+    norm1, norm2 = _norm(inner["norm1"], read), _norm(inner["norm2"], read)
+    bend = _activation(layer)
+    for name in ("dropout", "dropout1", "dropout2"):
+        _no_dropout(inner[name], read)
+    norm_first = bool(layer.norm_first)
+    read.options += [hidden, bend, getattr(bend, "approximate", None), norm_first]
+
+    def norms_first(h: Tensor) -> Tensor:
+        h = h + attend(norm1(h))
+        return h + narrow(bend(widen(norm2(h))))
+
+    def norms_last(h: Tensor) -> Tensor:
+        h = norm1(h + attend(h))
+        return norm2(h + narrow(bend(widen(h))))
+
+    return norms_first if norm_first else norms_last
+
+
+def _attention(attention: Any, read: Read) -> Step:
+    tensors = _parameters(attention, nn.MultiheadAttention, read)
+    heads, features = attention.num_heads, read.size[-1]
+    read.options.append(heads)
+    weight, bias = tensors["in_proj_weight"], tensors["in_proj_bias"]
+    inner: Any = own_children(attention)
+    out = _linear(
+        inner["out_proj"], read, features, features, NonDynamicallyQuantizableLinear
+    )
+    _require(attention.batch_first and attention.embed_dim == features)
+    _require(weight is not None and weight.shape == (3 * features, features))
+    _require(attention.bias_k is None and not attention.add_zero_attn)
+    _require(not (attention.training and attention.dropout))
+
+    def attend(h: Tensor) -> Tensor:
+        given = F.linear(h, cast(Tensor, weight), bias)
+        by_head = given.view(*h.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = by_head
+        seen = F.scaled_dot_product_attention(query, key, value)
+        return out(seen.transpose(1, 2).flatten(2))
+
+    return attend
+
+
+def _linear(
+    layer: Any, read: Read, ins: int, outs: int, kind: type[nn.Module] = nn.Linear
+) -> Step:
+    tensors = _parameters(layer, kind, read)
+    _require(tensors["weight"].shape == (outs, ins))
+    return partial(F.linear, **tensors)
+
+
+def _norm(norm: Any, read: Read) -> Step:
+    tensors = _parameters(norm, nn.LayerNorm, read)
+    shape = norm.normalized_shape
+    _require(read.size[-len(shape) :] == shape)
+    read.options += [shape, norm.eps]
+    return partial(F.layer_norm, normalized_shape=shape, eps=norm.eps, **tensors)
+
+
+def _activation(layer: Any) -> Step:
+    bend = layer.activation
+    if bend is not F.relu and bend is not F.gelu:
+        _require(type(bend) in _ACTIVATIONS and is_plain_module(bend))
+    return bend
+
+
+def _parameters(module: Any, kind: type[nn.Module], read: Read) -> Any:
+    """Return the parameters of a module that is torch's own, of one class.
+
+    Raises:
+        _UnknownError: It is none, or not for what `x` is.
+    """
+    x = read.x
+    _require(type(module) is kind and is_plain_module(module))
+    tensors = own_parameters(module)
+    in_front = {*_BLOCKS, *tensors, *own_children(module)}
+    _require(vars(module).keys().isdisjoint(in_front))  # somebody has put it there
+    for it in tensors.values():
+        if it is not None:
+            _require(type(it) is Parameter and not it.is_inference())
+            _require(it.dtype == x.dtype and it.device == x.device)
+            read.tensors.append(it)
+    # By their names, as which of them there are decides where each one goes.
+    read.options.append(tuple([(name, it is None) for name, it in tensors.items()]))
+    return tensors
