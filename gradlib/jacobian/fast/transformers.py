@@ -19,6 +19,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from gradlib.jacobian.fast.chains.own import are_same, found, run_by
 from gradlib.jacobian.fast.chains.shapes import flattens
 from gradlib.private import (
+    is_looked_into_plainly,
     is_plain_module,
     nobody_looks_on,
     own_children,
@@ -42,6 +43,8 @@ _OWN = (
     *found("forward", nn.Linear, nn.LayerNorm, nn.Dropout, nn.ReLU, nn.GELU),
     *(it for name in _BLOCKS for it in found(name, _LAYER)),
     *found("multi_head_attention_forward", F),
+    *found("_in_projection_packed", F),
+    *found("__iter__", nn.ModuleList),
     *found("scaled_dot_product_attention", F),
     *found("linear", F),
     *found("layer_norm", F),
@@ -49,6 +52,7 @@ _OWN = (
     *found("gelu", F),
     *run_by(nn.Sequential),
     *run_by(nn.Flatten),
+    *run_by(nn.Dropout),
 )
 
 
@@ -198,6 +202,7 @@ def _attention(attention: Any, read: Read) -> Step:
     )
     _require(attention.batch_first and attention.embed_dim == features)
     _require(weight is not None and weight.shape == (3 * features, features))
+    _require_bias(bias, 3 * features)
     _require(attention.bias_k is None and not attention.add_zero_attn)
     _require(not (attention.training and attention.dropout))
 
@@ -216,7 +221,13 @@ def _linear(
 ) -> Step:
     tensors = _parameters(layer, kind, read)
     _require(tensors["weight"].shape == (outs, ins))
+    _require_bias(tensors["bias"], outs)
     return partial(F.linear, **tensors)
+
+
+def _require_bias(bias: Tensor | None, outs: int) -> None:
+    """Have a bias be the same for all: another shape may tell samples apart."""
+    _require(bias is None or bias.shape == (outs,))
 
 
 def _norm(norm: Any, read: Read) -> Step:
@@ -242,6 +253,7 @@ def _parameters(module: Any, kind: type[nn.Module], read: Read) -> Any:
     """
     x = read.x
     _require(type(module) is kind and is_plain_module(module))
+    _require(is_looked_into_plainly(kind))
     tensors = own_parameters(module)
     in_front = {*_BLOCKS, *tensors, *own_children(module)}
     _require(vars(module).keys().isdisjoint(in_front))  # somebody has put it there

@@ -147,7 +147,14 @@ OTHERS_REFUSED: dict[str, Callable[[], nn.Module]] = {
     "a hook": lambda: hooked("2", nn.Sequential(layer(), nn.Flatten(), linear(32, 3))),
     "a hook on all of it": lambda: hooked("", nn.Sequential(layer(), linear(8, 3))),
     "other precision": lambda: nn.Sequential(layer(), nn.Linear(8, 3)),
+    "a bias for each sample": lambda: with_bias(linear(8, 3), (3, 4, 3)),
+    "a bias for each token": lambda: with_bias(linear(8, 3), (4, 3)),
 }
+
+
+def with_bias(last: nn.Linear, shape: tuple[int, ...]) -> nn.Module:
+    last.bias = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    return nn.Sequential(layer(), last)
 
 
 @pytest.mark.parametrize("name", OTHERS_REFUSED)
@@ -299,6 +306,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a part that is gone": lambda: replaced("linear1", None),
     "other widths of keys": lambda: with_attention(kdim=8, vdim=7),
     "biases of keys": lambda: with_attention(add_bias_kv=True),
+    "a bias for each token": lambda: with_attribute(
+        "in_proj_bias", nn.Parameter(torch.randn(4, 24, dtype=torch.float64))
+    ),
     "a token of zeros": lambda: with_attention(add_zero_attn=True),
     "other precision": lambda: replaced("linear1", nn.Linear(8, 12)),
     "parameters computed": lambda: replaced(
@@ -395,6 +405,10 @@ def test_large_ones_are_refused() -> None:
         (F, "layer_norm"),
         (F, "scaled_dot_product_attention"),
         (F, "multi_head_attention_forward"),
+        (F, "_in_projection_packed"),
+        (F, "dropout"),
+        (nn.ModuleList, "__iter__"),
+        (nn.Linear, "_call_impl"),
         (F, "gelu"),
         (nn.Linear, "forward"),
         (nn.Sequential, "forward"),
