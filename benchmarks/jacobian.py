@@ -199,7 +199,7 @@ def too_many_passes(
 
 def _turn(call: Any, uses: int, device: torch.device) -> Any:
     def turn() -> float:
-        if uses > 1:
+        if uses > 1:  # what takes long is none the longer for it
             call()
         taken = sorted(timing.milliseconds(call, device) for _ in range(uses))
         return taken[len(taken) // 2]

@@ -25,13 +25,13 @@ class ChainOfCall(NamedTuple):
         chain: The chain.
         out: Where the Jacobian is to be written; ``None`` for memory of its own.
         create_graph: Whether gradients flow through it.
-        may_keep: Whether memory may be kept to compute it faster the next time.
+        replays: Replays it, where memory may be kept for that.
     """
 
     chain: Chain
     out: Tensor | None
     create_graph: bool
-    may_keep: bool
+    replays: Replays | None
 
     @property
     def may_hide(self) -> list[Tensor]:
@@ -40,8 +40,8 @@ class ChainOfCall(NamedTuple):
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian."""
-        chain, out, create_graph, may_keep = self
-        found = self._replayed(chain.replays) if may_keep and chain.replays else None
+        chain, out, create_graph, replays = self
+        found = None if replays is None else self._replayed(replays)
         if found is None:
             return evaluate(chain, out, create_graph=create_graph)
         return found if out is None else out.copy_(found)
@@ -110,4 +110,5 @@ def _of_call(call: Call, chain: Chain) -> ChainOfCall | None:
         return None
     is_limited = create_graph or call.max_bytes is not None
     may_keep = not is_limited and may_replay_on(chain.x.device)
-    return ChainOfCall(chain, out, create_graph, may_keep)
+    replays = chain.replays if may_keep else None
+    return ChainOfCall(chain, out, create_graph, replays)

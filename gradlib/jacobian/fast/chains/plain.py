@@ -47,17 +47,14 @@ class Form(NamedTuple):
         order: In which order their Jacobians are multiplied.
         widths: How many entries go into each linear layer, and come out of the last.
         own: What of torch they run.
+        is_small: Whether there is nothing to plan but to go forward, and back by rows.
     """
 
     between: Sequence[list[Layer]]
     order: orders.Order
     widths: tuple[int, ...]
     own: Found
-
-    @property
-    def is_small(self) -> bool:
-        """Whether to go forward, and back with all rows, is all there is to plan."""
-        return is_small(self.order)
+    is_small: bool
 
 
 class PlainNet(NamedTuple):
@@ -76,7 +73,7 @@ class PlainNet(NamedTuple):
     @property
     def chain(self) -> Chain:
         """It as a chain."""
-        (between, order, widths, _), x, linears = self
+        (between, order, widths, *_), x, linears = self
         return Chain(
             x,
             NO_MAPS,
@@ -168,4 +165,5 @@ def _form(
         return None
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
     own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
-    return Form([[Layer(None, it)] for it in between], order, tuple(widths), tuple(own))
+    bent = [[Layer(None, it)] for it in between]
+    return Form(bent, order, tuple(widths), tuple(own), is_small(order))

@@ -57,7 +57,7 @@ class SmallNet(NamedTuple):
         between, x, linears = self
         widths = x.shape[1], *[weight.shape[0] for weight, _ in linears]
         order = orders.best(widths, (*[True] * len(between), False), x.shape[0])
-        net = PlainNet(Form(between, order, widths, ()), x, linears)
+        net = PlainNet(Form(between, order, widths, (), True), x, linears)
         return planned(plan, net.chain)
 
 
