@@ -9,7 +9,7 @@ timed once, when the first product comes that is large enough for it to matter.
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -40,14 +40,36 @@ GAIN = 0.8
 """At most so much of MKL's time oneDNN must take: then chance decides nothing."""
 
 
-def multiplied(v: Tensor, matrix: Tensor) -> Tensor:
+TURNED = 2**8
+"""Up to how many entries of a sample are put in order before they are multiplied.
+
+Where they lie by columns torch multiplies sample by sample, and that takes some time to
+begin for each.
+"""
+
+
+def multiplied(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     """Return ``v @ matrix``.
 
     Args:
         v: Vectors, ``(..., ins)``.
-        matrix: ``(ins, outs)``, laid out in either way.
+        matrix: ``(ins, outs)``, laid out in either way; or one for each sample.
+        into: Where to write it, contiguous, if it can be written there at once.
     """
-    return _by_onednn(v, matrix.mT) if prefers_onednn(v, matrix) else v @ matrix
+    if v.dim() > matrix.dim() and v.numel() <= TURNED * v.shape[0]:
+        v = v.contiguous()
+    if prefers_onednn(v, matrix):
+        return _by_onednn(v, matrix.mT)
+    return _by_torch(v, matrix, into)
+
+
+def _by_torch(v: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
+    if into is None:
+        return v @ matrix
+    if v.dim() < 3 or matrix.dim() > 2:
+        return torch.matmul(v, matrix, out=into)
+    torch.mm(v.flatten(0, -2), matrix, out=into.flatten(0, -2))
+    return into
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,6 +104,38 @@ def linear_then(
     return linear(x, weight, bias), False
 
 
+class Library(NamedTuple):
+    """Who multiplies.
+
+    Attributes:
+        linear_then: As the function of that name does it.
+        multiplied: As the function of that name does it.
+    """
+
+    linear_then: Callable[[Tensor, Tensor, Tensor | None, str], tuple[Tensor, bool]]
+    multiplied: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _linear_alone(
+    x: Tensor, weight: Tensor, bias: Tensor | None, _then: str
+) -> tuple[Tensor, bool]:
+    return F.linear(x, weight, bias), False
+
+
+TORCH = Library(_linear_alone, _by_torch)
+"""torch alone: nobody asks before each product which one is faster."""
+
+
+def library_for(like: Tensor) -> Library:
+    """Return who multiplies tensors of a kind: torch, or the faster one each time.
+
+    Args:
+        like: One of them.
+    """
+    is_open = any(_may_be_faster(like, then) for then in ("none", *DONE_TO_ENTRIES))
+    return Library(linear_then, multiplied) if is_open else TORCH
+
+
 def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
     """Tell whether oneDNN multiplies vectors by a matrix faster.
 
@@ -93,14 +147,23 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
     more = DONE_TO_ENTRIES.get(then, 0)
     if v.numel() * matrix.numel() * (1 + more) < LARGE:
         return False  # it is a small one
+    if not _may_be_faster(v, then):
+        return False
     if matrix.dim() != 2 or not (more or min(matrix.shape) > NARROW):
         return False
     ins, outs = matrix.shape
     return (
         v.numel() // max(1, ins) * outs * (ins + more) >= LARGE
-        and v.dtype is torch.float32 is matrix.dtype
-        and v.device.type == "cpu"
+        and matrix.dtype is torch.float32
         and (v.dim() == 2 or v.is_contiguous())
+    )
+
+
+def _may_be_faster(like: Tensor, then: str) -> bool:
+    """Tell whether oneDNN is the faster library here, for any of such tensors."""
+    return (
+        like.dtype is torch.float32
+        and like.is_cpu
         and onednn_is_enabled()
         and not gradients_are_batched()  # which would come to it one by one
         and _onednn_is_faster(torch.get_num_threads(), then)

@@ -267,7 +267,7 @@ def test_large_ones_are_none() -> None:
 def test_it_is_the_way_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = net(3, 5, 2), batch(7, 3)
     made = jacobian(model, x)
-    monkeypatch.setattr(small, "_jacobian", lambda *_: made + 1)
+    monkeypatch.setattr(small, "by_rows", lambda *_: made + 1)
     are_close(gradlib.per_sample_jacobian(model, x), made + 1)
     ways: list[dict[str, Any]] = [
         {"out": torch.empty_like(made)},
@@ -318,7 +318,7 @@ def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x), true(fn, x))
     made = gradlib.per_sample_jacobian(model, x)
-    monkeypatch.setattr(small, "_jacobian", lambda *_: made + 1)
+    monkeypatch.setattr(small, "by_rows", lambda *_: made + 1)
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x, check=False), made + 1)
     for fn, given in zip((*others, lambda x: large(x)), inputs, strict=True):

@@ -10,8 +10,9 @@ from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
+from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.chains.softened import softened
-from gradlib.jacobian.fast.matmul import linear_then
+from gradlib.jacobian.fast.matmul import library_for, linear_then
 from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
 from gradlib.private import enable_grad, grad_is_enabled
 
@@ -30,19 +31,27 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     try:
         seen, h = maps.forward(chain.maps, chain.x, chain.outs)
         seen, begun = _begun(chain, seen, h)
+        library = library_for(h) if goes_by_rows(chain) else None
+
+        def of(seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor:
+            if library is None:
+                return _of(chain, seen, h, into, begun)
+            flat = h.flatten(1) if h.dim() > 2 else h
+            return by_rows(chain.bends[1:-1], flat, chain.linears, into, library)
+
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x[0].numel()
         # A large result is written to pages that are soon had, if it can be at once.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
-            made = _of(chain, seen, h, None, begun)
+            made = of(seen, h, None)
         else:
             made = in_parts(
                 shape,
                 h,
                 at_once,
-                lambda start, stop, into: _of(
-                    chain, maps.part(seen, start, stop), h[start:stop], into, begun
+                lambda start, stop, into: of(
+                    maps.part(seen, start, stop), h[start:stop], into
                 ),
                 out,
                 columns=_is_by_columns(chain),

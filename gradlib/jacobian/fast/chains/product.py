@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, pulled
 from gradlib.jacobian.fast.chains.order import Product, Tree
-from gradlib.jacobian.fast.matmul import multiplied, prefers_onednn
+from gradlib.jacobian.fast.matmul import multiplied
 
 
 class Factors(NamedTuple):
@@ -76,11 +76,11 @@ def product(
         return _joined(factors, tree, into)
     if columns:
         left = _pulled(product(factors, inner, columns=True), factors.bends[last])
-        made = _multiplied(left, factors.matrices[last].mT, into)
+        made = multiplied(left, factors.matrices[last].mT, into)
     else:
         left = product(factors, outer, columns=False)
         left = _pulled(left, factors.bends[first + 1])
-        made = _multiplied(left, factors.matrices[first], into)
+        made = multiplied(left, factors.matrices[first], into)
     return _ended(factors, first, last, made, columns)
 
 
@@ -126,23 +126,3 @@ def _first_of(tree: Tree) -> int:
     while not isinstance(tree, int):
         tree = tree.inner
     return tree
-
-
-TURNED = 2**8
-"""Up to how many entries of a sample are put in order before they are multiplied.
-
-Where they lie by columns torch multiplies sample by sample, and that takes some time to
-begin for each.
-"""
-
-
-def _multiplied(left: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
-    """Multiply by a layer's matrix, which most often all samples have in common."""
-    if left.dim() > matrix.dim() and left[0].numel() <= TURNED:
-        left = left.contiguous()
-    if into is None or prefers_onednn(left, matrix):
-        return multiplied(left, matrix)
-    if left.dim() < 3 or matrix.dim() > 2:
-        return torch.matmul(left, matrix, out=into)
-    torch.mm(left.flatten(0, -2), matrix, out=into.flatten(0, -2))
-    return into

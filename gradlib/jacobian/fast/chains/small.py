@@ -5,14 +5,13 @@ from itertools import chain as joined
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.jacobian.fast.chains.plain import Form, Parameters, PlainNet, is_small
 from gradlib.jacobian.fast.chains.planned import planned
+from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.plan import Plan
 from gradlib.private import enable_grad, grad_is_enabled
 
@@ -48,7 +47,7 @@ class SmallNet(NamedTuple):
         before = grad_is_enabled()
         try:  # where an interrupt may come at once
             enable_grad(False)
-            return _jacobian(*self)
+            return by_rows(*self)
         finally:
             enable_grad(before)
 
@@ -67,25 +66,8 @@ def small_net_of(chain: Chain) -> SmallNet | None:
     Args:
         chain: What was found in somebody's code.
     """
-    first, *between, last = chain.bends
-    if chain.maps.layers or chain.softmax is not None or chain.squeezed:
+    if chain.squeezed or chain.x.dim() > 2 or not is_small(chain.order):
         return None
-    if first or last or not between or not all(between) or chain.x.dim() > 2:
+    if not goes_by_rows(chain):
         return None
-    return SmallNet(between, chain.x, chain.linears) if is_small(chain.order) else None
-
-
-def _jacobian(
-    between: Sequence[list[Layer]], x: Tensor, linears: Sequence[Parameters]
-) -> Tensor:
-    """Go forward, and then back with all rows."""
-    seen: list[list[Bend]] = []
-    h, last = x, len(between) - 1
-    for place, layers in enumerate(between):
-        h = F.linear(h, *linears[place])
-        bends, h = bent(layers, h, ours=True, last=place == last)
-        seen.append(bends)
-    v = linears[-1][0]
-    while seen:
-        v = pulled(v, seen.pop(), ours=True) @ linears[len(seen)][0]
-    return v
+    return SmallNet(chain.bends[1:-1], chain.x, chain.linears)

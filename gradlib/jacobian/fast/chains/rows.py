@@ -1,0 +1,58 @@
+"""Forward, and back by rows: linear layers with something elementwise between each two.
+
+It is the commonest chain, and its products need no order: each takes all rows of all
+samples past one layer.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
+from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.layers import Layer
+from gradlib.jacobian.fast.chains.order import is_by_rows
+from gradlib.jacobian.fast.chains.plain import Parameters
+from gradlib.jacobian.fast.matmul import TORCH, Library
+
+
+def goes_by_rows(chain: Chain) -> bool:
+    """Tell whether a chain is such layers, and best gone back through by rows."""
+    first, *between, last = chain.bends
+    if first or last or not between or not all(between):
+        return False
+    if chain.maps.layers or chain.softmax is not None:
+        return False
+    return is_by_rows(chain.order.tree)
+
+
+def by_rows(
+    between: Sequence[list[Layer]],
+    x: Tensor,
+    linears: Sequence[Parameters],
+    into: Tensor | None = None,
+    library: Library = TORCH,
+) -> Tensor:
+    """Return the Jacobian, ``(batch, outs, ins)``.
+
+    Args:
+        between: What is elementwise between the linear layers, in their order.
+        x: What the first of them is given, ``(batch, ins)``.
+        linears: Their parameters.
+        into: Where to write it, contiguous, if it can be written there at once.
+        library: Who multiplies.
+    """
+    linear_then, multiplied = library
+    seen: list[list[Bend]] = []
+    h, last = x, len(between) - 1
+    for place, layers in enumerate(between):
+        known = layers[0].pointwise
+        assert known is not None, "a convolution is not elementwise"
+        h, begun = linear_then(h, *linears[place], known.name)
+        bends, h = bent(layers, h, ours=True, last=place == last, begun=begun)
+        seen.append(bends)
+    v = linears[-1][0].contiguous()  # or torch may multiply sample by sample
+    while seen:
+        v = pulled(v, seen.pop(), ours=True)
+        v = multiplied(v, linears[len(seen)][0], None if seen else into)
+    return v
