@@ -14,12 +14,12 @@ from gradlib.jacobian.fast.chains.layers import (
     SQUEEZED,
     Joined,
     Layer,
+    Linear,
     every,
 )
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
 from gradlib.jacobian.fast.chains.mapped import (
     NO_MAPS,
-    Linear,
     Maps,
     elementwise,
     maps_of,
@@ -37,7 +37,7 @@ MANY = 2**10
 """Up to how many entries of an image rows are asked for as those of a matrix, which has
 the square of that."""
 
-_AMONG_MATRICES = frozenset((nn.Linear, nn.Flatten, Layer, *POINTWISE))
+_AMONG_MATRICES = frozenset((nn.Linear, Linear, nn.Flatten, Layer, *POINTWISE))
 """The types of what is known between matrices, and of these."""
 
 DTYPES = (torch.float32, torch.float64)
@@ -90,8 +90,11 @@ class Chain(NamedTuple):
             *(it for linear in self.linears for it in linear if it is not None),
         ]
         for layer in every(self.maps.layers):
-            if layer.pointwise is None:
-                found += [*layer.module.parameters(), *layer.module.buffers()]
+            module = layer.module
+            if type(module) is Linear:
+                found += [it for it in module if it is not None]
+            elif layer.pointwise is None:
+                found += [*module.parameters(), *module.buffers()]
         return found
 
     @property
@@ -195,7 +198,7 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     bends: list[list[Layer]] = [[]]
     widths, kept = size, 0
     for layer in layers:
-        if type(layer) is nn.Linear:
+        if type(layer) in (nn.Linear, Linear):
             linear = parameters_of(layer, like)
             if linear is None:
                 return None

@@ -1,14 +1,15 @@
 """The form of a chain: all that is known of it besides its modules and tensors."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import template
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import POINTWISE, every
+from gradlib.jacobian.fast.chains.layers import POINTWISE, Linear, every
 from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
 from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
@@ -22,7 +23,7 @@ Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
 
 _POOLED = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
 
-_OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
+_OPTIONS: dict[type[Any], tuple[str, ...]] = {
     nn.Conv2d: (
         *("in_channels", "out_channels", "kernel_size", "stride", "padding"),
         *("dilation", "groups", "padding_mode"),
@@ -41,9 +42,11 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Softmax: ("dim",),
     nn.LogSoftmax: ("dim",),
     nn.Linear: (),
+    Tensor: (),
+    Parameter: (),
     **{kind: known.options for kind, known in POINTWISE.items()},
 }
-"""What of a layer is read besides its tensors, and whether it is in place."""
+"""What of a layer, or weight, is read besides tensors, and whether it is in place."""
 
 
 class Form(NamedTuple):
@@ -87,7 +90,9 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None
         chain: The chain.
     """
     known: dict[int, Any] = {
-        number: it for it in every(layers) if (number := seen.number_of(it)) is not None
+        number: it
+        for it in _parts(layers)
+        if (number := seen.number_of(it)) is not None
     }
     if not seen.complete or not all(type(it) in _OPTIONS for it in known.values()):
         return None
@@ -143,6 +148,15 @@ def of_form(form: Form, fn: Any, x: Tensor) -> Chain | None:
     return template.filled(form.chain, values, x)
 
 
+def _parts(layers: Sequence[Any]) -> Iterator[Any]:
+    """Return all layers, and of linear ones that are none of torch's their tensors."""
+    for layer in every(layers):
+        if type(layer) is Linear:
+            yield from (it for it in layer if it is not None)
+        else:
+            yield layer
+
+
 def _of(every: Of, modules: Any) -> list[Any]:
     return [it for number, of in every for it in of(modules[number])]
 
@@ -174,6 +188,10 @@ def _strides(x: Tensor, tensors: Sequence[Any]) -> list[tuple[int, ...]]:
     return [it.stride() for it in (x, *tensors) if it is not None]
 
 
+def _alone(weight: Tensor) -> tuple[Tensor]:
+    return (weight,)
+
+
 def _parameters(module: nn.Module) -> tuple[Any, ...]:
     own = own_parameters(module)
     return own.get("weight"), own.get("bias")
@@ -184,12 +202,13 @@ def _and_statistics(module: nn.Module) -> tuple[Any, ...]:
     return *_parameters(module), own.get("running_mean"), own.get("running_var")
 
 
-_OPTIONS_OF: dict[type[nn.Module], Any] = {
+_OPTIONS_OF: dict[type[Any], Any] = {
     kind: attrgetter(*names, names[0]) if names else None  # at least two: a tuple
     for kind, names in _OPTIONS.items()
 }
-_TENSORS_OF: dict[type[nn.Module], Any] = {
+_TENSORS_OF: dict[type[Any], Any] = {
     **dict.fromkeys(_OPTIONS),
+    **dict.fromkeys((Tensor, Parameter), _alone),
     **dict.fromkeys((nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm), _parameters),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _and_statistics),
 }

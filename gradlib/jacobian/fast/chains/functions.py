@@ -147,6 +147,12 @@ FUNCTIONS: dict[Any, Made] = {
 }
 """What makes the layer of each, of the arguments after the first."""
 
+NAMED: dict[Any, str] = {
+    F.linear: "linear",
+    **{vars(torch)[name]: name for name in ("matmul", "mm", "sum", "mean")},
+}
+"""Functions that need more than numbers, or the shape, each with its name."""
+
 NAMESPACES: tuple[Any, ...] = (torch, nn, F)
 """Where functions are."""
 
@@ -177,14 +183,21 @@ OPERATORS: dict[str, Made] = {
 ADDING = ("__add__", "__iadd__", "__sub__")
 """Operators whose other side may be a tensor too."""
 
+MULTIPLYING = ("__matmul__", "matmul", "mm")
+"""Methods whose other side is a matrix."""
+
+TURNING = ("T", "mT", "t")
+"""What gives a matrix with its axes exchanged; the last one is a method."""
+
 SEEN = (
     *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
-    "mean",
+    *("sum", "mean"),
     *CASTS,
 )
 """What else of a tensor is known."""
 
-_WERE = {name: getattr(Tensor, name) for name in (*METHODS, *OPERATORS, *ADDING, *SEEN)}
+_KNOWN = *METHODS, *OPERATORS, *ADDING, *MULTIPLYING, *TURNING, *SEEN
+_WERE = {name: getattr(Tensor, name) for name in _KNOWN}
 
 
 def is_own(name: str) -> bool:
@@ -202,7 +215,7 @@ CONSTANTS = (int, float, bool, str, type(None), torch.Size)
 def is_of_torch(value: object) -> bool:
     """Tell whether something is a function that is known, or where functions are."""
     if type(value) in (FunctionType, BuiltinFunctionType):
-        return value in FUNCTIONS
+        return value in FUNCTIONS or value in NAMED
     return any(value is it for it in NAMESPACES)
 
 

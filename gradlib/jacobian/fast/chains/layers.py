@@ -239,6 +239,16 @@ class Layer(NamedTuple):
     pointwise: Pointwise | None
 
 
+class Linear(NamedTuple):
+    """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``.
+
+    It is the layer itself, where code multiplies by a tensor that it has from outside.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Joined(NamedTuple):
     """Two ways from one tensor, added up: a residual block.
 

@@ -7,7 +7,6 @@ from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
@@ -15,15 +14,17 @@ from gradlib.jacobian.fast.chains.convolutions import (
     goes_by_shifts,
     small_images,
 )
-from gradlib.jacobian.fast.chains.layers import OPTIONS, POINTWISE, Joined, Layer
+from gradlib.jacobian.fast.chains.layers import (
+    OPTIONS,
+    POINTWISE,
+    Joined,
+    Layer,
+    Linear,
+)
 from gradlib.jacobian.fast.chains.norms import FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
-from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
 from gradlib.private import own_buffers, own_parameters
-
-Like: TypeAlias = tuple[torch.dtype, torch.device]
-"""The dtype and device of all tensors of a chain."""
-
 
 Kind: TypeAlias = tuple[Any, ...]
 """The dtype, device, layout and shape of a tensor."""
@@ -31,13 +32,6 @@ Kind: TypeAlias = tuple[Any, ...]
 kind_of: Callable[[Any], Kind] = attrgetter("dtype", "device", "layout", "shape")
 
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
-
-
-class Linear(NamedTuple):
-    """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class Maps(NamedTuple):
@@ -77,7 +71,7 @@ class Maps(NamedTuple):
         return math.prod(self.size)
 
 
-_ALIKE = nn.Conv2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten
+_ALIKE = nn.Conv2d, nn.Linear, Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten
 """Layers whose Jacobian is the same for all samples."""
 
 NO_MAPS = Maps([], (), 0, 0, 0, 0)
@@ -146,9 +140,9 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
         return None
     after, entries, multiply_adds = shape[1:], math.prod(size), 0
     small = sys.maxsize
-    if kind in (nn.Conv2d, nn.Linear):
+    if kind in (nn.Conv2d, nn.Linear, Linear):
         parameters = parameters_of(layer, like)
-        if parameters is None or (kind is nn.Linear and len(size) != 1):
+        if parameters is None or (kind is not nn.Conv2d and len(size) != 1):
             return None
         outs, *each = parameters.weight.shape
         if kind is nn.Conv2d and not _is_as_said(layer, outs, each):
@@ -201,12 +195,15 @@ def elementwise(layer: Any) -> Layer | None:
     return None if _is_refused(layer) else Layer(layer, known)
 
 
-def parameters_of(layer: nn.Module, like: Like) -> Linear | None:
+def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
     """Return a layer's parameters, if they are ordinary and go with its input."""
-    own = own_parameters(layer)
-    weight, bias = own.get("weight"), own.get("bias")
-    if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
-        return None
+    if type(layer) is Linear:
+        weight, bias = layer
+    else:
+        own = own_parameters(cast(nn.Module, layer))
+        weight, bias = own.get("weight"), own.get("bias")
+        if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
+            return None
     # A bias that does not go with the weight makes torch raise where it is added.
     if bias is not None and not _is_plain(bias, (weight.shape[0],), like):
         return None

@@ -14,7 +14,7 @@ from gradlib.jacobian.fast.chains.convolutions import (
     convolved,
     is_few,
 )
-from gradlib.jacobian.fast.chains.layers import Joined, aten
+from gradlib.jacobian.fast.chains.layers import Joined, Linear, aten
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.shapes import pair
@@ -256,7 +256,7 @@ def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
     return v, ours
 
 
-def _multiplied(module: nn.Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
+def _multiplied(module: nn.Linear | Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
 
 
@@ -312,11 +312,12 @@ def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
     return Picked(places, x.shape[2:]), y
 
 
-_Steps: TypeAlias = dict[type[nn.Module], Callable[[Any, Tensor], tuple[Step, Tensor]]]
+_Steps: TypeAlias = dict[type[Any], Callable[[Any, Tensor], tuple[Step, Tensor]]]
 
 _CHANNELS_LAST: _Steps = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
+    Linear: _multiplied,
     nn.GroupNorm: normed,
     nn.LayerNorm: normed,
     nn.BatchNorm1d: scaled,

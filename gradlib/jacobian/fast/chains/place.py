@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
 
 
 class Place(NamedTuple):
@@ -19,8 +18,8 @@ class Place(NamedTuple):
         layer: The last of them.
         gone: Which layers x has gone through so far, on all ways: a bit for each.
         shape: Of the tensor.
-        dtype: Of all tensors on the way.
-        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
+        like: Of all tensors on the way.
+        layers_of: Of a module, the shape of its input and `like`: the layers it goes
             through.
         made: How many layers there are so far, used or not: the one entry of it.
         writes: How often the memory was written to: the one entry of it. Views share
@@ -32,8 +31,8 @@ class Place(NamedTuple):
     layer: Any
     gone: int
     shape: Shape
-    dtype: torch.dtype
-    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]]
+    like: Like
+    layers_of: Callable[[nn.Module, Shape, Like], list[Any]]
     made: list[int]
     writes: list[int]
     version: int
@@ -46,6 +45,15 @@ class Place(NamedTuple):
             if type(layer) is not nn.Identity:
                 place = place._after(layer)
         return place
+
+    def replaced(self, layer: Any) -> "Place":
+        """Return the tensor with a layer in place of the last, one more that is made.
+
+        Args:
+            layer: It gives the same shape, in memory of its own.
+        """
+        self.require_current()
+        return self._made(before=self.before, layer=layer, shape=self.shape, writes=[0])
 
     def line(self) -> list[Any]:
         """Return the layers that lead here, if nothing else has been done."""
@@ -63,30 +71,27 @@ class Place(NamedTuple):
         shape = None if layer is None else shape_after([layer], self.shape)
         if shape is None:
             raise UnknownError("it is random, or for other numbers or shapes")
-        gone = self.gone | 1 << self.made[0]
-        self.made[0] += 1
         writes = self.writes
         if is_in_place(layer):
             writes[0] += 1
         elif not is_view(layer):
             writes = [0]
-        return self._replace(
-            before=self,
-            layer=layer,
-            gone=gone,
-            shape=shape,
-            writes=writes,
-            version=writes[0],
-        )
+        return self._made(before=self, layer=layer, shape=shape, writes=writes)
+
+    def _made(self, *, writes: list[int], **others: Any) -> "Place":
+        """Return what one layer more has made of the tensor."""
+        gone = self.gone | 1 << self.made[0]
+        self.made[0] += 1
+        return self._replace(gone=gone, writes=writes, version=writes[0], **others)
 
 
 def start(
     shape: Shape,
-    dtype: torch.dtype,
-    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]],
+    like: Like,
+    layers_of: Callable[[nn.Module, Shape, Like], list[Any]],
 ) -> Place:
     """Return the place of x."""
-    return Place(None, None, 0, shape, dtype, layers_of, [0], [0], 0)
+    return Place(None, None, 0, shape, like, layers_of, [0], [0], 0)
 
 
 def joined(one: Place, other: Place, *, inplace: bool = False) -> Place:

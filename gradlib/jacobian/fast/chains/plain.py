@@ -19,8 +19,8 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
-from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer
-from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, Linear, kind_of
+from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear
+from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
 from gradlib.private import (
     is_plain_module,

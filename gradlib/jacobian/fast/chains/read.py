@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from types import FunctionType
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.functions import CONSTANTS
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.private import is_looked_into_plainly, own_children
+from gradlib.private import (
+    enable_grad,
+    grad_is_enabled,
+    is_looked_into_plainly,
+    own_buffers,
+    own_children,
+    own_parameters,
+)
 
 
 def in_space(space: Any, name: str) -> Any:
@@ -44,7 +51,11 @@ def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
             found = kind.__dict__[name]
             break
     else:
-        return (own[name] if name in own else own_children(module)[name]), False
+        # In the order in which a module looks for them.
+        for there in (own, own_parameters(module), own_buffers(module)):
+            if name in there:
+                return there[name], False
+        return own_children(module)[name], False
     if type(found) not in (FunctionType, staticmethod, *CONSTANTS):
         raise UnknownError("it is the class's, a property or the like")
     if name in own:
@@ -52,6 +63,18 @@ def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
     if isinstance(found, staticmethod):
         return found.__func__, False
     return found, type(found) is FunctionType
+
+
+def turned(weight: Tensor, _: None = None) -> Tensor:
+    """Return a matrix with its axes exchanged, through which gradients flow."""
+    if weight.dim() != 2:
+        raise UnknownError("it is no matrix")
+    before = grad_is_enabled()
+    enable_grad(True)
+    try:
+        return weight.mT
+    finally:
+        enable_grad(before)
 
 
 def _gives(kind: Any) -> tuple[Any, ...]:

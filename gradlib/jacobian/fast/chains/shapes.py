@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Linear
 from gradlib.private import own_parameters
 
-Shape = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
+
+Like: TypeAlias = tuple[torch.dtype, torch.device]
+"""The dtype and device of all tensors of a chain."""
 
 
 def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
@@ -24,8 +28,10 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
     """
     for layer in layers:
         kind = cast(type[Any], type(layer))
-        if kind is nn.Linear:
-            outs, ins = cast(Any, own_parameters(layer)["weight"]).shape
+        if kind in (nn.Linear, Linear):
+            is_own = kind is Linear
+            weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
+            outs, ins = weight.shape
             if ins != shape[-1]:  # who waits for a shape would wait for ever
                 return None
             shape = *shape[:-1], outs

@@ -8,12 +8,14 @@ So its branches are those of this call, and nothing happens that anybody would n
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from operator import getitem
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.functions import (
     ADDING,
@@ -21,14 +23,17 @@ from gradlib.jacobian.fast.chains.functions import (
     CONSTANTS,
     FUNCTIONS,
     METHODS,
+    MULTIPLYING,
+    NAMED,
     NAMESPACES,
     OPERATORS,
+    TURNING,
     Made,
     is_of_torch,
     is_own,
     layer,
 )
-from gradlib.jacobian.fast.chains.layers import SQUEEZED
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Linear
 from gradlib.jacobian.fast.chains.noted import length, note
 from gradlib.jacobian.fast.chains.place import Place, joined
 from gradlib.jacobian.fast.chains.read import (
@@ -37,6 +42,7 @@ from gradlib.jacobian.fast.chains.read import (
     method_of,
     part_of,
     parts_of,
+    turned,
     value_of,
 )
 from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
@@ -49,10 +55,14 @@ MANY = 256
 """How many parts a tuple may have, that code has from outside."""
 
 
+WEIGHTS = (Tensor, Parameter)
+"""The types of tensors that code may have from outside."""
+
+
 class Method(NamedTuple):
     """A method of a tensor."""
 
-    place: Place
+    tensor: Place | Tensor
     name: str
 
 
@@ -103,7 +113,11 @@ def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
         real = real_of(x)
         if not _is_tensor(real, name):
             raise UnknownError(name)
+        if name in MULTIPLYING:
+            return _product(real, name, *others)
         if name in ADDING and type(others[0]) is StandIn:
+            if name == "__add__" and type(real_of(others[0])) in WEIGHTS:
+                return _biased(real, *others)
             other = _place(*others)
             if name == "__sub__":
                 other = other.after([layer(OPERATORS["__neg__"])])
@@ -119,7 +133,7 @@ def _after(place: Place, *layers: Any) -> StandIn:
     return StandIn(place.after(layers))
 
 
-for _name in (*OPERATORS, *ADDING):
+for _name in (*OPERATORS, *ADDING, "__matmul__"):
     setattr(StandIn, _name, _operator(_name, OPERATORS.get(_name)))
 
 # Past the methods above.
@@ -146,8 +160,10 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
-        return _after(place, *place.layers_of(real, place.shape, place.dtype))
+        return _after(place, *place.layers_of(real, place.shape, place.like))
     if is_of_torch(real):
+        if real in NAMED:
+            return _method(_place(args[0]), NAMED[real], args[1:], kwargs)
         return _after(_place(args[0]), layer(FUNCTIONS[real], *args[1:], **kwargs))
     if type(real) is FunctionType:
         return rebound(real, _known, _getattr)(*args, **kwargs)
@@ -155,7 +171,10 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = rebound(cast(FunctionType, real.__func__), _known, _getattr)
         return run(StandIn(real.__self__), *args, **kwargs)
     if isinstance(real, Method):
-        return _method(*real, args, kwargs)
+        if isinstance(real.tensor, Place):
+            return _method(real.tensor, real.name, args, kwargs)
+        if not (args or kwargs):
+            return _turned(real.tensor)
     raise UnknownError("it is no layer")
 
 
@@ -170,35 +189,107 @@ def _place(x: Any, /) -> Place:
 def _method(
     place: Place, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return what stands for the result of a tensor's method."""
+    """Return what stands for the result of a method, or a function of its name."""
     if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
         return _after(place, SQUEEZED)  # a chain if that was its only axis of one entry
+    if name == "linear" or name in MULTIPLYING:
+        return _product(place, name, *args, **kwargs)
     make: Made | None = METHODS.get(name)
     if make is not None:
         return _after(place, layer(make, *args, **kwargs))
-    if CASTS.get(name) == place.dtype and not (args or kwargs):
+    if CASTS.get(name) == place.like[0] and not (args or kwargs):
         return _after(place)
     if name == "dim" and not (args or kwargs):
         return len(place.shape)
     if name == "size" and len(args) < 2 and not kwargs:
         size: Any = torch.Size(place.shape)
         return size[args[0]] if args else size
-    if name == "mean":
-        return _after(place, *_averages(place.shape, *args, **kwargs))
+    if name in ("sum", "mean"):
+        return _after(place, *_sum(place, name, *args, **kwargs))
     if name in ("view", "reshape") and not kwargs:
         flat = VIEWED if name == "view" else layer(nn.Flatten)
         return _after(place, *[flat] * _flattens(place.shape, args))
     raise UnknownError(name)
 
 
-def _averages(
-    shape: Shape, dim: Sequence[int], keepdim: bool = False
-) -> list[nn.Module]:
-    """Return the layers that a mean over all places is."""
-    axes = sorted(range(len(shape))[it] for it in dim)
-    if len(shape) != 4 or axes != [2, 3]:
-        raise UnknownError("it is a mean over something else")
-    return [layer(nn.AdaptiveAvgPool2d, 1), *[layer(nn.Flatten)] * (not keepdim)]
+def _product(
+    place: Place, name: str, weight: StandIn, bias: StandIn | None = None
+) -> StandIn:
+    """Return what stands for a product with a matrix.
+
+    Args:
+        place: What is multiplied.
+        name: Of what multiplies: one of `MULTIPLYING`, or ``"linear"``.
+        weight: The matrix; for ``"linear"`` ``(outs, ins)``.
+        bias: What is added, of that alone.
+    """
+    if name == "mm" and len(place.shape) != 2:
+        raise UnknownError("torch refuses it")
+    matrix = _weight(weight if name == "linear" else _turned(_weight(weight)))
+    if matrix.dim() != 2:
+        raise UnknownError("it is no matrix")
+    product = _after(place, Linear(matrix, None))
+    if bias is None:
+        return product
+    if name != "linear":
+        raise UnknownError("torch refuses it")
+    return _biased(real_of(product), bias)
+
+
+def _biased(place: Place, bias: StandIn) -> StandIn:
+    """Return what stands for a product with a matrix to which a vector is added."""
+    product, vector = place.layer, _weight(bias)
+    # Others are broadcast in some other way.
+    if type(product) is not Linear or product.bias is not None or vector.dim() != 1:
+        raise UnknownError("it is no bias")
+    return StandIn(place.replaced(product._replace(bias=vector)))
+
+
+def _weight(value: StandIn) -> Tensor:
+    """Return the tensor that code has from outside."""
+    weight = real_of(value)
+    if type(weight) not in WEIGHTS:
+        raise UnknownError("it is no tensor from outside")
+    return weight
+
+
+def _turned(weight: Tensor) -> StandIn:
+    """Return what stands for a matrix with its axes exchanged."""
+    value = turned(weight)
+    note(turned, weight, None, value)
+    return StandIn(value)
+
+
+def _sum(
+    place: Place, name: str, dim: Any, keepdim: bool = False
+) -> Sequence[nn.Module | Linear | object]:
+    """Return the layers that a sum or mean is, over all entries or places of a sample.
+
+    Args:
+        place: Of what.
+        name: ``"sum"`` or ``"mean"``.
+        dim: Over which axes.
+        keepdim: Whether they stay, with one entry.
+    """
+    shape = place.shape
+    given = (dim,) if type(dim) is int else cast(tuple[int, ...], dim)
+    if type(keepdim) is not bool or not all(type(it) is int for it in given):
+        raise UnknownError("torch refuses it")
+    axes = sorted(range(len(shape))[it] for it in given)
+    if len(shape) == 4 and axes == [2, 3] and name == "mean":
+        flat = [] if keepdim else [layer(nn.Flatten)]
+        return layer(nn.AdaptiveAvgPool2d, 1), *flat
+    if len(shape) != 2 or axes != [1] or not shape[1]:
+        raise UnknownError("it is over something else")
+    weight = _equal(1 if name == "sum" else 1 / shape[1], shape[1], *place.like)
+    return Linear(weight, None), *[SQUEEZED] * (not keepdim)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _equal(entry: float, count: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """Return the matrix ``(1, count)`` of a sum, of equal entries."""
+    return torch.full((1, count), entry, dtype=dtype, device=device)
 
 
 def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
@@ -229,7 +320,7 @@ def _known(value: Any) -> Any:
         return tuple(map(_known, value))
     if kind in (FunctionType, MethodType, list, dict) or issubclass(kind, nn.Module):
         return StandIn(value)
-    if is_of_torch(value):
+    if is_of_torch(value) or kind in WEIGHTS:
         return StandIn(value)
     raise UnknownError(f"it needs a {kind.__name__}")
 
@@ -242,7 +333,9 @@ def attribute(real: Any, name: str) -> Any:
     """
     if isinstance(real, nn.Module):
         return _of_module(real, name)
-    if _is_tensor(real, name):
+    if type(real) in WEIGHTS and name in TURNING and is_own(name):
+        return StandIn(Method(real, name)) if name == "t" else _turned(real)
+    if _is_tensor(real, name) and name not in TURNING:
         if name == "shape":
             return torch.Size(real.shape)
         return len(real.shape) if name == "ndim" else StandIn(Method(real, name))

@@ -1,21 +1,21 @@
 """A chain without its modules and tensors, and with them again."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import Joined, Layer
-from gradlib.jacobian.fast.chains.mapped import Linear, Maps
+from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear
+from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.private import own_parameters
 
 
 class Place(NamedTuple):
-    """Stands where a module was, or the parameters of a linear layer.
+    """Stands where a module was, a weight, or the parameters of a linear layer.
 
     Attributes:
-        number: Of the module.
+        number: Of the module, or of the weight.
     """
 
     number: int
@@ -29,17 +29,20 @@ def emptied(
     Args:
         chain: The chain.
         layers: The layers that it was made from.
-        number_of: Of a module: its number; ``None`` if it was made for the chain.
+        number_of: Of a module, or a weight: its number; ``None`` if it was made for
+            the chain.
     """
 
     def place(module: Any) -> Any:
+        if type(module) is Linear:
+            return Linear(*map(place, module))
         number = number_of(module)
         return module if number is None else Place(number)
 
     linears: list[Any] = chain.linears
-    last = [it for it in layers if type(it) is nn.Linear][-len(linears) :]
+    last = [it for it in layers if type(it) in (nn.Linear, Linear)][-len(linears) :]
     # If not, there is one that was made for the rows of the maps.
-    if last and own_parameters(last[-1])["weight"] is linears[-1].weight:
+    if last and _parameters(last[-1]).weight is linears[-1].weight:
         linears = [*map(place, last)]
     nothing: Any = None
     return _changed(chain, place, linears, nothing)
@@ -50,15 +53,16 @@ def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
 
     Args:
         chain: What `emptied` has returned.
-        modules: The modules, by their numbers.
+        modules: The modules and weights, by their numbers.
         x: What it is given.
     """
 
     def module(place: Any) -> Any:
+        if type(place) is Linear:
+            return Linear(*map(module, place))
         return modules[place.number] if type(place) is Place else place
 
-    linears: list[Any] = chain.linears
-    linears = [_parameters(module(it)) if type(it) is Place else it for it in linears]
+    linears: list[Any] = [*map(_parameters, map(module, chain.linears))]
     return _changed(chain, module, linears, x)
 
 
@@ -83,6 +87,8 @@ def _changed(
     return Chain(x, maps, linears, bends, change(softmax), *rest)
 
 
-def _parameters(layer: nn.Module) -> Linear:
-    own: Any = own_parameters(layer)
+def _parameters(layer: nn.Module | Linear) -> Linear:
+    if type(layer) is Linear:
+        return layer
+    own: Any = own_parameters(cast(nn.Module, layer))
     return Linear(own["weight"], own.get("bias"))

@@ -12,7 +12,8 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 from weakref import ref
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.functions import CONSTANTS, is_of_torch
 from gradlib.jacobian.fast.chains.noted import Found, Read, length
@@ -127,7 +128,7 @@ def _known(value: Any) -> tuple[Key | None, Any] | None:
         return None, value
     if kind is FunctionType:
         return _code_of, _code_of(value)
-    if kind in (tuple, list, dict, MethodType) or kind in KNOWN:
+    if kind in (tuple, list, dict, MethodType, Tensor, Parameter) or kind in KNOWN:
         return type, kind
     return (_class_of, _class_of(value)) if issubclass(kind, nn.Module) else None
 
