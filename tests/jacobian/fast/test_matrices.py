@@ -24,6 +24,7 @@ class Net(nn.Module):
         super().__init__()
         self.w, self.b = nn.Parameter(double(4, 6)), nn.Parameter(double(6))
         self.register_buffer("v", double(6, 3))
+        self.v: Tensor
         self.own = double(3, 4)  # an attribute, and neither of these
         self.square = nn.Parameter(double(4, 4))
         self.vector = nn.Parameter(double(4))
@@ -175,7 +176,7 @@ def test_where_the_forward_raises_so_does_it() -> None:
     for fn in (
         lambda x: x @ net.short,
         lambda x: x @ net.v,
-        lambda x: torch.mm(x, net.w, net.b),
+        lambda x: torch.mm(x, net.w, net.b),  # pyright: ignore (so it is)
         lambda x: F.linear(x, net.w.T, net.vector),
         lambda x: x.sum(3),
         lambda x: x.sum((1, 1)),
