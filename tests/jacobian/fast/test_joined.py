@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -450,6 +450,65 @@ def _added(one: Tensor, other: Tensor) -> Tensor:
     return one
 
 
+PRODUCTS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
+    "a product": lambda net, x: net.a(x) * net.b(x),
+    "the square": lambda net, x: net.a(x * x),
+    "the cube": lambda _, x: x * x * x,
+    "a gate": lambda net, x: net.b(torch.sigmoid(net.a(x)) * x),
+    "a gate around": lambda net, x: x + F.silu(net.a(x)) * net.b(x),
+    "a quotient": lambda net, x: net.a(x) / net.b(x),
+    "a quotient of itself": lambda net, x: net.b(x / (1 + x.square())),
+    "one over it": lambda net, x: 1 / (1 + (-net.a(x)).exp()),
+    "nested": lambda net, x: (x.sin() * net.a(x) - x.cos()) * (x / x.exp()),
+    "of a norm": lambda net, x: net.norm(x) * net.a(x),
+    "overwritten after it": lambda net, x: net.into(x * net.a(x)),
+    "overwritten before it": lambda net, x: x * net.into(net.a(x)),
+    "summed up": lambda net, x: (x * net.a(x)).sum(1),
+    "flattened": lambda net, x: x * net.a(x.flatten(1)),
+}
+
+
+def _multiplied(one: Tensor, other: Tensor) -> Tensor:
+    one *= other
+    return one
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name: str) -> None:
+    net, x = drawn(Parts()), double(3, 4)
+    fn = _with_the_net(PRODUCTS[name], net)
+    for batch in (x, x[:1], x.T.contiguous().T, x.abs() + 1e-3):
+        assert chain(cast(Any, fn), batch) is not None
+        require_same(cast(Any, fn), batch)
+
+
+def test_gates_of_images() -> None:
+    conv, gate = nn.Conv2d(1, 3, 3).double(), nn.Conv2d(1, 3, 3).double()
+    last = nn.Linear(3 * 6 * 6, 2).double()
+
+    def gated(x: Tensor) -> Tensor:
+        return last(torch.flatten(conv(x) * torch.sigmoid(gate(x)), 1))
+
+    fn: Any = gated
+    for x in (double(2, 1, 8, 8), double(40, 1, 8, 8)):
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            assert chain(fn, given) is not None
+            require_same(fn, given)
+
+
+def test_gradients_flow_through_gates() -> None:
+    net: Any = drawn(Parts())
+    x = double(3, 4).requires_grad_()
+    of = PRODUCTS["nested"], PRODUCTS["a quotient"], PRODUCTS["a gate around"]
+    for fn in (_with_the_net(it, net) for it in of):
+        found: list[tuple[Tensor, ...]] = []
+        for mode in ("auto", "loop"):
+            made = gradlib.per_sample_jacobian(fn, x, mode=mode, create_graph=True)
+            wanted: Any = x, net.a.weight, net.a.bias
+            found.append(torch.autograd.grad(made.sin().sum(), wanted))
+        torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", SUMS)
 def test_sums(name: str) -> None:
     net, x = drawn(Parts()), double(3, 4)
@@ -480,7 +539,9 @@ NO_CHAINS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
     "a part of it twice": lambda net, x: (lambda h: x + h + net.b(h))(net.a(x)),
     "of other shapes": lambda net, x: net.a(x) + net.wide(x),
     "another tensor": lambda net, x: net.a(x) + net.b.bias,
-    "a product": lambda net, x: net.a(x) * net.b(x),
+    "times what is broadcast": lambda net, x: net.a(x) * net.a(x).sum(1, True),
+    "a product in place": lambda net, x: _multiplied(net.a(x), net.b(x)),
+    "a part of a product twice": lambda net, x: (lambda h: x * h * net.b(h))(net.a(x)),
 }
 
 

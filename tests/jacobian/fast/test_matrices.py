@@ -71,6 +71,9 @@ FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a function that sums": lambda net, x: torch.sum(x @ net.w, dim=[-1]),
     "a mean": lambda net, x: (x @ net.w + net.b).tanh().mean(1),
     "a mean with its axis": lambda net, x: torch.mean(x @ net.w, -1, True).sin(),
+    "a product of two sums": lambda _, x: x.sum((1,), True) * x.mean(-1, keepdim=True),
+    "a quadratic form": lambda net, x: (x * (x @ net.square)).sum(1),
+    "a gate": lambda net, x: (F.silu(x @ net.w) * (x @ net.w + net.b)) @ net.v,
     "a sum in the middle": lambda net, x: x.exp().sum(1, True) @ net.single.T,
 }
 
@@ -137,7 +140,6 @@ NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "its entries": lambda net, x: x @ net.w if net.w[0, 0] > 9 else x.tanh(),
     "a sum over more": lambda net, x: (x @ net.w)[:, None].sum((1, 2)),
     "a sum in another dtype": lambda _, x: x.sum(1, dtype=torch.float32).double(),
-    "a product of two sums": lambda _, x: x.sum((1,), True) * x.mean(-1, keepdim=True),
     "a product that is dropped": _dropped,
 }
 

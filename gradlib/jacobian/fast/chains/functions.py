@@ -22,6 +22,7 @@ from gradlib.jacobian.fast.chains.layers import (
     SIN,
     SQUEEZED,
     TIMES,
+    UNDER,
     Layer,
     Pointwise,
 )
@@ -175,13 +176,18 @@ OPERATORS: dict[str, Made] = {
     "__mul__": _of_number(TIMES),
     "__rmul__": _of_number(TIMES),
     "__truediv__": _over,
+    "__rtruediv__": _of_number(UNDER),
     "__pow__": _power,
     "__neg__": lambda: Layer(-1, TIMES),
 }
 """What makes the layer of each operator, with a number on its other side."""
 
-ADDING = ("__add__", "__iadd__", "__sub__")
-"""Operators whose other side may be a tensor too."""
+JOINING = {
+    **dict.fromkeys(("__add__", "__iadd__", "__sub__"), "add"),
+    "__mul__": "mul",
+    "__truediv__": "div",
+}
+"""Operators whose other side may be a tensor too, and how they put two together."""
 
 MULTIPLYING = ("__matmul__", "matmul", "mm")
 """Methods whose other side is a matrix."""
@@ -196,7 +202,7 @@ SEEN = (
 )
 """What else of a tensor is known."""
 
-_KNOWN = *METHODS, *OPERATORS, *ADDING, *MULTIPLYING, *TURNING, *SEEN
+_KNOWN = *METHODS, *OPERATORS, *JOINING, *MULTIPLYING, *TURNING, *SEEN
 _WERE = {name: getattr(Tensor, name) for name in _KNOWN}
 
 

@@ -250,14 +250,16 @@ class Linear(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Two ways from one tensor, added up: a residual block.
+    """Two ways from one tensor, put together: a residual block, or a gate.
 
     Attributes:
         ways: The layers of each; none of them is the tensor itself.
-        inplace: Whether the sum overwrites what the first way gives.
+        by: What puts them together: ``"add"``, ``"mul"`` or ``"div"``.
+        inplace: Whether that overwrites what the first way gives.
     """
 
     ways: tuple[list[Any], list[Any]]
+    by: str
     inplace: bool
 
 
@@ -275,7 +277,7 @@ def every(layers: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
-OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (
+OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, UNDER, PLUS, FROM = (
     Pointwise("sin", lambda _, x: x.sin(), by_slope(lambda _, x: x.cos()), "x"),
     Pointwise("cos", lambda _, x: x.cos(), by_slope(lambda _, x: -x.sin()), "x"),
     Pointwise("exp", lambda _, x: x.exp(), by_slope(lambda _, y: y), "y"),
@@ -286,6 +288,7 @@ OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, PLUS, FROM = (
     Pointwise(
         "div", lambda c, x: x / c, by_slope(lambda c, x: torch.ones_like(x) / c), "x"
     ),
+    Pointwise("div", lambda c, x: c / x, by_slope(lambda c, x: -(c / x) / x), "x"),
     Pointwise(
         "add", lambda c, x: x + c, by_slope(lambda _, x: torch.ones_like(x)), "x"
     ),

@@ -121,10 +121,11 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
     one, other = (maps_of(way, size, like) for way in layer.ways)
     if one is None or other is None:
         return None
+    factors = 0 if layer.by == "add" else 2 * one.outs
     return Maps(
         [layer._replace(ways=(one.layers, other.layers))],
         one.size,
-        math.prod(size) + one.entries + other.entries,
+        math.prod(size) + factors + one.entries + other.entries,
         max(one.widest, other.widest),
         one.outs,
         one.multiply_adds + other.multiply_adds,

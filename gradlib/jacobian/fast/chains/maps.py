@@ -155,8 +155,28 @@ _ALIKE = ChannelsLast, Convolved, Multiplied, Averaged
 """What is the same for all samples."""
 
 
+class Gated(NamedTuple):
+    """A product with what another way has given.
+
+    Attributes:
+        factor: That, or how the product changes with this way: ``(batch, ...)``.
+    """
+
+    factor: Tensor
+
+    def part(self, start: int, stop: int) -> "Gated":
+        """Return it for some samples."""
+        return Gated(self.factor[start:stop])
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        factor = self.factor.unsqueeze(1)
+        alone = ours and not grad_is_enabled()
+        return v.mul_(factor) if alone else v * factor, True
+
+
 class Forked(NamedTuple):
-    """Two ways from one tensor, added up.
+    """Two ways from one tensor, whose vectors are added up.
 
     Attributes:
         one: What is needed to go back through the first.
@@ -229,8 +249,13 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
     for layer in layers:
         if type(layer) is Joined:
             (one, y), (other, z) = (_forward(way, x, of) for way in layer.ways)
+            x, factors = _put_together(layer.by, y, z)
+            for way, factor in zip((one, other), factors, strict=False):
+                if of is _CHANNELS_LAST:
+                    factor = _last_in_memory(factor)
+                way.append(Gated(factor))
             seen.append(Forked(one, other))
-            x, ours = y + z, True
+            ours = True
         elif layer.pointwise is None:
             step, x = of[type(layer.module)](layer.module, x)
             seen.append(step)
@@ -242,6 +267,22 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             seen.append(Bent(bend))
             ours = False
     return seen, x
+
+
+def _put_together(by: str, y: Tensor, z: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return what two ways make, and how it changes with each, if not as they do.
+
+    Args:
+        by: What puts them together, as a `Joined` has it.
+        y: What the first gives.
+        z: What the other does.
+    """
+    if by == "add":
+        return y + z, []
+    if by == "mul":
+        return y * z, [z, y]
+    quotient = y / z
+    return quotient, [1 / z, -quotient / z]
 
 
 def _last_in_memory(x: Tensor) -> Tensor:

@@ -94,24 +94,25 @@ def start(
     return Place(None, None, 0, shape, like, layers_of, [0], [0], 0)
 
 
-def joined(one: Place, other: Place, *, inplace: bool = False) -> Place:
-    """Return the sum of two tensors that x has become on two ways.
+def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place:
+    """Return what two tensors make that x has become on two ways.
 
     Args:
         one: The first.
         other: The second.
-        inplace: Whether the sum overwrites the first.
+        by: What puts them together, as a `Joined` has it.
+        inplace: Whether that overwrites the first.
 
     Raises:
-        UnknownError: It is no sum of tensors of one shape, or something is overwritten
-            that both ways need.
+        UnknownError: They are not of one shape, or something is overwritten that both
+            ways need.
     """
     one.require_current()
     other.require_current()
     ours = {id(it) for it in _back(one)}
     root = next((it for it in _back(other) if id(it) in ours), None)
     if root is None or one.shape != other.shape:
-        raise UnknownError("it adds up something else")
+        raise UnknownError("it puts something else together")
     if one.gone & other.gone != root.gone:
         raise UnknownError("it would go through some layers twice")
     ways = _layers(one, root), _layers(other, root)
@@ -121,7 +122,7 @@ def joined(one: Place, other: Place, *, inplace: bool = False) -> Place:
     writes[0] += inplace
     return one._replace(
         before=root,
-        layer=Joined(ways, inplace),
+        layer=Joined(ways, by, inplace),
         gone=one.gone | other.gone,
         writes=writes,
         version=writes[0],

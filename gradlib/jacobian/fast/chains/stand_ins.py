@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.functions import (
-    ADDING,
     CASTS,
     CONSTANTS,
     FUNCTIONS,
+    JOINING,
     METHODS,
     MULTIPLYING,
     NAMED,
@@ -115,13 +115,14 @@ def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
             raise UnknownError(name)
         if name in MULTIPLYING:
             return _product(real, name, *others)
-        if name in ADDING and type(others[0]) is StandIn:
+        if name in JOINING and type(others[0]) is StandIn:
             if name == "__add__" and type(real_of(others[0])) in WEIGHTS:
                 return _biased(real, *others)
             other = _place(*others)
             if name == "__sub__":
                 other = other.after([layer(OPERATORS["__neg__"])])
-            return StandIn(joined(real, other, inplace=name == "__iadd__"))
+            inplace = name == "__iadd__"
+            return StandIn(joined(real, other, JOINING[name], inplace=inplace))
         if make is None:
             raise UnknownError(name)
         return _after(real, layer(make, *others))
@@ -133,7 +134,7 @@ def _after(place: Place, *layers: Any) -> StandIn:
     return StandIn(place.after(layers))
 
 
-for _name in (*OPERATORS, *ADDING, "__matmul__"):
+for _name in (*OPERATORS, *JOINING, "__matmul__"):
     setattr(StandIn, _name, _operator(_name, OPERATORS.get(_name)))
 
 # Past the methods above.

@@ -73,7 +73,7 @@ def _changed(
 
     def changed(layers: Sequence[Any]) -> list[Any]:
         return [
-            Joined((changed(it.ways[0]), changed(it.ways[1])), it.inplace)
+            it._replace(ways=(changed(it.ways[0]), changed(it.ways[1])))
             if type(it) is Joined
             else Layer(change(it.module), it.pointwise)
             for it in layers
