@@ -114,6 +114,25 @@ class Bottleneck(nn.Module):
         return self.up(inner.view_as(h))
 
 
+class InCode(nn.Module):
+    """A gated block, written out with tensors of its own, and perhaps their energy."""
+
+    def __init__(self, width: int, inside: int, *, sums: bool) -> None:
+        """Draw the tensors."""
+        super().__init__()
+        size = width, inside
+        self.gate = nn.Parameter(torch.randn(size) / width**0.5)
+        self.weight = nn.Parameter(torch.randn(size) / width**0.5)
+        self.bias = nn.Parameter(torch.randn(inside))
+        self.last = nn.Parameter(torch.randn(inside, width) / inside**0.5)
+        self.sums = sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return vectors, or the sum of their squares."""
+        y = (F.silu(x @ self.gate) * (x @ self.weight + self.bias)) @ self.last
+        return y.square().sum(1, keepdim=True) if self.sums else y
+
+
 def random_nets(count: int, device: torch.device) -> list[Net]:
     """Return networks of other sizes and kinds than those of `nets`, by chance."""
     chance = random.Random(0)
@@ -220,6 +239,14 @@ def _random_image_net(chance: random.Random) -> Drawn:
     return name, model, (batch, channels, size, size)
 
 
+def _random_code(chance: random.Random) -> Drawn:
+    width, inside = chance.choice([4, 16, 64]), chance.choice([16, 64, 256])
+    sums, batch = chance.choice([False, True]), chance.choice([4, 64, 512])
+    what = "the energy of a gate" if sums else "a gate"
+    name = f"code: {what} {width}-{inside}, {batch}"
+    return name, InCode(width, inside, sums=sums), (batch, width)
+
+
 _KINDS: list[Callable[[random.Random], Drawn]] = [
     _random_mlp,
     _random_cnn,
@@ -228,6 +255,7 @@ _KINDS: list[Callable[[random.Random], Drawn]] = [
     _random_transformer,
     _random_bottleneck,
     _random_image_net,
+    _random_code,
 ]
 
 Make = Callable[[], nn.Module]

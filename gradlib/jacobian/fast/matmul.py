@@ -145,7 +145,7 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
         then: What is done to each entry of the product, one of `DONE_TO_ENTRIES`.
     """
     more = DONE_TO_ENTRIES.get(then, 0)
-    if v.numel() * matrix.numel() * (1 + more) < LARGE:
+    if v.numel() * matrix.size(-1) * (1 + more) < LARGE:
         return False  # it is a small one
     if not _may_be_faster(v, then):
         return False
