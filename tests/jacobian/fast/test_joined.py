@@ -468,6 +468,73 @@ PRODUCTS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
 }
 
 
+def _highway(net: Parts, x: Tensor) -> Tensor:
+    gate = torch.sigmoid(net.a(x))
+    return gate * net.b(x).tanh() + (1 - gate) * x
+
+
+def _cell(net: Parts, x: Tensor) -> Tensor:
+    reset, update = torch.sigmoid(net.a(x)), torch.sigmoid(net.b(x))
+    new = torch.tanh(net.norm(reset * x))
+    return (1 - update) * new + update * x
+
+
+def _deep(net: Parts, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = _highway(net, x) * x - x
+    return net.a(x)
+
+
+WOVEN: dict[str, Callable[[Parts, Tensor], Tensor]] = {
+    "a part of it twice": lambda net, x: (lambda h: x + h + net.b(h))(net.a(x)),
+    "of a product": lambda net, x: (lambda h: x * h * net.b(h))(net.a(x)),
+    "its square too": lambda net, x: (lambda h: h * net.b(x) + h**2)(net.a(x).sin()),
+    "over it too": lambda net, x: (lambda h: (h + x) / (1 + h**2))(net.a(x)),
+    "a highway": _highway,
+    "a cell": _cell,
+    "one after the other": _deep,
+    "on one way": lambda net, x: net.norm(x) + net.b(_highway(net, x)),
+    "overwritten after it": lambda net, x: net.into(_highway(net, x)),
+    "summed up": lambda net, x: (_highway(net, x) * x).sum(1),
+    "to one entry": lambda net, x: net.wide(_cell(net, x)),
+}
+
+
+@pytest.mark.parametrize("name", WOVEN)
+def test_ways_that_part_and_meet_again(name: str) -> None:
+    net, x = drawn(Parts()), double(3, 4)
+    fn: Any = _with_the_net(WOVEN[name], net)
+    for batch in (x, x[:1], double(3000, 4), x.T.contiguous().T):
+        assert chain(fn, batch) is not None
+        require_same(fn, batch)
+
+
+def test_gradients_flow_where_ways_meet_again() -> None:
+    net: Any = drawn(Parts())
+    x = double(3, 4).requires_grad_()
+    for of in (_highway, WOVEN["over it too"], WOVEN["to one entry"]):
+        fn = _with_the_net(of, net)
+        found: list[tuple[Tensor, ...]] = []
+        for mode in ("auto", "loop"):
+            made = gradlib.per_sample_jacobian(fn, x, mode=mode, create_graph=True)
+            wanted: Any = x, net.a.weight
+            found.append(torch.autograd.grad(made.sin().sum(), wanted))
+        torch.testing.assert_close(*found)
+
+
+def test_of_images_they_are_no_chain() -> None:
+    conv = nn.Conv2d(1, 1, 3, padding=1).double()
+
+    def fn(x: Tensor) -> Tensor:
+        h = conv(x)
+        return torch.flatten(x + h + conv(h), 1)
+
+    given: Any = fn
+    assert chain(given, double(2, 1, 5, 5)) is None
+    reference = gradlib.per_sample_jacobian(fn, double(2, 1, 5, 5), mode="loop")
+    assert reference.shape == (2, 25, 1, 5, 5)
+
+
 def _multiplied(one: Tensor, other: Tensor) -> Tensor:
     one *= other
     return one
@@ -536,12 +603,16 @@ NO_CHAINS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
     )(net.b(x)),
     "into what both go on from": lambda net, x: _added(x * 1, net.a(x)),
     "into the other way": lambda net, x: (lambda h: _added(h, net.a(h)))(net.b(x)),
-    "a part of it twice": lambda net, x: (lambda h: x + h + net.b(h))(net.a(x)),
+    "a part of it twice, in place": lambda net, x: (
+        lambda h: x + h + net.into(net.b(h))
+    )(net.a(x)),
+    "a part of it twice, and into it": lambda net, x: (
+        lambda h: _added(x + h, net.b(h))
+    )(net.a(x)),
     "of other shapes": lambda net, x: net.a(x) + net.wide(x),
     "another tensor": lambda net, x: net.a(x) + net.b.bias,
     "times what is broadcast": lambda net, x: net.a(x) * net.a(x).sum(1, True),
     "a product in place": lambda net, x: _multiplied(net.a(x), net.b(x)),
-    "a part of a product twice": lambda net, x: (lambda h: x * h * net.b(h))(net.a(x)),
 }
 
 

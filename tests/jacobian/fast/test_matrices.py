@@ -47,6 +47,11 @@ def _in_a_loop(net: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _with_and_without(net: Any, x: Tensor) -> Tensor:
+    h = x @ net.w
+    return (h + net.b) + h
+
+
 FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a forward": lambda net, x: net(x),
     "matmul": lambda net, x: torch.matmul(x, net.w).sigmoid(),
@@ -74,6 +79,7 @@ FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a product of two sums": lambda _, x: x.sum((1,), True) * x.mean(-1, keepdim=True),
     "a quadratic form": lambda net, x: (x * (x @ net.square)).sum(1),
     "a gate": lambda net, x: (F.silu(x @ net.w) * (x @ net.w + net.b)) @ net.v,
+    "with the bias and without": _with_and_without,
     "a sum in the middle": lambda net, x: x.exp().sum(1, True) @ net.single.T,
 }
 
@@ -107,11 +113,6 @@ def _added_in_place(net: Any, x: Tensor) -> Tensor:
     return h.tanh()
 
 
-def _with_and_without(net: Any, x: Tensor) -> Tensor:
-    h = x @ net.w
-    return (h + net.b) + h
-
-
 def _dropped(net: Any, x: Tensor) -> Tensor:
     h = x @ net.w
     h + net.b  # pyright: ignore[reportUnusedExpression] (that is what is tested)
@@ -131,7 +132,6 @@ NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "two biases": lambda net, x: (x @ net.w + net.b + net.b).tanh(),
     "a bias after a function": lambda net, x: (x @ net.w).tanh() + net.b,
     "in place": _added_in_place,
-    "with the bias and without": _with_and_without,
     "a tensor of one's own": lambda net, x: x @ net.w.as_subclass(Own).T.T,
     "another function of it": lambda net, x: x @ net.w.exp(),
     "a part of it": lambda net, x: x @ net.w[:, :2],

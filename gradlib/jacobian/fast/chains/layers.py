@@ -263,15 +263,44 @@ class Joined(NamedTuple):
     inplace: bool
 
 
+class Woven(NamedTuple):
+    """Ways from one vector that part and meet again, as those of two lines do not.
+
+    Attributes:
+        steps: In the order of the forward pass. Each is the layers of a way, and the
+            number of the step whose result they are given, from 1; 0 is what comes in.
+            Or it is two numbers, and what puts the two together, as in a `Joined`.
+    """
+
+    steps: list["Step"]
+
+
+class Step(NamedTuple):
+    """A step on ways that part and meet again.
+
+    Attributes:
+        layers: Of one way.
+        by: What puts two together; ``""`` for none.
+        given: The numbers of what it is given.
+    """
+
+    layers: list[Any]
+    by: str
+    given: tuple[int, ...]
+
+
 def every(layers: Sequence[Any]) -> Sequence[Any]:
-    """Return all layers of a line, those on two ways included."""
-    if Joined not in map(type, layers):
+    """Return all layers of a line, those on several ways included."""
+    if {Joined, Woven}.isdisjoint(map(type, layers)):
         return layers
     found: list[Any] = []
     for layer in layers:
         if type(layer) is Joined:
             for way in layer.ways:
                 found += every(way)
+        elif type(layer) is Woven:
+            for step in layer.steps:
+                found += every(step.layers)
         else:
             found.append(layer)
     return found

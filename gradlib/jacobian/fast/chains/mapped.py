@@ -20,6 +20,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Layer,
     Linear,
+    Woven,
 )
 from gradlib.jacobian.fast.chains.norms import FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
@@ -91,8 +92,8 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     small = sys.maxsize
     of_groups = False
     for layer in layers:
-        of_one = _of_joined if type(layer) is Joined else _of_layer
-        one = of_one(layer, size, like)
+        kind = cast(type[Any], type(layer))
+        one = _OF_KINDS.get(kind, _of_layer)(layer, size, like)
         if one is None:
             return None
         found += one.layers
@@ -132,6 +133,30 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
         min(one.small_images, other.small_images),
         one.of_groups or other.of_groups,
     )
+
+
+def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
+    sizes, entries, widest, multiply_adds = [size], math.prod(size), 0, 0
+    steps = list[Any]()
+    for step in layer.steps:
+        one, *others = [sizes[number] for number in step.given]
+        found = maps_of(step.layers, one, like)
+        if found is None:
+            return None
+        steps.append(step._replace(layers=found.layers))
+        size = found.size if step.layers else one
+        sizes.append(size)
+        entries += found.entries + len(others) * 2 * math.prod(size)
+        widest = max(widest, found.widest, math.prod(size))
+        multiply_adds += found.multiply_adds
+    outs = math.prod(size)
+    return Maps([Woven(steps)], size, entries, widest, outs, multiply_adds)
+
+
+_OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {
+    Joined: _of_joined,
+    Woven: _of_woven,
+}
 
 
 def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:

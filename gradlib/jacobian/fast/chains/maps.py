@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import add
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from gradlib.jacobian.fast.chains.convolutions import (
     convolved,
     is_few,
 )
-from gradlib.jacobian.fast.chains.layers import Joined, Linear, aten
+from gradlib.jacobian.fast.chains.layers import Joined, Linear, Woven, aten
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.shapes import pair
@@ -201,6 +202,40 @@ class Forked(NamedTuple):
         return (other.add_(one) if is_ours and other is not one else one + other), True
 
 
+class Interwoven(NamedTuple):
+    """Ways from one vector that part and meet again.
+
+    Attributes:
+        steps: What is needed to go back through each, to all that it was given, and the
+            numbers of that.
+    """
+
+    steps: list[tuple[list[Seen], tuple[int, ...]]]
+
+    def part(self, start: int, stop: int) -> "Interwoven":
+        """Return what is needed for some samples."""
+        return Interwoven(
+            [
+                ([part(seen, start, stop) for seen in ways], given)
+                for ways, given in self.steps
+            ]
+        )
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        come: dict[int, tuple[Tensor, bool]] = {len(self.steps): (v, ours)}
+        for number in range(len(self.steps), 0, -1):
+            grad, is_ours = come.pop(number)
+            ways, given = self.steps[number - 1]
+            alone = is_ours and len(given) == 1
+            for seen, source in zip(ways, given, strict=True):
+                found = _pulled(seen, grad, ours=alone)
+                if source in come:
+                    found = come[source][0] + found[0], True
+                come[source] = found
+        return come[0]
+
+
 def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
     """Return what is needed to go back through the layers, and their output.
 
@@ -249,12 +284,12 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
     for layer in layers:
         if type(layer) is Joined:
             (one, y), (other, z) = (_forward(way, x, of) for way in layer.ways)
-            x, factors = _put_together(layer.by, y, z)
-            for way, factor in zip((one, other), factors, strict=False):
-                if of is _CHANNELS_LAST:
-                    factor = _last_in_memory(factor)
-                way.append(Gated(factor))
-            seen.append(Forked(one, other))
+            x, gates = _put_together(layer.by, y, z, of)
+            seen.append(Forked(*map(add, (one, other), gates)))
+            ours = True
+        elif type(layer) is Woven:
+            step, x = _interwoven(layer, x, of)
+            seen.append(step)
             ours = True
         elif layer.pointwise is None:
             step, x = of[type(layer.module)](layer.module, x)
@@ -269,20 +304,42 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
     return seen, x
 
 
-def _put_together(by: str, y: Tensor, z: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return what two ways make, and how it changes with each, if not as they do.
+def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tensor]:
+    values = [x]
+    steps: list[tuple[list[Seen], tuple[int, ...]]] = []
+    for layers, by, given in layer.steps:
+        if by:
+            y, z = (values[number] for number in given)
+            value, ways = _put_together(by, y, z, of)
+        else:
+            seen, value = _forward(layers, values[given[0]], of)
+            ways = [seen]
+        values.append(value)
+        steps.append((ways, given))
+    return Interwoven(steps), values[-1]
+
+
+def _put_together(
+    by: str, y: Tensor, z: Tensor, of: "_Steps"
+) -> tuple[Tensor, list[Seen]]:
+    """Return what two ways make, and what is needed to go back to each.
 
     Args:
         by: What puts them together, as a `Joined` has it.
         y: What the first gives.
         z: What the other does.
+        of: What is known of layers.
     """
     if by == "add":
-        return y + z, []
+        return y + z, [[], []]
     if by == "mul":
-        return y * z, [z, y]
-    quotient = y / z
-    return quotient, [1 / z, -quotient / z]
+        made, factors = y * z, [z, y]
+    else:
+        made = y / z
+        factors = [1 / z, -made / z]
+    if of is _CHANNELS_LAST:
+        factors = [*map(_last_in_memory, factors)]
+    return made, [[Gated(it)] for it in factors]
 
 
 def _last_in_memory(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Step, Woven
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
 
@@ -16,6 +16,8 @@ class Place(NamedTuple):
     Attributes:
         before: The place that the last of them leads from; ``None`` at x.
         layer: The last of them.
+        sources: That place; or the two that were put together.
+        by: What has done that; ``""`` for none.
         gone: Which layers x has gone through so far, on all ways: a bit for each.
         shape: Of the tensor.
         like: Of all tensors on the way.
@@ -29,6 +31,8 @@ class Place(NamedTuple):
 
     before: "Place | None"
     layer: Any
+    sources: "tuple[Place, ...]"
+    by: str
     gone: int
     shape: Shape
     like: Like
@@ -53,7 +57,8 @@ class Place(NamedTuple):
             layer: It gives the same shape, in memory of its own.
         """
         self.require_current()
-        return self._made(before=self.before, layer=layer, shape=self.shape, writes=[0])
+        before = self.sources
+        return self._made(*before, layer=layer, shape=self.shape, writes=[0])
 
     def line(self) -> list[Any]:
         """Return the layers that lead here, if nothing else has been done."""
@@ -76,13 +81,21 @@ class Place(NamedTuple):
             writes[0] += 1
         elif not is_view(layer):
             writes = [0]
-        return self._made(before=self, layer=layer, shape=shape, writes=writes)
+        return self._made(self, layer=layer, shape=shape, writes=writes)
 
-    def _made(self, *, writes: list[int], **others: Any) -> "Place":
+    def _made(self, before: "Place", *, writes: list[int], **others: Any) -> "Place":
         """Return what one layer more has made of the tensor."""
         gone = self.gone | 1 << self.made[0]
         self.made[0] += 1
-        return self._replace(gone=gone, writes=writes, version=writes[0], **others)
+        return self._replace(
+            before=before,
+            sources=(before,),
+            by="",
+            gone=gone,
+            writes=writes,
+            version=writes[0],
+            **others,
+        )
 
 
 def start(
@@ -91,7 +104,7 @@ def start(
     layers_of: Callable[[nn.Module, Shape, Like], list[Any]],
 ) -> Place:
     """Return the place of x."""
-    return Place(None, None, 0, shape, like, layers_of, [0], [0], 0)
+    return Place(None, None, (), "", 0, shape, like, layers_of, [0], [0], 0)
 
 
 def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place:
@@ -114,19 +127,45 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
     if root is None or one.shape != other.shape:
         raise UnknownError("it puts something else together")
     if one.gone & other.gone != root.gone:
-        raise UnknownError("it would go through some layers twice")
-    ways = _layers(one, root), _layers(other, root)
-    if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
-        raise UnknownError("it overwrites what it goes on from twice")
+        layer = _woven(root, one, other, by)
+        if inplace:
+            raise UnknownError("it overwrites what is used elsewhere")
+    else:
+        ways = _layers(one, root), _layers(other, root)
+        if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
+            raise UnknownError("it overwrites what it goes on from twice")
+        layer = Joined(ways, by, inplace)
     writes = one.writes if inplace else [0]
     writes[0] += inplace
     return one._replace(
         before=root,
-        layer=Joined(ways, by, inplace),
+        layer=layer,
+        sources=(one, other),
+        by=by,
         gone=one.gone | other.gone,
         writes=writes,
         version=writes[0],
     )
+
+
+def _woven(root: Place, one: Place, other: Place, by: str) -> Woven:
+    """Return all that is between a place and what two make that come from there."""
+    numbers = {id(root): 0}
+    steps: list[Step] = []
+
+    def add(place: Place) -> int:
+        if id(place) not in numbers:
+            given = tuple(map(add, place.sources))
+            steps.append(Step([] if place.by else [place.layer], place.by, given))
+            numbers[id(place)] = len(steps)
+        return numbers[id(place)]
+
+    given = add(one), add(other)
+    steps.append(Step([], by, given))
+    # Images are faster row by row where they are large, and nobody has measured these.
+    if len(root.shape) != 2 or any(is_in_place(it) for step in steps for it in step[0]):
+        raise UnknownError("it goes through some layers twice, which may overwrite")
+    return Woven(steps)
 
 
 def is_in_place(layer: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Linear
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Linear, Woven
 from gradlib.private import own_parameters
 
 Shape: TypeAlias = tuple[int, ...]
@@ -54,9 +54,25 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             if one is None or one != other:
                 return None
             shape = one
+        elif kind is Woven:
+            woven = _shape_of_woven(layer, shape)
+            if woven is None:
+                return None
+            shape = woven
         elif layer is SQUEEZED:
             shape = shape[:-1]
     return shape
+
+
+def _shape_of_woven(layer: Woven, shape: Shape) -> Shape | None:
+    shapes = [shape]
+    for layers, _, given in layer.steps:
+        one, *others = [shapes[number] for number in given]
+        after = shape_after(layers, one)
+        if after is None or others not in ([], [one]):
+            return None
+        shapes.append(after)
+    return shapes[-1]
 
 
 def flattens(layer: Any) -> bool:

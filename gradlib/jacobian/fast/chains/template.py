@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear
+from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear, Woven
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.private import own_parameters
 
@@ -75,6 +75,10 @@ def _changed(
         return [
             it._replace(ways=(changed(it.ways[0]), changed(it.ways[1])))
             if type(it) is Joined
+            else Woven(
+                [step._replace(layers=changed(step.layers)) for step in it.steps]
+            )
+            if type(it) is Woven
             else Layer(change(it.module), it.pointwise)
             for it in layers
         ]
