@@ -12,6 +12,7 @@ from gradlib.jacobian.fast.chains.layers import (
     POINTWISE,
     SOFTMAXES,
     SQUEEZED,
+    UNSQUEEZED,
     Joined,
     Layer,
     Linear,
@@ -28,7 +29,7 @@ from gradlib.jacobian.fast.chains.mapped import (
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.jacobian.fast.chains.shapes import flattens
+from gradlib.jacobian.fast.chains.shapes import flattens, shape_after
 from gradlib.jacobian.fast.replayed import Replays
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private import nobody_looks_on
@@ -93,7 +94,7 @@ class Chain(NamedTuple):
             module = layer.module
             if type(module) is Linear:
                 found += [it for it in module if it is not None]
-            elif layer.pointwise is None:
+            elif isinstance(module, nn.Module) and layer.pointwise is None:
                 found += [*module.parameters(), *module.buffers()]
         return found
 
@@ -179,13 +180,16 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     samples, *size = x.shape
     maps = NO_MAPS
     last: Any = layers[-1] if layers else None
-    squeezed, softmax = last is SQUEEZED, None
+    # Samples of one number have an axis of one entry meanwhile.
+    after = shape_after(layers, x.shape)
+    squeezed, softmax = after is not None and len(after) == 1, None
+    layers = [it for it in layers if it is not SQUEEZED and it is not UNSQUEEZED]
     if type(last) in SOFTMAXES:
         is_own = is_own_function("softmax") and is_own_function("log_softmax")
         if not is_own or type(last.dim) is not int or last.dim not in (1, -1):
             return None
         softmax = last
-    if squeezed or softmax is not None:
+    if softmax is not None:
         layers = layers[:-1]
     like = x.dtype, x.device
     number = _mapped(layers, len(size))

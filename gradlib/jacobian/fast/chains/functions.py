@@ -151,6 +151,7 @@ FUNCTIONS: dict[Any, Made] = {
 NAMED: dict[Any, str] = {
     F.linear: "linear",
     **{vars(torch)[name]: name for name in ("matmul", "mm", "sum", "mean")},
+    **{vars(torch)[name]: name for name in ("chunk", "split", "unbind")},
 }
 """Functions that need more than numbers, or the shape, each with its name."""
 
@@ -189,6 +190,9 @@ JOINING = {
 }
 """Operators whose other side may be a tensor too, and how they put two together."""
 
+GATHERING = {torch.cat: "cat", torch.stack: "stack"}
+"""Functions of several tensors."""
+
 MULTIPLYING = ("__matmul__", "matmul", "mm")
 """Methods whose other side is a matrix."""
 
@@ -197,7 +201,7 @@ TURNING = ("T", "mT", "t")
 
 SEEN = (
     *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
-    *("sum", "mean"),
+    *("sum", "mean", "chunk", "split", "unbind", "unsqueeze"),
     *CASTS,
 )
 """What else of a tensor is known."""
@@ -221,7 +225,7 @@ CONSTANTS = (int, float, bool, str, type(None), torch.Size)
 def is_of_torch(value: object) -> bool:
     """Tell whether something is a function that is known, or where functions are."""
     if type(value) in (FunctionType, BuiltinFunctionType):
-        return value in FUNCTIONS or value in NAMED
+        return any(value in it for it in (FUNCTIONS, NAMED, GATHERING))
     return any(value is it for it in NAMESPACES)
 
 

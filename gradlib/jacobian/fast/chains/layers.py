@@ -217,7 +217,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 
 POINTWISE[nn.ReLU6] = POINTWISE[nn.Hardtanh]
 
-SQUEEZED = object()
+SQUEEZED, UNSQUEEZED = object(), object()
 """Stands where a last axis of one entry is taken away."""
 
 IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
@@ -263,13 +263,28 @@ class Joined(NamedTuple):
     inplace: bool
 
 
+class Taken(NamedTuple):
+    """Neighbouring entries of vectors.
+
+    Attributes:
+        start: The number of the first.
+        stop: And of the one after the last.
+        of: How many entries the vectors have.
+    """
+
+    start: int
+    stop: int
+    of: int
+
+
 class Woven(NamedTuple):
     """Ways from one vector that part and meet again, as those of two lines do not.
 
     Attributes:
         steps: In the order of the forward pass. Each is the layers of a way, and the
             number of the step whose result they are given, from 1; 0 is what comes in.
-            Or it is two numbers, and what puts the two together, as in a `Joined`.
+            Or it is several numbers, and what puts these together: as in a `Joined`, or
+            ``"cat"``, one behind the other.
     """
 
     steps: list["Step"]
@@ -280,7 +295,7 @@ class Step(NamedTuple):
 
     Attributes:
         layers: Of one way.
-        by: What puts two together; ``""`` for none.
+        by: What puts several together; ``""`` for none.
         given: The numbers of what it is given.
     """
 

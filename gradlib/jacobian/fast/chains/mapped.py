@@ -17,9 +17,12 @@ from gradlib.jacobian.fast.chains.convolutions import (
 from gradlib.jacobian.fast.chains.layers import (
     OPTIONS,
     POINTWISE,
+    SQUEEZED,
+    UNSQUEEZED,
     Joined,
     Layer,
     Linear,
+    Taken,
     Woven,
 )
 from gradlib.jacobian.fast.chains.norms import FEW
@@ -145,6 +148,8 @@ def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
             return None
         steps.append(step._replace(layers=found.layers))
         size = found.size if step.layers else one
+        if step.by == "cat":
+            size = (sum(it[0] for it in (one, *others)),)
         sizes.append(size)
         entries += found.entries + len(others) * 2 * math.prod(size)
         widest = max(widest, found.widest, math.prod(size))
@@ -161,6 +166,8 @@ _OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {
 
 def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     kind = cast(type[Any], type(layer))
+    if layer is SQUEEZED or layer is UNSQUEEZED:
+        return NO_MAPS._replace(size=size)
     shape = shape_after([layer], (0, *size))
     if shape is None:
         return None
@@ -179,7 +186,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             if goes_by_shifts(layer):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
-    elif kind in _POOLS or _is_norm(layer, size, like):
+    elif kind is Taken or kind in _POOLS or _is_norm(layer, size, like):
         known = [Layer(layer, None)]
     elif bend := elementwise(layer):
         known = [bend]

@@ -1,5 +1,6 @@
 """Layers of a chain that are gone back through, vector by vector."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import (
@@ -15,7 +17,7 @@ from gradlib.jacobian.fast.chains.convolutions import (
     convolved,
     is_few,
 )
-from gradlib.jacobian.fast.chains.layers import Joined, Linear, Woven, aten
+from gradlib.jacobian.fast.chains.layers import Joined, Linear, Taken, Woven, aten
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.shapes import pair
@@ -176,6 +178,51 @@ class Gated(NamedTuple):
         return v.mul_(factor) if alone else v * factor, True
 
 
+class Padded(NamedTuple):
+    """A part of each vector: zeros come from the rest.
+
+    Attributes:
+        before: How many entries are before it.
+        after: And after it.
+    """
+
+    before: int
+    after: int
+
+    def part(self, start: int, stop: int) -> "Padded":
+        """Return what is needed for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        del ours
+        return F.pad(v, self), True
+
+
+class Cut(NamedTuple):
+    """What a vector is a part of: of all that came to that, its part goes back.
+
+    Attributes:
+        start: The number of the vector's first entry there.
+        stop: And of the one after its last.
+    """
+
+    start: int
+    stop: int
+
+    def part(self, start: int, stop: int) -> "Cut":
+        """Return what is needed for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        # In order, or torch may multiply it sample by sample.
+        part = v[..., self.start : self.stop].contiguous()
+        return part, part is not v or ours
+
+
 class Forked(NamedTuple):
     """Two ways from one tensor, whose vectors are added up.
 
@@ -308,7 +355,9 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
     values = [x]
     steps: list[tuple[list[Seen], tuple[int, ...]]] = []
     for layers, by, given in layer.steps:
-        if by:
+        if by == "cat":
+            value, ways = _gathered([values[number] for number in given])
+        elif by:
             y, z = (values[number] for number in given)
             value, ways = _put_together(by, y, z, of)
         else:
@@ -317,6 +366,14 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
         values.append(value)
         steps.append((ways, given))
     return Interwoven(steps), values[-1]
+
+
+def _gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
+    """Return vectors one behind the other, and what is needed to go back to each."""
+    ends = [*itertools.accumulate(it.shape[1] for it in values)]
+    return torch.cat(values, 1), [
+        [Cut(start, stop)] for start, stop in itertools.pairwise((0, *ends))
+    ]
 
 
 def _put_together(
@@ -356,6 +413,11 @@ def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
 
 def _multiplied(module: nn.Linear | Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
+
+
+def _taken(layer: Taken, x: Tensor) -> tuple[Padded, Tensor]:
+    part = x[:, layer.start : layer.stop].clone()  # nobody overwrites what it is of
+    return Padded(layer.start, layer.of - layer.stop), part
 
 
 # By torch's kernels: somebody may have replaced a function that his code does not use.
@@ -416,6 +478,7 @@ _CHANNELS_LAST: _Steps = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
     Linear: _multiplied,
+    Taken: _taken,
     nn.GroupNorm: normed,
     nn.LayerNorm: normed,
     nn.BatchNorm1d: scaled,

@@ -5,7 +5,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Step, Woven
+from gradlib.jacobian.fast.chains.layers import (
+    SQUEEZED,
+    UNSQUEEZED,
+    Joined,
+    Step,
+    Taken,
+    Woven,
+)
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
 
@@ -16,7 +23,7 @@ class Place(NamedTuple):
     Attributes:
         before: The place that the last of them leads from; ``None`` at x.
         layer: The last of them.
-        sources: That place; or the two that were put together.
+        sources: That place; or those that were put together.
         by: What has done that; ``""`` for none.
         gone: Which layers x has gone through so far, on all ways: a bit for each.
         shape: Of the tensor.
@@ -127,7 +134,7 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
     if root is None or one.shape != other.shape:
         raise UnknownError("it puts something else together")
     if one.gone & other.gone != root.gone:
-        layer = _woven(root, one, other, by)
+        layer = _woven(root, (one, other), by)
         if inplace:
             raise UnknownError("it overwrites what is used elsewhere")
     else:
@@ -148,8 +155,39 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
     )
 
 
-def _woven(root: Place, one: Place, other: Place, by: str) -> Woven:
-    """Return all that is between a place and what two make that come from there."""
+def gathered(places: Sequence[Place]) -> Place:
+    """Return vectors one behind the other.
+
+    Args:
+        places: What x has become on several ways: ``(batch, ...)`` each.
+
+    Raises:
+        UnknownError: They are no vectors, or something is overwritten.
+    """
+    one, *others = places
+    for place in places:
+        place.require_current()
+    around = [{id(it) for it in _back(place)} for place in others]
+    root = next((it for it in _back(one) if all(id(it) in ids for ids in around)), None)
+    if root is None or not others or {len(it.shape) for it in places} != {2}:
+        raise UnknownError("it puts something else together")
+    writes, gone = [0], 0
+    for place in places:
+        gone |= place.gone
+    return one._replace(
+        before=root,
+        layer=_woven(root, places, "cat"),
+        sources=(*places,),
+        by="cat",
+        gone=gone,
+        shape=(one.shape[0], sum(it.shape[1] for it in places)),
+        writes=writes,
+        version=0,
+    )
+
+
+def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
+    """Return all that is between a place and what others make that come from there."""
     numbers = {id(root): 0}
     steps: list[Step] = []
 
@@ -160,10 +198,10 @@ def _woven(root: Place, one: Place, other: Place, by: str) -> Woven:
             numbers[id(place)] = len(steps)
         return numbers[id(place)]
 
-    given = add(one), add(other)
+    given = tuple(map(add, places))
     steps.append(Step([], by, given))
     # Images are faster row by row where they are large, and nobody has measured these.
-    if len(root.shape) != 2 or any(is_in_place(it) for step in steps for it in step[0]):
+    if len(root.shape) > 2 or any(is_in_place(it) for step in steps for it in step[0]):
         raise UnknownError("it goes through some layers twice, which may overwrite")
     return Woven(steps)
 
@@ -175,7 +213,7 @@ def is_in_place(layer: Any) -> bool:
 
 def is_view(layer: Any) -> bool:
     """Tell whether a layer may return what it is given, or a view of it."""
-    return type(layer) is nn.Flatten or layer is SQUEEZED
+    return type(layer) in (nn.Flatten, Taken) or layer in (SQUEEZED, UNSQUEEZED)
 
 
 def _back(place: Place | None) -> Iterator[Place]:

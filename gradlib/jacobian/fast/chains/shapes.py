@@ -7,7 +7,16 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Joined, Linear, Woven
+from gradlib.jacobian.fast.chains.layers import (
+    POINTWISE,
+    SQUEEZED,
+    UNSQUEEZED,
+    Joined,
+    Layer,
+    Linear,
+    Taken,
+    Woven,
+)
 from gradlib.private import own_parameters
 
 Shape: TypeAlias = tuple[int, ...]
@@ -28,6 +37,8 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
     """
     for layer in layers:
         kind = cast(type[Any], type(layer))
+        if len(shape) == 1 and not _is_of_numbers(layer):
+            return None
         if kind in (nn.Linear, Linear):
             is_own = kind is Linear
             weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
@@ -59,17 +70,31 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             if woven is None:
                 return None
             shape = woven
+        elif kind is Taken:
+            shape = *shape[:-1], layer.stop - layer.start
         elif layer is SQUEEZED:
-            shape = shape[:-1]
+            if len(shape) != 2 or shape[1] != 1:
+                return None
+            shape = shape[:1]
+        elif layer is UNSQUEEZED:
+            shape = *shape, 1
     return shape
+
+
+def _is_of_numbers(layer: Any) -> bool:
+    """Tell whether a layer does the same to samples of one number without an axis."""
+    known = Joined, Woven, Layer, *POINTWISE
+    return layer is UNSQUEEZED or type(layer) in known
 
 
 def _shape_of_woven(layer: Woven, shape: Shape) -> Shape | None:
     shapes = [shape]
-    for layers, _, given in layer.steps:
+    for layers, by, given in layer.steps:
         one, *others = [shapes[number] for number in given]
         after = shape_after(layers, one)
-        if after is None or others not in ([], [one]):
+        if by == "cat":
+            after = one[0], sum(it[1] for it in (one, *others))
+        elif after is None or others not in ([], [one]):
             return None
         shapes.append(after)
     return shapes[-1]

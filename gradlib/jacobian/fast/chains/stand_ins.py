@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from operator import getitem
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, NoneType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -21,6 +21,7 @@ from gradlib.jacobian.fast.chains.functions import (
     CASTS,
     CONSTANTS,
     FUNCTIONS,
+    GATHERING,
     JOINING,
     METHODS,
     MULTIPLYING,
@@ -33,9 +34,9 @@ from gradlib.jacobian.fast.chains.functions import (
     is_own,
     layer,
 )
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, Linear
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, UNSQUEEZED, Linear, Taken
 from gradlib.jacobian.fast.chains.noted import length, note
-from gradlib.jacobian.fast.chains.place import Place, joined
+from gradlib.jacobian.fast.chains.place import Place, gathered, joined
 from gradlib.jacobian.fast.chains.read import (
     in_space,
     looked_up,
@@ -163,6 +164,8 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = _place(*args, **kwargs)
         return _after(place, *place.layers_of(real, place.shape, place.like))
     if is_of_torch(real):
+        if real in GATHERING:
+            return _gathered(GATHERING[real], *args, **kwargs)
         if real in NAMED:
             return _method(_place(args[0]), NAMED[real], args[1:], kwargs)
         return _after(_place(args[0]), layer(FUNCTIONS[real], *args[1:], **kwargs))
@@ -205,6 +208,11 @@ def _method(
     if name == "size" and len(args) < 2 and not kwargs:
         size: Any = torch.Size(place.shape)
         return size[args[0]] if args else size
+    if name in ("chunk", "split", "unbind"):
+        parts = _parts(place.shape, name, *args, **kwargs)
+        return tuple(_after(place, *it) for it in parts)
+    if name == "unsqueeze":
+        return _after(place, *_taken(place.shape, (..., None), *args, **kwargs))
     if name in ("sum", "mean"):
         return _after(place, *_sum(place, name, *args, **kwargs))
     if name in ("view", "reshape") and not kwargs:
@@ -365,14 +373,77 @@ def _noted_parts(real: Any) -> Sequence[Any]:
 def _item(real: Any, key: Any) -> Any:
     """Return what stands for a part."""
     if _is_tensor(real, "__getitem__"):
-        return _after(real, _taken(key))
+        return _after(real, *_taken(real.shape, key))
     part = part_of(real, key)
     note(part_of, real, key, part)
     return StandIn(part) if type(key) is slice else _known(part)
 
 
-def _taken(key: Any) -> object | None:
-    """Return what takes the last axis away, if a key asks for its only entry."""
-    *before, last = key
-    is_first = type(last) is int and last == 0
-    return SQUEEZED if is_first and before in ([slice(None)], [...]) else None
+def _taken(shape: Shape, key: Any, dim: object = -1) -> list[Any]:
+    """Return the layers that take entries of vectors, or give numbers an axis.
+
+    Args:
+        shape: Of what they are given.
+        key: What code asks for.
+        dim: Where an axis comes, behind the batch.
+    """
+    before, last = key
+    if before is not ... and before != slice(None):
+        raise UnknownError("it takes samples")
+    if last is None and len(shape) == 1 and type(dim) is int and dim in (1, -1):
+        return [UNSQUEEZED]
+    if len(shape) != 2 or not shape[1]:
+        raise UnknownError("they are no vectors")
+    count = shape[1]
+    if type(last) is int:
+        start = range(count)[last]
+        return [*_entries(start, start + 1, count), SQUEEZED]
+    if type(last) is not slice or not all(
+        type(it) in (int, NoneType) for it in (last.start, last.stop, last.step)
+    ):
+        raise UnknownError("it takes something else")
+    start, stop, step = last.indices(count)
+    if step != 1:
+        raise UnknownError("they are no neighbours")
+    return _entries(start, stop, count)
+
+
+def _entries(start: int, stop: int, count: int) -> list[Any]:
+    if start >= stop:
+        raise UnknownError("there are none")
+    return [Taken(start, stop, count)]
+
+
+def _parts(shape: Shape, name: str, *args: Any, dim: object = 0) -> list[list[Any]]:
+    """Return the layers that each part of vectors is.
+
+    Args:
+        shape: Of what is parted.
+        name: Of what does it.
+        args: How many parts, or how large they are, and along which axis.
+        dim: The same axis, by name.
+    """
+    given = [*args]
+    if len(given) > (name != "unbind"):
+        dim = given.pop()
+    if len(shape) != 2 or type(dim) is not int or dim not in (1, -1):
+        raise UnknownError("it parts something else")
+    count = shape[1]
+    if name == "unbind":
+        return [_taken(shape, (..., number)) for number in range(count)]
+    (size,) = given
+    if type(size) is not int or size < 1:
+        raise UnknownError("they are of several sizes")
+    size = -(-count // size) if name == "chunk" else size
+    starts = range(0, count, size)
+    return [_entries(it, min(it + size, count), count) for it in starts]
+
+
+def _gathered(name: str, tensors: Any, dim: object = 0) -> StandIn:
+    """Return what stands for vectors one behind the other, or numbers in a row."""
+    if type(dim) is not int or dim not in (1, -1) or type(tensors) not in (tuple, list):
+        raise UnknownError("it puts together something else")
+    places = [*map(_place, tensors)]
+    if name == "stack":
+        places = [it.after(_taken(it.shape, (..., None))) for it in places]
+    return StandIn(gathered(places))
