@@ -70,6 +70,11 @@ def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
     ours = ours and alone and v.dim() > 2
     for (module, known), value in reversed(bends):
         assert known is not None, "a convolution is not elementwise"
+        if known.factor is not None and v.dim() > 2:  # it is all in one number
+            factor = known.factor(module)
+            if factor != 1:
+                v, ours = v.mul_(factor) if ours else v * factor, alone
+            continue
         value = value.unsqueeze(1)
         if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
             v = known.pull(module, v, value, ours)

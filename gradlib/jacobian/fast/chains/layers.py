@@ -34,6 +34,7 @@ class Pointwise:
         options: The names of the module's options.
         cuts: Whether `pull` gives zero at flat places for infinite vectors too, as
             torch does; a slope of zero would give NaN.
+        factor: Of the number: the slope, where it is the same everywhere.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Pointwise:
     overwrite: Callable[[Any, Tensor], Tensor] | None = None
     options: tuple[str, ...] = ()
     cuts: bool = False
+    factor: Callable[[Any], float] | None = None
 
 
 OPTIONS = (int, float, str)
@@ -321,23 +323,23 @@ def every(layers: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
+def _by_number(
+    name: str, forward: Callable[[Any, Tensor], Tensor], factor: Callable[[Any], float]
+) -> Pointwise:
+    """Return an operation with a number, whose slope is the same everywhere."""
+    slope = by_slope(lambda c, x: torch.full_like(x, factor(c)))
+    return Pointwise(name, forward, slope, "x", factor=factor)
+
+
 OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, UNDER, PLUS, FROM = (
     Pointwise("sin", lambda _, x: x.sin(), by_slope(lambda _, x: x.cos()), "x"),
     Pointwise("cos", lambda _, x: x.cos(), by_slope(lambda _, x: -x.sin()), "x"),
     Pointwise("exp", lambda _, x: x.exp(), by_slope(lambda _, y: y), "y"),
     Pointwise("pow", lambda n, x: x**n, by_slope(lambda n, x: n * x ** (n - 1)), "x"),
-    Pointwise(
-        "mul", lambda c, x: x * c, by_slope(lambda c, x: torch.full_like(x, c)), "x"
-    ),
-    Pointwise(
-        "div", lambda c, x: x / c, by_slope(lambda c, x: torch.ones_like(x) / c), "x"
-    ),
+    _by_number("mul", lambda c, x: x * c, lambda c: c),
+    _by_number("div", lambda c, x: x / c, lambda c: 1 / c),
     Pointwise("div", lambda c, x: c / x, by_slope(lambda c, x: -(c / x) / x), "x"),
-    Pointwise(
-        "add", lambda c, x: x + c, by_slope(lambda _, x: torch.ones_like(x)), "x"
-    ),
-    Pointwise(
-        "sub", lambda c, x: c - x, by_slope(lambda _, x: -torch.ones_like(x)), "x"
-    ),
+    _by_number("add", lambda c, x: x + c, lambda _: 1),
+    _by_number("sub", lambda c, x: c - x, lambda _: -1),
 )
 """Operations that no module is there for: some take a number, n or c."""

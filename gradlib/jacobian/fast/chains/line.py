@@ -51,8 +51,6 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
 # Those that no code of somebody's is in, which may ask for the shape it is given.
 _WITHOUT_CODE = KNOWN - {nn.Sequential}
 
-_LAYERS = tuple(_WITHOUT_CODE)
-
 ERRORS = (
     *(UnknownError, ArithmeticError, AssertionError, AttributeError, ImportError),
     *(LookupError, NameError, RecursionError, TypeError, ValueError),
@@ -69,9 +67,9 @@ def _of_module(module: nn.Module, shape: Shape, like: Like) -> list[Any]:
         raise UnknownError("a hook is on it")
     note(_is_plain, module, None, True)
     if kind not in KNOWN:
-        # Of the first the code names no layers either. The second are no such layers:
-        # their class may mean something else by weights, options or a method.
-        if _is_of_torch(module) or isinstance(module, _LAYERS):
+        # Of the first the code names no layers either. The second may have put their
+        # weights away, as those do that are of low rank or have few bits.
+        if _is_of_torch(module) or isinstance(module, nn.Linear):
             raise UnknownError("this layer is not known")
         note(_is_of_torch, module, None, False)
         return _in_code(real_of(attribute(module, "forward")), shape, like)

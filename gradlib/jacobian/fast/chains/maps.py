@@ -64,7 +64,8 @@ class Bent(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        return pulled(v, [self.bend], ours=ours), True
+        found = pulled(v, [self.bend], ours=ours)
+        return found, ours or found is not v
 
 
 class ChannelsLast(NamedTuple):
@@ -242,11 +243,7 @@ class Forked(NamedTuple):
         """Go back."""
         one, is_new = _pulled(self.one, v, ours=False)
         other, is_ours = _pulled(self.other, v, ours=ours and is_new)
-        if grad_is_enabled():
-            return one + other, True
-        if is_new:
-            return one.add_(other), True
-        return (other.add_(one) if is_ours and other is not one else one + other), True
+        return _added((one, is_new), (other, is_ours))
 
 
 class Interwoven(NamedTuple):
@@ -277,9 +274,7 @@ class Interwoven(NamedTuple):
             alone = is_ours and len(given) == 1
             for seen, source in zip(ways, given, strict=True):
                 found = _pulled(seen, grad, ours=alone)
-                if source in come:
-                    found = come[source][0] + found[0], True
-                come[source] = found
+                come[source] = _added(come[source], found) if source in come else found
         return come[0]
 
 
@@ -366,6 +361,16 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
         values.append(value)
         steps.append((ways, given))
     return Interwoven(steps), values[-1]
+
+
+def _added(one: tuple[Tensor, bool], other: tuple[Tensor, bool]) -> tuple[Tensor, bool]:
+    """Return the sum of vectors, each with whether it may be overwritten."""
+    (v, is_ours), (w, is_others) = one, other
+    if grad_is_enabled() or v is w:
+        return v + w, True
+    if is_ours:
+        return v.add_(w), True
+    return (w.add_(v) if is_others else v + w), True
 
 
 def _gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
