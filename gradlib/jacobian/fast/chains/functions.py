@@ -184,7 +184,8 @@ OPERATORS: dict[str, Made] = {
 """What makes the layer of each operator, with a number on its other side."""
 
 JOINING = {
-    **dict.fromkeys(("__add__", "__iadd__", "__sub__"), "add"),
+    **dict.fromkeys(("__add__", "__iadd__"), "add"),
+    "__sub__": "sub",
     "__mul__": "mul",
     "__truediv__": "div",
 }

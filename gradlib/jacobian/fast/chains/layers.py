@@ -256,7 +256,7 @@ class Joined(NamedTuple):
 
     Attributes:
         ways: The layers of each; none of them is the tensor itself.
-        by: What puts them together: ``"add"``, ``"mul"`` or ``"div"``.
+        by: What puts them together: ``"add"``, ``"sub"``, ``"mul"`` or ``"div"``.
         inplace: Whether that overwrites what the first way gives.
     """
 

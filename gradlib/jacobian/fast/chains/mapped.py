@@ -125,7 +125,7 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
     one, other = (maps_of(way, size, like) for way in layer.ways)
     if one is None or other is None:
         return None
-    factors = 0 if layer.by == "add" else 2 * one.outs
+    factors = 0 if layer.by in ("add", "sub") else 2 * one.outs
     return Maps(
         [layer._replace(ways=(one.layers, other.layers))],
         one.size,

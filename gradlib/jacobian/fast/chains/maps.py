@@ -179,6 +179,19 @@ class Gated(NamedTuple):
         return v.mul_(factor) if alone else v * factor, True
 
 
+class Negated(NamedTuple):
+    """What is subtracted."""
+
+    def part(self, start: int, stop: int) -> "Negated":
+        """Return what is needed for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        return v.neg_() if ours and not grad_is_enabled() else -v, True
+
+
 class Padded(NamedTuple):
     """A part of each vector: zeros come from the rest.
 
@@ -394,6 +407,8 @@ def _put_together(
     """
     if by == "add":
         return y + z, [[], []]
+    if by == "sub":
+        return y - z, [[], [Negated()]]
     if by == "mul":
         made, factors = y * z, [z, y]
     else:

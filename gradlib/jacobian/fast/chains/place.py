@@ -194,6 +194,9 @@ def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
     def add(place: Place) -> int:
         if id(place) not in numbers:
             given = tuple(map(add, place.sources))
+            if place.layer is SQUEEZED or place.layer is UNSQUEEZED:  # nothing is done
+                numbers[id(place)] = given[0]
+                return given[0]
             steps.append(Step([] if place.by else [place.layer], place.by, given))
             numbers[id(place)] = len(steps)
         return numbers[id(place)]

@@ -120,8 +120,6 @@ def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
             if name == "__add__" and type(real_of(others[0])) in WEIGHTS:
                 return _biased(real, *others)
             other = _place(*others)
-            if name == "__sub__":
-                other = other.after([layer(OPERATORS["__neg__"])])
             inplace = name == "__iadd__"
             return StandIn(joined(real, other, JOINING[name], inplace=inplace))
         if make is None:
