@@ -22,6 +22,9 @@ from gradlib.private import (
     onednn_linear,
 )
 
+# torch's own, whatever somebody has put there since.
+_linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+
 LARGE = 2**21
 """From how many multiply-adds on it is worth a choice: oneDNN takes 10 µs to begin."""
 
@@ -81,7 +84,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: What is added, ``(outs,)``.
     """
     by_onednn = prefers_onednn(x, weight.mT)
-    return (_by_onednn if by_onednn else F.linear)(x, weight, bias)
+    return (_by_onednn if by_onednn else _linear)(x, weight, bias)
 
 
 def linear_then(
@@ -100,7 +103,7 @@ def linear_then(
         and prefers_onednn(x, weight.mT, then)
         and not grad_is_enabled()
     ):
-        return onednn_linear(x, weight, bias, then), True
+        return onednn_linear(x, weight, _in_a_row(bias), then), True
     return linear(x, weight, bias), False
 
 
@@ -119,7 +122,7 @@ class Library(NamedTuple):
 def _linear_alone(
     x: Tensor, weight: Tensor, bias: Tensor | None, _then: str
 ) -> tuple[Tensor, bool]:
-    return F.linear(x, weight, bias), False
+    return _linear(x, weight, bias), False
 
 
 TORCH = Library(_linear_alone, _by_torch)
@@ -156,6 +159,8 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
         v.numel() // max(1, ins) * outs * (ins + more) >= LARGE
         and matrix.dtype is torch.float32
         and (v.dim() == 2 or v.is_contiguous())
+        # Of others some overlap, which it refuses.
+        and (matrix.is_contiguous() or matrix.mT.is_contiguous())
     )
 
 
@@ -174,7 +179,12 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     given = (x, weight, bias)
     if grad_is_enabled() and any(it is not None and it.requires_grad for it in given):
         return cast(Any, _Linear).apply(*given)
-    return onednn_linear(*given)
+    return onednn_linear(x, weight, _in_a_row(bias))
+
+
+def _in_a_row(bias: Tensor | None) -> Tensor | None:
+    """Return a bias whose entries are neighbours: oneDNN takes them as if they were."""
+    return None if bias is None else bias.contiguous()
 
 
 class _Linear(torch.autograd.Function):
@@ -183,7 +193,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return onednn_linear(x, weight, bias)
+        return onednn_linear(x, weight, _in_a_row(bias))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

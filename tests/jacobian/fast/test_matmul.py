@@ -136,6 +136,43 @@ def test_gradients_and_theirs(shape: tuple[int, ...], asked: tuple[bool, ...]) -
             are_close(found, true, atol=1e-4 * true.abs().max().item())
 
 
+BIASES: dict[str, Callable[[], Tensor]] = {
+    "a column": lambda: torch.randn(LARGE, 3)[:, 1],
+    "every other": lambda: torch.randn(2 * LARGE)[::2],
+    "one for all": lambda: torch.randn(1).expand(LARGE),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+@torch.no_grad()
+def test_biases_in_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
+    x, weight, bias = (
+        torch.randn(LARGE, LARGE),
+        torch.randn(LARGE, LARGE),
+        BIASES[name](),
+    )
+    are_close(matmul.linear(x, weight, bias), F.linear(x, weight, bias), atol=1e-3)
+    found, is_done = matmul.linear_then(x, weight, bias, "tanh")
+    assert is_done
+    are_close(found, F.linear(x, weight, bias).tanh(), atol=1e-3)
+    asked = bias.clone().requires_grad_().expand(LARGE)[:]
+    with torch.enable_grad():
+        found = matmul.linear(x, weight, asked)
+    are_close(found, F.linear(x, weight, asked), atol=1e-3)
+
+
+@torch.no_grad()
+def test_entries_that_overlap(
+    calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: True)
+    v = torch.randn(LARGE, LARGE)
+    matrix = torch.randn(2 * LARGE).as_strided((LARGE, LARGE), (1, 1))
+    are_close(matmul.multiplied(v, matrix), v @ matrix, atol=1e-3)
+    assert not calls
+
+
 def test_it_is_onednn_that_has_gradients(
     calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,15 +174,21 @@ def test_others_are_put_there(change: Callable[[Any], None]) -> None:
 
 
 def test_where_the_forward_raises_so_does_it() -> None:
-    net = Net()
-    for fn in (
+    net: Any = Net()
+    functions: list[Any] = [
         lambda x: x @ net.short,
         lambda x: x @ net.v,
-        lambda x: torch.mm(x, net.w, net.b),  # pyright: ignore (so it is)
+        lambda x: torch.mm(*(x, net.w, net.b)),
         lambda x: F.linear(x, net.w.T, net.vector),
         lambda x: x.sum(3),
         lambda x: x.sum((1, 1)),
-    ):
+        lambda x: x.sum(range(1, 2)),
+        lambda x: torch.mean(x, *[{1}]),
+        lambda x: x.mm(net.w, None),
+        lambda x: x.matmul(weight=net.w),
+        lambda x: torch.matmul(x, net.w, bias=None),
+    ]
+    for fn in functions:
         with pytest.raises((RuntimeError, IndexError, TypeError)):
             fn(double(5, 4))
         with pytest.raises((RuntimeError, IndexError, TypeError)):
@@ -212,6 +218,47 @@ def test_somebody_has_replaced(
     real = getattr(where, what)
     monkeypatch.setattr(where, what, lambda *args, **kwargs: 2 * real(*args, **kwargs))
     assert chain(fn, x) is None
+
+
+def test_what_the_code_does_not_use_may_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, x, real = Net(), double(5, 4), F.linear
+    fn = _function(FOUND["matmul"], net)
+    expected = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    monkeypatch.setattr(F, "linear", lambda *args: 2 * real(*args))
+    for _ in range(3):
+        torch.testing.assert_close(gradlib.per_sample_jacobian(fn, x), expected)
+
+
+def test_a_matrix_may_have_a_method_of_its_own() -> None:
+    net, x = Net(), double(5, 4)
+    own: Any = net.own
+    own.t = lambda: 3 * net.w[:, :3]
+    fn = _function(lambda net, x: x @ net.own.t(), net)
+    assert chain(fn, x) is None
+    require_same(fn, x)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_sums_have_all_digits(name: str) -> None:
+    """Where products have fewer, as with bfloat16 on a CPU and TF32 on a GPU."""
+    x = torch.randn(512, 64)
+    fn = _function(lambda _, x: torch.sin(getattr(x.exp(), name)(1, True)), None)
+    exact = gradlib.per_sample_jacobian(fn, x.double())
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found = gradlib.per_sample_jacobian(fn, x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert (found - exact).abs().max() < 1e-4 * exact.abs().max()
+
+
+def test_what_overflows_in_the_forward_does_so_here() -> None:
+    x = torch.tensor([[1.5e308, 1.2e308]]).double()
+    fn = _function(lambda _, x: x.mean(1, True).sin(), None)
+    assert gradlib.per_sample_jacobian(fn, x, check=False).isnan().all()
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.enable_grad])

@@ -1,6 +1,7 @@
 """Chains of layers whose Jacobians are known, where nobody looks on."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Layer,
     Linear,
+    Summed,
     every,
 )
 from gradlib.jacobian.fast.chains.line import ERRORS, layers_of
@@ -192,6 +194,8 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     if softmax is not None:
         layers = layers[:-1]
     like = x.dtype, x.device
+    if layers and type(layers[-1]) is Summed:  # nobody computes that sum
+        layers = [*layers[:-1], Linear(_equal(layers[-1], *like), None)]
     number = _mapped(layers, len(size))
     if number or len(size) > 1:
         known = maps_of(layers[:number], tuple(size), like)
@@ -236,6 +240,14 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     ends = widths[0], widths[-1]
     shape = maps.size if is_image else (widths[-1],)
     return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept, shape)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _equal(sum_: Summed, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix of a sum, ``(1, count)``."""
+    entry = 1 / sum_.of if sum_.averages else 1
+    return torch.full((1, sum_.of), entry, dtype=dtype, device=device)
 
 
 def _has_few_rows(maps: Maps) -> bool:

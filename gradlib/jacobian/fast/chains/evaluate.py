@@ -12,6 +12,7 @@ from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_p
 from gradlib.jacobian.fast.chains.result import samples_at_once
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.chains.softened import softened
+from gradlib.jacobian.fast.chains.steps import Seen, part
 from gradlib.jacobian.fast.matmul import library_for, linear_then
 from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
 from gradlib.private import enable_grad, grad_is_enabled
@@ -33,7 +34,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
         seen, begun = _begun(chain, seen, h)
         library = library_for(h) if goes_by_rows(chain) else None
 
-        def of(seen: maps.Seen, h: Tensor, into: Tensor | None) -> Tensor:
+        def of(seen: Seen, h: Tensor, into: Tensor | None) -> Tensor:
             if library is None:
                 return _of(chain, seen, h, into, begun)
             flat = h.flatten(1) if h.dim() > 2 else h
@@ -51,7 +52,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
                 h,
                 at_once,
                 lambda start, stop, into: of(
-                    maps.part(seen, start, stop), h[start:stop], into
+                    part(seen, start, stop), h[start:stop], into
                 ),
                 out,
                 columns=_is_by_columns(chain),
@@ -100,7 +101,7 @@ def in_parts(
     return whole
 
 
-def _begun(chain: Chain, seen: maps.Seen, h: Tensor) -> tuple[maps.Seen, Tensor | None]:
+def _begun(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
     """Go back as far as the Jacobian is the same for all samples, once for all of them.
 
     Returns:
@@ -116,7 +117,7 @@ def _begun(chain: Chain, seen: maps.Seen, h: Tensor) -> tuple[maps.Seen, Tensor 
 
 def _of(
     chain: Chain,
-    seen: maps.Seen,
+    seen: Seen,
     h: Tensor,
     into: Tensor | None,
     begun: Tensor | None,

@@ -265,6 +265,18 @@ class Joined(NamedTuple):
     inplace: bool
 
 
+class Summed(NamedTuple):
+    """The sum of all entries of a vector, as a vector of one entry.
+
+    Attributes:
+        of: How many entries the vector has.
+        averages: Whether it is their mean.
+    """
+
+    of: int
+    averages: bool
+
+
 class Taken(NamedTuple):
     """Neighbouring entries of vectors.
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlib.jacobian.fast.chains.axes import VIEWED
 from gradlib.jacobian.fast.chains.layers import IDLE, every
 from gradlib.jacobian.fast.chains.noted import length, note
 from gradlib.jacobian.fast.chains.own import KNOWN, is_own_layer
 from gradlib.jacobian.fast.chains.place import Place, start
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.chains.stand_ins import (
-    VIEWED,
     StandIn,
     attribute,
     called,
@@ -40,9 +40,9 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
         Exception: One of `ERRORS`: it goes through something else.
     """
     if isinstance(fn, nn.Module):
-        found = _of_module(fn, x.shape, (x.dtype, x.device))
+        found = _of_module(fn, x.shape, x.dtype)
     else:
-        found = _in_code(fn, x.shape, (x.dtype, x.device))
+        found = _in_code(fn, x.shape, x.dtype)
     if VIEWED in every(found) and not _can_be_viewed(found, x):
         raise UnknownError("torch refuses this view")
     return found
@@ -61,7 +61,7 @@ All else is somebody's own, as of a signal handler.
 """
 
 
-def _of_module(module: nn.Module, shape: Shape, like: Like) -> list[Any]:
+def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]:
     kind = type(module)
     if not _is_plain(module):
         raise UnknownError("a hook is on it")
@@ -72,7 +72,7 @@ def _of_module(module: nn.Module, shape: Shape, like: Like) -> list[Any]:
         if _is_of_torch(module) or isinstance(module, nn.Linear):
             raise UnknownError("this layer is not known")
         note(_is_of_torch, module, None, False)
-        return _in_code(real_of(attribute(module, "forward")), shape, like)
+        return _in_code(real_of(attribute(module, "forward")), shape, dtype)
     if not is_own_layer(kind):
         raise UnknownError("somebody has put something else there")
     if kind in IDLE:
@@ -95,7 +95,7 @@ def _of_module(module: nn.Module, shape: Shape, like: Like) -> list[Any]:
             if there is None:
                 raise UnknownError("its input has a shape that is not known")
             shape = there
-        found += _of_module(child, shape, like)
+        found += _of_module(child, shape, dtype)
     return found
 
 
@@ -111,11 +111,11 @@ def _children(module: nn.Module, _: None = None) -> list[Any]:
     return [*own_children(module).values()]
 
 
-def _in_code(fn: Any, shape: Shape, like: Like) -> list[Any]:
+def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
     """Return the layers that code goes through, run on stand-ins."""
     if type(fn) not in (FunctionType, MethodType) or is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
-    x = StandIn(start(shape, like, _of_module))
+    x = StandIn(start(shape, dtype, _of_module))
     end = real_of(called(fn, (x,), {}))
     if not isinstance(end, Place):
         raise UnknownError("it returns something else")

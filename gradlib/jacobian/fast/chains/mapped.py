@@ -7,6 +7,7 @@ from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
@@ -22,13 +23,17 @@ from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Layer,
     Linear,
+    Summed,
     Taken,
     Woven,
 )
 from gradlib.jacobian.fast.chains.norms import FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
-from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.private import own_buffers, own_parameters
+
+Like: TypeAlias = tuple[torch.dtype, torch.device]
+"""The dtype and device of all tensors of a chain."""
 
 Kind: TypeAlias = tuple[Any, ...]
 """The dtype, device, layout and shape of a tensor."""
@@ -75,7 +80,10 @@ class Maps(NamedTuple):
         return math.prod(self.size)
 
 
-_ALIKE = nn.Conv2d, nn.Linear, Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten
+_ALIKE = (
+    *(nn.Conv2d, nn.Linear, Linear, Summed, Taken),
+    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
+)
 """Layers whose Jacobian is the same for all samples."""
 
 NO_MAPS = Maps([], (), 0, 0, 0, 0)
@@ -186,7 +194,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             if goes_by_shifts(layer):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
-    elif kind is Taken or kind in _POOLS or _is_norm(layer, size, like):
+    elif kind in (Summed, Taken) or kind in _POOLS or _is_norm(layer, size, like):
         known = [Layer(layer, None)]
     elif bend := elementwise(layer):
         known = [bend]

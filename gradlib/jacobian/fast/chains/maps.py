@@ -1,14 +1,12 @@
 """Layers of a chain that are gone back through, vector by vector."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.convolutions import (
@@ -17,36 +15,27 @@ from gradlib.jacobian.fast.chains.convolutions import (
     convolved,
     is_few,
 )
-from gradlib.jacobian.fast.chains.layers import Joined, Linear, Taken, Woven, aten
+from gradlib.jacobian.fast.chains.layers import (
+    Joined,
+    Linear,
+    Summed,
+    Taken,
+    Woven,
+    aten,
+)
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.shapes import pair
+from gradlib.jacobian.fast.chains.steps import Seen, Step, pulled_back
+from gradlib.jacobian.fast.chains.ways import (
+    Forked,
+    Interwoven,
+    Padded,
+    gathered,
+    put_together,
+)
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private import grad_is_enabled
-
-
-class Step(Protocol):
-    """What is needed to go back through a layer."""
-
-    def part(self, start: int, stop: int) -> "Step":
-        """Return what is needed for some samples."""
-        ...
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back.
-
-        Args:
-            v: Vectors, ``(batch, count, channels, ...)``.
-            ours: Whether they may be overwritten.
-
-        Returns:
-            What comes of them, and whether that may be.
-        """
-        ...
-
-
-Seen = list[Step]
-"""Of each layer in turn what is needed to go back."""
 
 
 class Bent(NamedTuple):
@@ -99,6 +88,28 @@ class Multiplied(NamedTuple):
         """Go back."""
         del ours
         return multiplied(v, self.weight), True
+
+
+class Spread(NamedTuple):
+    """A sum or mean of vectors.
+
+    Attributes:
+        layer: Of how many entries, and which of the two.
+    """
+
+    layer: Summed
+
+    def part(self, start: int, stop: int) -> "Spread":
+        """Return what is needed for some samples: it is the same for all."""
+        del start, stop
+        return self
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        del ours
+        v = v / self.layer.of if self.layer.averages else v
+        # In memory of its own, or torch may multiply it sample by sample.
+        return v.expand(*v.shape[:-1], self.layer.of).contiguous(), False
 
 
 class Averaged(NamedTuple):
@@ -155,140 +166,8 @@ class Picked(NamedTuple):
         return made.movedim(-1, 2), True
 
 
-_ALIKE = ChannelsLast, Convolved, Multiplied, Averaged
+_ALIKE = ChannelsLast, Convolved, Multiplied, Spread, Padded, Averaged
 """What is the same for all samples."""
-
-
-class Gated(NamedTuple):
-    """A product with what another way has given.
-
-    Attributes:
-        factor: That, or how the product changes with this way: ``(batch, ...)``.
-    """
-
-    factor: Tensor
-
-    def part(self, start: int, stop: int) -> "Gated":
-        """Return it for some samples."""
-        return Gated(self.factor[start:stop])
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        factor = self.factor.unsqueeze(1)
-        alone = ours and not grad_is_enabled()
-        return v.mul_(factor) if alone else v * factor, True
-
-
-class Negated(NamedTuple):
-    """What is subtracted."""
-
-    def part(self, start: int, stop: int) -> "Negated":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        return v.neg_() if ours and not grad_is_enabled() else -v, True
-
-
-class Padded(NamedTuple):
-    """A part of each vector: zeros come from the rest.
-
-    Attributes:
-        before: How many entries are before it.
-        after: And after it.
-    """
-
-    before: int
-    after: int
-
-    def part(self, start: int, stop: int) -> "Padded":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        del ours
-        return F.pad(v, self), True
-
-
-class Cut(NamedTuple):
-    """What a vector is a part of: of all that came to that, its part goes back.
-
-    Attributes:
-        start: The number of the vector's first entry there.
-        stop: And of the one after its last.
-    """
-
-    start: int
-    stop: int
-
-    def part(self, start: int, stop: int) -> "Cut":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        # In order, or torch may multiply it sample by sample.
-        part = v[..., self.start : self.stop].contiguous()
-        return part, part is not v or ours
-
-
-class Forked(NamedTuple):
-    """Two ways from one tensor, whose vectors are added up.
-
-    Attributes:
-        one: What is needed to go back through the first.
-        other: And through the second.
-    """
-
-    one: Seen
-    other: Seen
-
-    def part(self, start: int, stop: int) -> "Forked":
-        """Return it for some samples."""
-        return Forked(part(self.one, start, stop), part(self.other, start, stop))
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        one, is_new = _pulled(self.one, v, ours=False)
-        other, is_ours = _pulled(self.other, v, ours=ours and is_new)
-        return _added((one, is_new), (other, is_ours))
-
-
-class Interwoven(NamedTuple):
-    """Ways from one vector that part and meet again.
-
-    Attributes:
-        steps: What is needed to go back through each, to all that it was given, and the
-            numbers of that.
-    """
-
-    steps: list[tuple[list[Seen], tuple[int, ...]]]
-
-    def part(self, start: int, stop: int) -> "Interwoven":
-        """Return what is needed for some samples."""
-        return Interwoven(
-            [
-                ([part(seen, start, stop) for seen in ways], given)
-                for ways, given in self.steps
-            ]
-        )
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        come: dict[int, tuple[Tensor, bool]] = {len(self.steps): (v, ours)}
-        for number in range(len(self.steps), 0, -1):
-            grad, is_ours = come.pop(number)
-            ways, given = self.steps[number - 1]
-            alone = is_ours and len(given) == 1
-            for seen, source in zip(ways, given, strict=True):
-                found = _pulled(seen, grad, ours=alone)
-                come[source] = _added(come[source], found) if source in come else found
-        return come[0]
 
 
 def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
@@ -307,14 +186,9 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
     return [*seen, ChannelsLast()] if seen else seen, y
 
 
-def part(seen: Seen, start: int, stop: int) -> Seen:
-    """Return what was seen of some samples."""
-    return [it.part(start, stop) for it in seen]
-
-
 def backward(seen: Seen, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)``, of all layers."""
-    return _pulled(seen, v, ours=False)[0]  # it may still be a weight
+    return pulled_back(seen, v, ours=False)[0]  # it may still be a weight
 
 
 def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
@@ -339,7 +213,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
     for layer in layers:
         if type(layer) is Joined:
             (one, y), (other, z) = (_forward(way, x, of) for way in layer.ways)
-            x, gates = _put_together(layer.by, y, z, of)
+            x, gates = put_together(layer.by, y, z, _laid_out(of))
             seen.append(Forked(*map(add, (one, other), gates)))
             ours = True
         elif type(layer) is Woven:
@@ -352,9 +226,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             ours = True
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
-            if of is _CHANNELS_LAST:
-                bend = Bend(layer, _last_in_memory(bend.value))
-            seen.append(Bent(bend))
+            seen.append(Bent(Bend(layer, _laid_out(of)(bend.value))))
             ours = False
     return seen, x
 
@@ -364,10 +236,10 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
     steps: list[tuple[list[Seen], tuple[int, ...]]] = []
     for layers, by, given in layer.steps:
         if by == "cat":
-            value, ways = _gathered([values[number] for number in given])
+            value, ways = gathered([values[number] for number in given])
         elif by:
             y, z = (values[number] for number in given)
-            value, ways = _put_together(by, y, z, of)
+            value, ways = put_together(by, y, z, _laid_out(of))
         else:
             seen, value = _forward(layers, values[given[0]], of)
             ways = [seen]
@@ -376,47 +248,13 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
     return Interwoven(steps), values[-1]
 
 
-def _added(one: tuple[Tensor, bool], other: tuple[Tensor, bool]) -> tuple[Tensor, bool]:
-    """Return the sum of vectors, each with whether it may be overwritten."""
-    (v, is_ours), (w, is_others) = one, other
-    if grad_is_enabled() or v is w:
-        return v + w, True
-    if is_ours:
-        return v.add_(w), True
-    return (w.add_(v) if is_others else v + w), True
+def _laid_out(of: "_Steps") -> Callable[[Tensor], Tensor]:
+    """Return what lays out what is kept of tensors, as the vectors will be."""
+    return _last_in_memory if of is _CHANNELS_LAST else _as_it_is
 
 
-def _gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
-    """Return vectors one behind the other, and what is needed to go back to each."""
-    ends = [*itertools.accumulate(it.shape[1] for it in values)]
-    return torch.cat(values, 1), [
-        [Cut(start, stop)] for start, stop in itertools.pairwise((0, *ends))
-    ]
-
-
-def _put_together(
-    by: str, y: Tensor, z: Tensor, of: "_Steps"
-) -> tuple[Tensor, list[Seen]]:
-    """Return what two ways make, and what is needed to go back to each.
-
-    Args:
-        by: What puts them together, as a `Joined` has it.
-        y: What the first gives.
-        z: What the other does.
-        of: What is known of layers.
-    """
-    if by == "add":
-        return y + z, [[], []]
-    if by == "sub":
-        return y - z, [[], [Negated()]]
-    if by == "mul":
-        made, factors = y * z, [z, y]
-    else:
-        made = y / z
-        factors = [1 / z, -made / z]
-    if of is _CHANNELS_LAST:
-        factors = [*map(_last_in_memory, factors)]
-    return made, [[Gated(it)] for it in factors]
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def _last_in_memory(x: Tensor) -> Tensor:
@@ -425,14 +263,13 @@ def _last_in_memory(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=last)
 
 
-def _pulled(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
-    for it in reversed(seen):
-        v, ours = it.pull(v, ours)
-    return v, ours
-
-
 def _multiplied(module: nn.Linear | Linear, x: Tensor) -> tuple[Multiplied, Tensor]:
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
+
+
+def _summed(layer: Summed, x: Tensor) -> tuple[Spread, Tensor]:
+    of_all = x.mean if layer.averages else x.sum
+    return Spread(layer), of_all(1, keepdim=True)
 
 
 def _taken(layer: Taken, x: Tensor) -> tuple[Padded, Tensor]:
@@ -498,6 +335,7 @@ _CHANNELS_LAST: _Steps = {
     nn.Conv2d: convolved,
     nn.Linear: _multiplied,
     Linear: _multiplied,
+    Summed: _summed,
     Taken: _taken,
     nn.GroupNorm: normed,
     nn.LayerNorm: normed,

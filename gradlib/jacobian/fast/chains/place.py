@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.layers import (
@@ -14,7 +15,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Woven,
 )
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.jacobian.fast.chains.shapes import Like, Shape, shape_after
+from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 
 
 class Place(NamedTuple):
@@ -27,8 +28,8 @@ class Place(NamedTuple):
         by: What has done that; ``""`` for none.
         gone: Which layers x has gone through so far, on all ways: a bit for each.
         shape: Of the tensor.
-        like: Of all tensors on the way.
-        layers_of: Of a module, the shape of its input and `like`: the layers it goes
+        dtype: Of all tensors on the way.
+        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
             through.
         made: How many layers there are so far, used or not: the one entry of it.
         writes: How often the memory was written to: the one entry of it. Views share
@@ -42,8 +43,8 @@ class Place(NamedTuple):
     by: str
     gone: int
     shape: Shape
-    like: Like
-    layers_of: Callable[[nn.Module, Shape, Like], list[Any]]
+    dtype: torch.dtype
+    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]]
     made: list[int]
     writes: list[int]
     version: int
@@ -107,11 +108,11 @@ class Place(NamedTuple):
 
 def start(
     shape: Shape,
-    like: Like,
-    layers_of: Callable[[nn.Module, Shape, Like], list[Any]],
+    dtype: torch.dtype,
+    layers_of: Callable[[nn.Module, Shape, torch.dtype], list[Any]],
 ) -> Place:
     """Return the place of x."""
-    return Place(None, None, (), "", 0, shape, like, layers_of, [0], [0], 0)
+    return Place(None, None, (), "", 0, shape, dtype, layers_of, [0], [0], 0)
 
 
 def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place:

@@ -1,12 +1,12 @@
 """What code reads of modules, containers and namespaces, with nothing standing in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 
-from gradlib.jacobian.fast.chains.functions import CONSTANTS
+from gradlib.jacobian.fast.chains.functions import CONSTANTS, TURNING
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.private import (
     enable_grad,
@@ -65,14 +65,20 @@ def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
     return found, type(found) is FunctionType
 
 
+# torch's own, whatever somebody has put there since.
+_transposed: Callable[[Tensor], Tensor] = cast(Any, Tensor).mT.__get__
+
+
 def turned(weight: Tensor, _: None = None) -> Tensor:
     """Return a matrix with its axes exchanged, through which gradients flow."""
-    if weight.dim() != 2:
-        raise UnknownError("it is no matrix")
+    if weight.is_nested or weight.is_quantized or weight.layout is not strided:
+        raise UnknownError("it is of another kind")
+    if weight.dim() != 2 or not vars(weight).keys().isdisjoint(TURNING):
+        raise UnknownError("it is no matrix, or has a name of its own for that")
     before = grad_is_enabled()
     enable_grad(True)
     try:
-        return weight.mT
+        return _transposed(weight)
     finally:
         enable_grad(before)
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-import torch
 from torch import nn
 
 from gradlib.jacobian.fast.chains.layers import (
@@ -14,15 +13,13 @@ from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Layer,
     Linear,
+    Summed,
     Taken,
     Woven,
 )
 from gradlib.private import own_parameters
 
 Shape: TypeAlias = tuple[int, ...]
-
-Like: TypeAlias = tuple[torch.dtype, torch.device]
-"""The dtype and device of all tensors of a chain."""
 
 
 def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
@@ -70,6 +67,8 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             if woven is None:
                 return None
             shape = woven
+        elif kind is Summed:
+            shape = *shape[:-1], 1
         elif kind is Taken:
             shape = *shape[:-1], layer.stop - layer.start
         elif layer is SQUEEZED:

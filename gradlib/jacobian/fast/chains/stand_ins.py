@@ -6,17 +6,23 @@ functions, and nothing can be changed through them: what else the code does is a
 So its branches are those of this call, and nothing happens that anybody would notice.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from operator import getitem
-from types import FunctionType, MethodType, NoneType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from gradlib.jacobian.fast.chains.axes import (
+    VIEWED,
+    flattened,
+    parted,
+    summed,
+    taken,
+    unsqueezed,
+)
 from gradlib.jacobian.fast.chains.functions import (
     CASTS,
     CONSTANTS,
@@ -34,7 +40,7 @@ from gradlib.jacobian.fast.chains.functions import (
     is_own,
     layer,
 )
-from gradlib.jacobian.fast.chains.layers import SQUEEZED, UNSQUEEZED, Linear, Taken
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Linear
 from gradlib.jacobian.fast.chains.noted import length, note
 from gradlib.jacobian.fast.chains.place import Place, gathered, joined
 from gradlib.jacobian.fast.chains.read import (
@@ -47,10 +53,6 @@ from gradlib.jacobian.fast.chains.read import (
     value_of,
 )
 from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
-from gradlib.jacobian.fast.chains.shapes import Shape
-
-VIEWED = nn.Flatten()
-"""Stands where a tensor is viewed as flat, which torch refuses in some layouts."""
 
 MANY = 256
 """How many parts a tuple may have, that code has from outside."""
@@ -115,7 +117,7 @@ def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
         if not _is_tensor(real, name):
             raise UnknownError(name)
         if name in MULTIPLYING:
-            return _product(real, name, *others)
+            return StandIn(_product(real, name, *others))
         if name in JOINING and type(others[0]) is StandIn:
             if name == "__add__" and type(real_of(others[0])) in WEIGHTS:
                 return _biased(real, *others)
@@ -160,7 +162,7 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
-        return _after(place, *place.layers_of(real, place.shape, place.like))
+        return _after(place, *place.layers_of(real, place.shape, place.dtype))
     if is_of_torch(real):
         if real in GATHERING:
             return _gathered(GATHERING[real], *args, **kwargs)
@@ -194,12 +196,14 @@ def _method(
     """Return what stands for the result of a method, or a function of its name."""
     if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
         return _after(place, SQUEEZED)  # a chain if that was its only axis of one entry
-    if name == "linear" or name in MULTIPLYING:
-        return _product(place, name, *args, **kwargs)
+    if name == "linear":
+        return _linear(place, *args, **kwargs)
+    if name in MULTIPLYING and not kwargs:
+        return StandIn(_product(place, name, *args))
     make: Made | None = METHODS.get(name)
     if make is not None:
         return _after(place, layer(make, *args, **kwargs))
-    if CASTS.get(name) == place.like[0] and not (args or kwargs):
+    if CASTS.get(name) == place.dtype and not (args or kwargs):
         return _after(place)
     if name == "dim" and not (args or kwargs):
         return len(place.shape)
@@ -207,40 +211,35 @@ def _method(
         size: Any = torch.Size(place.shape)
         return size[args[0]] if args else size
     if name in ("chunk", "split", "unbind"):
-        parts = _parts(place.shape, name, *args, **kwargs)
+        parts = parted(place.shape, name, *args, **kwargs)
         return tuple(_after(place, *it) for it in parts)
     if name == "unsqueeze":
-        return _after(place, *_taken(place.shape, (..., None), *args, **kwargs))
+        return _after(place, *unsqueezed(place.shape, *args, **kwargs))
     if name in ("sum", "mean"):
-        return _after(place, *_sum(place, name, *args, **kwargs))
+        return _after(place, *summed(place.shape, name, *args, **kwargs))
     if name in ("view", "reshape") and not kwargs:
         flat = VIEWED if name == "view" else layer(nn.Flatten)
-        return _after(place, *[flat] * _flattens(place.shape, args))
+        return _after(place, *[flat] * flattened(place.shape, args))
     raise UnknownError(name)
 
 
-def _product(
-    place: Place, name: str, weight: StandIn, bias: StandIn | None = None
-) -> StandIn:
-    """Return what stands for a product with a matrix.
-
-    Args:
-        place: What is multiplied.
-        name: Of what multiplies: one of `MULTIPLYING`, or ``"linear"``.
-        weight: The matrix; for ``"linear"`` ``(outs, ins)``.
-        bias: What is added, of that alone.
-    """
+def _product(place: Place, name: str, weight: StandIn) -> Place:
+    """Return what a product with a matrix is, or refuse what torch refuses."""
     if name == "mm" and len(place.shape) != 2:
         raise UnknownError("torch refuses it")
-    matrix = _weight(weight if name == "linear" else _turned(_weight(weight)))
+    return _times(place, _weight(_turned(_weight(weight))))
+
+
+def _linear(place: Place, weight: StandIn, bias: StandIn | None = None) -> StandIn:
+    """Return what stands for what a linear layer gives."""
+    product = _times(place, _weight(weight))
+    return StandIn(product) if bias is None else _biased(product, bias)
+
+
+def _times(place: Place, matrix: Tensor) -> Place:
     if matrix.dim() != 2:
         raise UnknownError("it is no matrix")
-    product = _after(place, Linear(matrix, None))
-    if bias is None:
-        return product
-    if name != "linear":
-        raise UnknownError("torch refuses it")
-    return _biased(real_of(product), bias)
+    return place.after([Linear(matrix, None)])
 
 
 def _biased(place: Place, bias: StandIn) -> StandIn:
@@ -265,53 +264,6 @@ def _turned(weight: Tensor) -> StandIn:
     value = turned(weight)
     note(turned, weight, None, value)
     return StandIn(value)
-
-
-def _sum(
-    place: Place, name: str, dim: Any, keepdim: bool = False
-) -> Sequence[nn.Module | Linear | object]:
-    """Return the layers that a sum or mean is, over all entries or places of a sample.
-
-    Args:
-        place: Of what.
-        name: ``"sum"`` or ``"mean"``.
-        dim: Over which axes.
-        keepdim: Whether they stay, with one entry.
-    """
-    shape = place.shape
-    given = (dim,) if type(dim) is int else cast(tuple[int, ...], dim)
-    if type(keepdim) is not bool or not all(type(it) is int for it in given):
-        raise UnknownError("torch refuses it")
-    axes = sorted(range(len(shape))[it] for it in given)
-    if len(shape) == 4 and axes == [2, 3] and name == "mean":
-        flat = [] if keepdim else [layer(nn.Flatten)]
-        return layer(nn.AdaptiveAvgPool2d, 1), *flat
-    if len(shape) != 2 or axes != [1] or not shape[1]:
-        raise UnknownError("it is over something else")
-    weight = _equal(1 if name == "sum" else 1 / shape[1], shape[1], *place.like)
-    return Linear(weight, None), *[SQUEEZED] * (not keepdim)
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _equal(entry: float, count: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return the matrix ``(1, count)`` of a sum, of equal entries."""
-    return torch.full((1, count), entry, dtype=dtype, device=device)
-
-
-def _flattens(before: Shape, args: tuple[Any, ...]) -> bool:
-    """Tell whether a new shape flattens all samples; if not, it is the old one."""
-    is_one = len(args) == 1 and isinstance(args[0], tuple)
-    after = cast(Shape, args[0] if is_one else args)
-    if not all(type(it) is int for it in after):
-        raise UnknownError("torch refuses it")
-    known = -math.prod(after)
-    if -1 in after and known > 0:
-        rest = math.prod(before) // known
-        after = tuple(rest if it == -1 else it for it in after)
-    if after not in (before, flat := (before[0], math.prod(before[1:]))):
-        raise UnknownError("samples are not kept together")
-    return before != flat
 
 
 def _getattr(value: StandIn, name: str) -> Any:
@@ -371,70 +323,10 @@ def _noted_parts(real: Any) -> Sequence[Any]:
 def _item(real: Any, key: Any) -> Any:
     """Return what stands for a part."""
     if _is_tensor(real, "__getitem__"):
-        return _after(real, *_taken(real.shape, key))
+        return _after(real, *taken(real.shape, key))
     part = part_of(real, key)
     note(part_of, real, key, part)
     return StandIn(part) if type(key) is slice else _known(part)
-
-
-def _taken(shape: Shape, key: Any, dim: object = -1) -> list[Any]:
-    """Return the layers that take entries of vectors, or give numbers an axis.
-
-    Args:
-        shape: Of what they are given.
-        key: What code asks for.
-        dim: Where an axis comes, behind the batch.
-    """
-    before, last = key
-    if before is not ... and before != slice(None):
-        raise UnknownError("it takes samples")
-    if last is None and len(shape) == 1 and type(dim) is int and dim in (1, -1):
-        return [UNSQUEEZED]
-    if len(shape) != 2 or not shape[1]:
-        raise UnknownError("they are no vectors")
-    count = shape[1]
-    if type(last) is int:
-        start = range(count)[last]
-        return [*_entries(start, start + 1, count), SQUEEZED]
-    if type(last) is not slice or not all(
-        type(it) in (int, NoneType) for it in (last.start, last.stop, last.step)
-    ):
-        raise UnknownError("it takes something else")
-    start, stop, step = last.indices(count)
-    if step != 1:
-        raise UnknownError("they are no neighbours")
-    return _entries(start, stop, count)
-
-
-def _entries(start: int, stop: int, count: int) -> list[Any]:
-    if start >= stop:
-        raise UnknownError("there are none")
-    return [Taken(start, stop, count)]
-
-
-def _parts(shape: Shape, name: str, *args: Any, dim: object = 0) -> list[list[Any]]:
-    """Return the layers that each part of vectors is.
-
-    Args:
-        shape: Of what is parted.
-        name: Of what does it.
-        args: How many parts, or how large they are, and along which axis.
-        dim: The same axis, by name.
-    """
-    given = [*args]
-    if len(given) > (name != "unbind"):
-        dim = given.pop()
-    if len(shape) != 2 or type(dim) is not int or dim not in (1, -1):
-        raise UnknownError("it parts something else")
-    count = shape[1]
-    if name == "unbind":
-        return [_taken(shape, (..., number)) for number in range(count)]
-    (size,) = given
-    if type(size) is not int or size < 1:
-        raise UnknownError("they are of several sizes")
-    size = -(-count // size) if name == "chunk" else size
-    starts = range(0, count, size)
-    return [_entries(it, min(it + size, count), count) for it in starts]
 
 
 def _gathered(name: str, tensors: Any, dim: object = 0) -> StandIn:
@@ -443,5 +335,5 @@ def _gathered(name: str, tensors: Any, dim: object = 0) -> StandIn:
         raise UnknownError("it puts together something else")
     places = [*map(_place, tensors)]
     if name == "stack":
-        places = [it.after(_taken(it.shape, (..., None))) for it in places]
+        places = [it.after(unsqueezed(it.shape, -1)) for it in places]
     return StandIn(gathered(places))

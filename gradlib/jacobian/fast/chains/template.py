@@ -40,10 +40,11 @@ def emptied(
         return module if number is None else Place(number)
 
     linears: list[Any] = chain.linears
-    last = [it for it in layers if type(it) in (nn.Linear, Linear)][-len(linears) :]
-    # If not, there is one that was made for the rows of the maps.
-    if last and _parameters(last[-1]).weight is linears[-1].weight:
-        linears = [*map(place, last)]
+    found = [it for it in layers if type(it) in (nn.Linear, Linear)]
+    # The last may have been made, for the rows of the maps or for a sum.
+    is_made = not found or _parameters(found[-1]).weight is not linears[-1].weight
+    count = len(linears) - is_made
+    linears = [*map(place, found[len(found) - count :]), *linears[count:]]
     nothing: Any = None
     return _changed(chain, place, linears, nothing)
 
