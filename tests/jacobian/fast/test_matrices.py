@@ -175,6 +175,7 @@ def test_others_are_put_there(change: Callable[[Any], None]) -> None:
 
 def test_where_the_forward_raises_so_does_it() -> None:
     net: Any = Net()
+    no_bias: Any = {"bias": None}
     functions: list[Any] = [
         lambda x: x @ net.short,
         lambda x: x @ net.v,
