@@ -187,7 +187,7 @@ def test_where_the_forward_raises_so_does_it() -> None:
         lambda x: torch.mean(x, *[{1}]),
         lambda x: x.mm(net.w, None),
         lambda x: x.matmul(weight=net.w),
-        lambda x: torch.matmul(x, net.w, bias=None),
+        lambda x: torch.matmul(x, net.w, **no_bias),
     ]
     for fn in functions:
         with pytest.raises((RuntimeError, IndexError, TypeError)):
