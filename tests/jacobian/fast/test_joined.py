@@ -13,7 +13,7 @@ import gradlib
 from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
 
 from .test_chain import chain, require_same
-from .test_line import double
+from .test_line import double, kept
 
 Function = Callable[[Tensor], Tensor]
 
@@ -505,8 +505,9 @@ def test_ways_that_part_and_meet_again(name: str) -> None:
     net, x = drawn(Parts()), double(3, 4)
     fn: Any = _with_the_net(WOVEN[name], net)
     for batch in (x, x[:1], double(3000, 4), x.T.contiguous().T):
-        assert chain(fn, batch) is not None
-        require_same(fn, batch)
+        with kept(batch, *net.parameters()):
+            assert chain(fn, batch) is not None
+            require_same(fn, batch)
 
 
 def test_gradients_flow_where_ways_meet_again() -> None:
@@ -545,8 +546,9 @@ def test_products(name: str) -> None:
     net, x = drawn(Parts()), double(3, 4)
     fn = _with_the_net(PRODUCTS[name], net)
     for batch in (x, x[:1], x.T.contiguous().T, x.abs() + 1e-3):
-        assert chain(cast(Any, fn), batch) is not None
-        require_same(cast(Any, fn), batch)
+        with kept(batch, *net.parameters()):
+            assert chain(cast(Any, fn), batch) is not None
+            require_same(cast(Any, fn), batch)
 
 
 def test_gates_of_images() -> None:

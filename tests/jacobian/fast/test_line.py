@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
@@ -34,6 +35,14 @@ def require_same(fn: Function, x: Tensor) -> None:
     found = gradlib.per_sample_jacobian(fn, x, check=False)
     reference = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
     torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+@contextmanager
+def kept(*tensors: Tensor) -> Iterator[None]:
+    """Require that nobody writes to tensors meanwhile."""
+    before = [it.detach().clone() for it in tensors]
+    yield
+    assert all(map(torch.equal, tensors, before))
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ import gradlib
 from gradlib.jacobian.fast.chains import functions
 
 from .test_chain import chain
-from .test_line import double, require_same
+from .test_line import double, kept, require_same
 
 
 class Net(nn.Module):
@@ -93,8 +93,10 @@ def test_it_is_a_chain(name: str) -> None:
     net = Net()
     fn, x = _function(FOUND[name], net), double(5, 4)
     for _ in range(4):  # found, noted, and met again
-        assert chain(fn, x) is not None
-        require_same(fn, x)
+        with kept(x, *net.parameters(), net.v, net.own, *net.list):
+            assert chain(fn, x) is not None
+            require_same(fn, x)
+            require_same(fn, x[:1])
         with torch.no_grad():  # they are read at each call
             for it in (*net.parameters(), *net.buffers(), net.own, *net.list):
                 it.mul_(1.25)

@@ -85,9 +85,11 @@ class Cut(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
+        part = v[..., self.start : self.stop]
+        if part.is_contiguous():  # as of a single row: it is memory of v's
+            return part, ours
         # In order, or torch may multiply it sample by sample.
-        part = v[..., self.start : self.stop].contiguous()
-        return part, part is not v or ours
+        return part.contiguous(), True
 
 
 class Forked(NamedTuple):
