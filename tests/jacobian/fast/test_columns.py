@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.jacobian.fast.chains import result
 
 from .test_chain import chain
 from .test_line import double, kept, require_same
@@ -92,6 +93,14 @@ def test_it_is_a_chain(name: str) -> None:
             for _ in range(3):
                 assert chain(fn, batch) is not None
                 require_same(fn, batch)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_few_samples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "IN_CACHE", 1)
+    monkeypatch.setattr(result, "MAPS_IN_CACHE", 1)
+    net = Net().double()
+    require_same(_function(FOUND[name], net), double(5, 4))
 
 
 def test_what_is_met_again_has_other_sizes() -> None:

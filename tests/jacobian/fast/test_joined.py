@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
+from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
 
 from .test_chain import chain, require_same
@@ -508,6 +509,15 @@ def test_ways_that_part_and_meet_again(name: str) -> None:
         with kept(batch, *net.parameters()):
             assert chain(fn, batch) is not None
             require_same(fn, batch)
+
+
+@pytest.mark.parametrize("name", [*WOVEN, *PRODUCTS])
+def test_a_few_samples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "IN_CACHE", 1)
+    monkeypatch.setattr(result, "MAPS_IN_CACHE", 1)
+    net: Any = drawn(Parts())
+    fn: Any = _with_the_net((WOVEN | PRODUCTS)[name], net)
+    require_same(fn, double(5, 4))
 
 
 def test_gradients_flow_where_ways_meet_again() -> None:
