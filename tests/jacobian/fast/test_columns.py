@@ -175,6 +175,7 @@ def test_what_else_code_does(name: str) -> None:
 
 
 def test_what_torch_refuses() -> None:
+    twice: Any = {"dim": 1}
     functions: list[Any] = [
         lambda x: x[:, 4],
         lambda x: torch.cat([x[:, 0], x], 1),
@@ -183,12 +184,85 @@ def test_what_torch_refuses() -> None:
         lambda x: x.chunk(0, 1)[0],
         lambda x: x[:, 0].unsqueeze(5),
         lambda x: x[:, 0].squeeze(1),
+        lambda x: x.chunk(1, 1, **twice)[0],
+        lambda x: x[:, 0].unsqueeze(),
     ]
     for fn in functions:
-        with pytest.raises((RuntimeError, IndexError)):
+        with pytest.raises((RuntimeError, IndexError, TypeError)):
             fn(double(3, 4))
-        with pytest.raises((RuntimeError, IndexError)):
+        with pytest.raises((RuntimeError, IndexError, TypeError)):
             gradlib.per_sample_jacobian(fn, double(3, 4))
+
+
+def test_numbers_that_meet_again_have_no_axis() -> None:
+    net = Net().double()
+
+    def of(net: Any, x: Tensor) -> Tensor:
+        a, b = net.shift(x[:, :2]).unbind(1)
+        c = a * b
+        return a + c
+
+    fn = _function(of, net)
+    for _ in range(3):
+        assert chain(fn, double(5, 4)) is not None
+        require_same(fn, double(5, 4))
+
+
+REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "one of several, overwritten": lambda net, x: net.wide(x).chunk(1, 1)[0].relu_(),
+    "and split": lambda net, x: net.into(net.wide(x).split(7, 1)[0]),
+    "and unbound": lambda net, x: net.into(net.wide(x).sum(1, True).unbind(1)[0]),
+    "what is saved": lambda net, x: _product_with_an_overwritten(net, x),
+    "what is saved, for nothing": lambda net, x: _product_then_overwritten(net, x),
+}
+
+
+def _product_with_an_overwritten(net: Any, x: Tensor) -> Tensor:
+    a = net.wide(x)
+    c = a.sin()
+    a += net.wide(x.exp())
+    return c * a
+
+
+def _product_then_overwritten(net: Any, x: Tensor) -> Tensor:
+    a, b = net.wide(x), net.wide(x.exp())
+    c = a.sin() * b
+    a += b
+    return c
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_does_not_go_back_through(name: str) -> None:
+    fn = _function(REFUSED[name], Net().double())
+    for mode in ("auto", "loop"):
+        with pytest.raises((gradlib.GradlibError, RuntimeError)):
+            gradlib.per_sample_jacobian(fn, double(5, 4), mode=mode, check=False)
+
+
+def test_the_result_is_no_memory_of_a_weight() -> None:
+    wide, one = nn.Linear(8, 3), nn.Linear(1, 1)
+    functions: list[tuple[Any, Tensor]] = [
+        (lambda x: wide((x - 3).flatten(1)), torch.randn(1, 4, 2)),
+        (lambda x: wide((x - 3).flatten(1)), torch.randn(1, 1, 4, 2)),
+        (lambda x: one(x.sum(1, True)), torch.randn(1, 1)),
+        (lambda x: wide(x + 1), torch.randn(1, 8)),
+    ]
+    for fn, x in functions:
+        with kept(*wide.parameters(), *one.parameters()):
+            gradlib.per_sample_jacobian(fn, x).zero_()
+
+
+def test_a_graph_where_none_is_made_around() -> None:
+    layer = nn.Linear(3, 4).double()
+    functions: list[tuple[Any, Tensor]] = [
+        (lambda x: (layer(x) * layer(x).sin()).sum(1), double(5, 3)),
+        (lambda x: layer(x.flatten(1)).tanh(), double(5, 3, 1)),
+    ]
+    for fn, x in functions:
+        with torch.no_grad():
+            made = gradlib.per_sample_jacobian(fn, x, create_graph=True)
+        (grad,) = torch.autograd.grad(made.square().sum(), layer.weight)
+        assert grad.abs().sum() > 0
 
 
 def test_gradients_flow_through_them() -> None:

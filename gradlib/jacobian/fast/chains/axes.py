@@ -94,26 +94,23 @@ def _entries(start: int, stop: int, count: int) -> list[Any]:
     return [Taken(start, stop, count)]
 
 
-def parted(shape: Shape, name: str, *args: Any, dim: object = 0) -> list[list[Any]]:
+def parted(shape: Shape, name: str, *args: Any, **kwargs: Any) -> list[list[Any]]:
     """Return the layers that each part of vectors is.
 
     Args:
         shape: Of what is parted.
         name: Of what does it.
         args: How many parts, or how large they are, and along which axis.
-        dim: The same axis, by name.
+        kwargs: The same axis, by name.
     """
-    given = [*args]
-    if len(given) > (name != "unbind"):
-        dim = given.pop()
-    if len(shape) != 2 or type(dim) is not int or dim not in (1, -1):
+    size, *rest = (1, *args) if name == "unbind" else args
+    (dim,) = (*rest, *kwargs.values())
+    if kwargs.keys() - {"dim"} or type(dim) is not int or dim not in (1, -1):
         raise UnknownError("it parts something else")
+    if len(shape) != 2 or type(size) is not int or size < 1:
+        raise UnknownError("they are no vectors, or of several sizes")
     count = shape[1]
-    if name == "unbind":
-        return [taken(shape, (..., number)) for number in range(count)]
-    (size,) = given
-    if type(size) is not int or size < 1:
-        raise UnknownError("they are of several sizes")
     size = -(-count // size) if name == "chunk" else size
-    starts = range(0, count, size)
-    return [_entries(it, min(it + size, count), count) for it in starts]
+    ends = [(it, min(it + size, count)) for it in range(0, count, size)]
+    numbers = [SQUEEZED] if name == "unbind" else []
+    return [[Taken(*it, count, is_one_of_several=True), *numbers] for it in ends]

@@ -57,12 +57,12 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
                 out,
                 columns=_is_by_columns(chain),
             )
+        if out is not None:
+            return out
+        as_it_is = chain.x.dim() == 2 and not chain.squeezed
+        return made if as_it_is else made.view(chain.shape)
     finally:
         enable_grad(before)
-    if out is not None:
-        return out
-    as_it_is = chain.x.dim() == 2 and not chain.squeezed
-    return made if as_it_is else made.view(chain.shape)
 
 
 def in_parts(

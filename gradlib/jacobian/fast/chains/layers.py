@@ -284,28 +284,31 @@ class Taken(NamedTuple):
         start: The number of the first.
         stop: And of the one after the last.
         of: How many entries the vectors have.
+        is_one_of_several: Whether others were taken at once: then torch lets nobody
+            overwrite them.
     """
 
     start: int
     stop: int
     of: int
+    is_one_of_several: bool = False
 
 
 class Woven(NamedTuple):
     """Ways from one vector that part and meet again, as those of two lines do not.
 
     Attributes:
-        steps: In the order of the forward pass. Each is the layers of a way, and the
-            number of the step whose result they are given, from 1; 0 is what comes in.
+        stages: In the order of the forward pass. Each is the layers of a way, and the
+            number of the stage whose result they are given, from 1; 0 is what comes in.
             Or it is several numbers, and what puts these together: as in a `Joined`, or
             ``"cat"``, one behind the other.
     """
 
-    steps: list["Step"]
+    stages: list["Stage"]
 
 
-class Step(NamedTuple):
-    """A step on ways that part and meet again.
+class Stage(NamedTuple):
+    """A stage of ways that part and meet again.
 
     Attributes:
         layers: Of one way.
@@ -328,8 +331,8 @@ def every(layers: Sequence[Any]) -> Sequence[Any]:
             for way in layer.ways:
                 found += every(way)
         elif type(layer) is Woven:
-            for step in layer.steps:
-                found += every(step.layers)
+            for stage in layer.stages:
+                found += every(stage.layers)
         else:
             found.append(layer)
     return found

@@ -23,6 +23,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Layer,
     Linear,
+    Stage,
     Summed,
     Taken,
     Woven,
@@ -148,22 +149,30 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
 
 def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
     sizes, entries, widest, multiply_adds = [size], math.prod(size), 0, 0
-    steps = list[Any]()
-    for step in layer.steps:
-        one, *others = [sizes[number] for number in step.given]
-        found = maps_of(step.layers, one, like)
+    stages = list[Stage]()
+    # What does nothing is left out, so that others get other numbers.
+    numbers = [0]
+    for layers, by, given in layer.stages:
+        given = tuple([numbers[number] for number in given])
+        one, *others = [sizes[number] for number in given]
+        found = maps_of(layers, one, like)
         if found is None:
             return None
-        steps.append(step._replace(layers=found.layers))
-        size = found.size if step.layers else one
-        if step.by == "cat":
+        if not by and not found.layers:
+            numbers.append(given[0])
+            continue
+        size = found.size if layers else one
+        if by == "cat":
             size = (sum(it[0] for it in (one, *others)),)
+        stages.append(Stage(found.layers, by, given))
         sizes.append(size)
+        numbers.append(len(stages))
         entries += found.entries + len(others) * 2 * math.prod(size)
         widest = max(widest, found.widest, math.prod(size))
         multiply_adds += found.multiply_adds
+    size = sizes[numbers[-1]]
     outs = math.prod(size)
-    return Maps([Woven(steps)], size, entries, widest, outs, multiply_adds)
+    return Maps([Woven(stages)], size, entries, widest, outs, multiply_adds)
 
 
 _OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {

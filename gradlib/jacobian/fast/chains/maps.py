@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,8 @@ class Spread(NamedTuple):
         del ours
         v = v / self.layer.of if self.layer.averages else v
         # In memory of its own, or torch may multiply it sample by sample.
-        return v.expand(*v.shape[:-1], self.layer.of).contiguous(), False
+        found = v.expand(*v.shape[:-1], self.layer.of)
+        return found.contiguous(), self.layer.of > 1
 
 
 class Averaged(NamedTuple):
@@ -188,7 +189,8 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
 
 def backward(seen: Seen, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)``, of all layers."""
-    return pulled_back(seen, v, ours=False)[0]  # it may still be a weight
+    found, is_ours = pulled_back(seen, v, ours=False)
+    return found if is_ours else found.clone()  # it may still be a weight
 
 
 def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
@@ -234,7 +236,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
 def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tensor]:
     values = [x]
     steps: list[tuple[list[Seen], tuple[int, ...]]] = []
-    for layers, by, given in layer.steps:
+    for layers, by, given in layer.stages:
         if by == "cat":
             value, ways = gathered([values[number] for number in given])
         elif by:
@@ -267,9 +269,13 @@ def _multiplied(module: nn.Linear | Linear, x: Tensor) -> tuple[Multiplied, Tens
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
 
 
+# torch's own, whatever somebody has put there since.
+_sum, _mean = cast(Any, Tensor).sum, cast(Any, Tensor).mean
+
+
 def _summed(layer: Summed, x: Tensor) -> tuple[Spread, Tensor]:
-    of_all = x.mean if layer.averages else x.sum
-    return Spread(layer), of_all(1, keepdim=True)
+    of_all = _mean if layer.averages else _sum
+    return Spread(layer), of_all(x, 1, keepdim=True)
 
 
 def _taken(layer: Taken, x: Tensor) -> tuple[Padded, Tensor]:

@@ -10,7 +10,7 @@ from gradlib.jacobian.fast.chains.layers import (
     SQUEEZED,
     UNSQUEEZED,
     Joined,
-    Step,
+    Stage,
     Taken,
     Woven,
 )
@@ -86,6 +86,7 @@ class Place(NamedTuple):
             raise UnknownError("it is random, or for other numbers or shapes")
         writes = self.writes
         if is_in_place(layer):
+            _require_writable(self)
             writes[0] += 1
         elif not is_view(layer):
             writes = [0]
@@ -143,14 +144,20 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
         if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
             raise UnknownError("it overwrites what it goes on from twice")
         layer = Joined(ways, by, inplace)
-    writes = one.writes if inplace else [0]
-    writes[0] += inplace
+    writes, gone = [0], one.gone | other.gone
+    if inplace:
+        _require_writable(one)
+        # It has done something, also where nobody uses what it returns.
+        gone |= 1 << one.made[0]
+        one.made[0] += 1
+        writes = one.writes
+        writes[0] += 1
     return one._replace(
         before=root,
         layer=layer,
         sources=(one, other),
         by=by,
-        gone=one.gone | other.gone,
+        gone=gone,
         writes=writes,
         version=writes[0],
     )
@@ -190,24 +197,34 @@ def gathered(places: Sequence[Place]) -> Place:
 def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
     """Return all that is between a place and what others make that come from there."""
     numbers = {id(root): 0}
-    steps: list[Step] = []
+    stages: list[Stage] = []
 
     def add(place: Place) -> int:
         if id(place) not in numbers:
             given = tuple(map(add, place.sources))
-            if place.layer is SQUEEZED or place.layer is UNSQUEEZED:  # nothing is done
-                numbers[id(place)] = given[0]
-                return given[0]
-            steps.append(Step([] if place.by else [place.layer], place.by, given))
-            numbers[id(place)] = len(steps)
+            if type(place.layer) is Joined and place.layer.inplace:
+                raise UnknownError("it overwrites what may be used elsewhere")
+            stages.append(Stage([] if place.by else [place.layer], place.by, given))
+            numbers[id(place)] = len(stages)
         return numbers[id(place)]
 
     given = tuple(map(add, places))
-    steps.append(Step([], by, given))
+    stages.append(Stage([], by, given))
     # Images are faster row by row where they are large, and nobody has measured these.
-    if len(root.shape) > 2 or any(is_in_place(it) for step in steps for it in step[0]):
+    if len(root.shape) > 2 or any(
+        is_in_place(it) for stage in stages for it in stage.layers
+    ):
         raise UnknownError("it goes through some layers twice, which may overwrite")
-    return Woven(steps)
+    return Woven(stages)
+
+
+def _require_writable(place: Place) -> None:
+    """Raise where torch lets nobody overwrite a tensor: a view made with others."""
+    for it in _back(place):
+        if not is_view(it.layer):
+            break
+        if type(it.layer) is Taken and it.layer.is_one_of_several:
+            raise UnknownError("torch refuses it")
 
 
 def is_in_place(layer: Any) -> bool:

@@ -88,11 +88,11 @@ def _is_of_numbers(layer: Any) -> bool:
 
 def _shape_of_woven(layer: Woven, shape: Shape) -> Shape | None:
     shapes = [shape]
-    for layers, by, given in layer.steps:
+    for layers, by, given in layer.stages:
         one, *others = [shapes[number] for number in given]
         after = shape_after(layers, one)
         if by == "cat":
-            after = one[0], sum(it[1] for it in (one, *others))
+            after = *one[:1], sum(it[-1] for it in (one, *others))
         elif after is None or others not in ([], [one]):
             return None
         shapes.append(after)

@@ -77,7 +77,7 @@ def _changed(
             it._replace(ways=(changed(it.ways[0]), changed(it.ways[1])))
             if type(it) is Joined
             else Woven(
-                [step._replace(layers=changed(step.layers)) for step in it.steps]
+                [stage._replace(layers=changed(stage.layers)) for stage in it.stages]
             )
             if type(it) is Woven
             else Layer(change(it.module), it.pointwise)

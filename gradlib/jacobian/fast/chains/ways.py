@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from gradlib.jacobian.fast.chains.steps import Seen, part, pulled_back
 from gradlib.private import grad_is_enabled
 
+# torch's own, whatever somebody has put there since.
+_cat, _pad = torch.cat, F.pad
+
 
 class Gated(NamedTuple):
     """A product with what another way has given.
@@ -64,7 +67,7 @@ class Padded(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         del ours
-        return F.pad(v, self), True
+        return _pad(v, self), True
 
 
 class Cut(NamedTuple):
@@ -172,7 +175,7 @@ def put_together(
 def gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
     """Return vectors one behind the other, and what is needed to go back to each."""
     ends = [*itertools.accumulate(it.shape[1] for it in values)]
-    return torch.cat(values, 1), [
+    return _cat(values, 1), [
         [Cut(start, stop)] for start, stop in itertools.pairwise((0, *ends))
     ]
 
