@@ -67,7 +67,9 @@ def taken(shape: Shape, key: Any) -> list[Any]:
         shape: Of what they are given.
         key: What code asks for.
     """
-    before, last = key
+    if type(key) is not tuple:
+        raise UnknownError("it takes samples")
+    before, last = cast(tuple[Any, ...], key)
     if before is not ... and before != slice(None):
         raise UnknownError("it takes samples")
     if last is None:
