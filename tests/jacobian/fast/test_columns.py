@@ -208,13 +208,31 @@ def test_numbers_that_meet_again_have_no_axis() -> None:
         require_same(fn, double(5, 4))
 
 
+def test_as_many_numbers_as_a_matrix_takes() -> None:
+    """A vector of numbers, one of each sample, times a matrix: it mixes samples."""
+    net = Net().double()
+    net.square = nn.Parameter(double(4, 4))
+    fn = _function(lambda net, x: x.sum(1) @ net.square, net)
+    for _ in range(3):
+        assert chain(fn, double(4, 4)) is None
+        with pytest.raises(gradlib.CoupledSamplesError):
+            gradlib.per_sample_jacobian(fn, double(4, 4))
+
+
 REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "one of several, overwritten": lambda net, x: net.wide(x).chunk(1, 1)[0].relu_(),
     "and split": lambda net, x: net.into(net.wide(x).split(7, 1)[0]),
     "and unbound": lambda net, x: net.into(net.wide(x).sum(1, True).unbind(1)[0]),
+    "one of several, added to": lambda net, x: _added_to_a_part(net, x),
     "what is saved": lambda net, x: _product_with_an_overwritten(net, x),
     "what is saved, for nothing": lambda net, x: _product_then_overwritten(net, x),
 }
+
+
+def _added_to_a_part(net: Any, x: Tensor) -> Tensor:
+    a = net.wide(x).chunk(1, 1)[0]
+    a += net.wide(x.exp())
+    return a
 
 
 def _product_with_an_overwritten(net: Any, x: Tensor) -> Tensor:
