@@ -3,7 +3,7 @@
 torch multiplies float32 matrices on a CPU with MKL, where it was built with it. oneDNN,
 which it has for convolutions, does the same: on the newest of AMD's processors in half
 the time, on the ones before in nine tenths of it, on Intel's in the same. So both are
-timed once, when the first product comes that is large enough for it to matter.
+timed once, when the first product or chain comes that is no small one.
 """
 
 import time

@@ -220,7 +220,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 POINTWISE[nn.ReLU6] = POINTWISE[nn.Hardtanh]
 
 SQUEEZED, UNSQUEEZED = object(), object()
-"""Stands where a last axis of one entry is taken away."""
+"""Stand where a last axis of one entry is taken away, and where one is put there."""
 
 IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
 """Layers that return what they are given, unless they drop some of it."""

@@ -29,7 +29,7 @@ def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
     """Return the layers that a function of x goes through.
 
     They are modules, by their exact type and with no hook on them; where there is no
-    module for what is done, a `Layer`; and `SQUEEZED`. A module of one's own, or a
+    module for what is done, what `layers` has for it. A module of one's own, or a
     function, says in its code which they are.
 
     Args:
