@@ -206,7 +206,8 @@ def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
     last = len(seen)
     while last and type(seen[last - 1]) in _ALIKE:
         last -= 1
-    return seen[:last], backward(seen[last:], v)
+    # Not in memory of its own: a mean over places is the same number at each.
+    return seen[:last], pulled_back(seen[last:], v, ours=False)[0]
 
 
 def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tensor]:
