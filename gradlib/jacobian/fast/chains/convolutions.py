@@ -120,11 +120,6 @@ class Convolved(NamedTuple):
     last: bool
     plain_images: int
 
-    def part(self, start: int, stop: int) -> "Convolved":
-        """Return it for some samples: it is the same for all."""
-        del start, stop
-        return self
-
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         del ours

@@ -60,11 +60,6 @@ class Bent(NamedTuple):
 class ChannelsLast(NamedTuple):
     """No layer: where vectors come in, channels are put last in memory."""
 
-    def part(self, start: int, stop: int) -> "ChannelsLast":
-        """Return it for some samples: it is the same for all."""
-        del start, stop
-        return self
-
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Put them there."""
         return _last_in_memory(v.flatten(0, 1)).view(v.shape), ours
@@ -78,11 +73,6 @@ class Multiplied(NamedTuple):
     """
 
     weight: Tensor
-
-    def part(self, start: int, stop: int) -> "Multiplied":
-        """Return it for some samples: it is the same for all."""
-        del start, stop
-        return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
@@ -98,11 +88,6 @@ class Spread(NamedTuple):
     """
 
     layer: Summed
-
-    def part(self, start: int, stop: int) -> "Spread":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
@@ -125,11 +110,6 @@ class Averaged(NamedTuple):
 
     size: torch.Size
     windows: tuple[Any, ...] | None
-
-    def part(self, start: int, stop: int) -> "Averaged":
-        """Return it for some samples: it is the same for all."""
-        del start, stop
-        return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back. What comes of one window are views of one memory."""

@@ -195,11 +195,6 @@ class Scaled(NamedTuple):
 
     steep: Tensor
 
-    def part(self, start: int, stop: int) -> "Scaled":
-        """Return it for some samples: it is the same for all."""
-        del start, stop
-        return self
-
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         in_place = ours and not grad_is_enabled()

@@ -1,16 +1,15 @@
 """What is needed to go back through layers of a chain, one after the other."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 
 class Step(Protocol):
-    """What is needed to go back through a layer."""
+    """What is needed to go back through a layer.
 
-    def part(self, start: int, stop: int) -> "Step":
-        """Return what is needed for some samples."""
-        ...
+    What differs from sample to sample has a ``part(start, stop)``, for some of them.
+    """
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back.
@@ -31,7 +30,8 @@ Seen = list[Step]
 
 def part(seen: Seen, start: int, stop: int) -> Seen:
     """Return what was seen of some samples."""
-    return [it.part(start, stop) for it in seen]
+    every: list[Any] = [*seen]
+    return [it.part(start, stop) if hasattr(it, "part") else it for it in every]
 
 
 def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:

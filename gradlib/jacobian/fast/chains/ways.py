@@ -38,11 +38,6 @@ class Gated(NamedTuple):
 class Negated(NamedTuple):
     """What is subtracted."""
 
-    def part(self, start: int, stop: int) -> "Negated":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
-
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         return v.neg_() if ours and not grad_is_enabled() else -v, True
@@ -58,11 +53,6 @@ class Padded(NamedTuple):
 
     before: int
     after: int
-
-    def part(self, start: int, stop: int) -> "Padded":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
@@ -80,11 +70,6 @@ class Cut(NamedTuple):
 
     start: int
     stop: int
-
-    def part(self, start: int, stop: int) -> "Cut":
-        """Return what is needed for some samples: it is the same for all."""
-        del start, stop
-        return self
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
