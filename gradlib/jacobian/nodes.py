@@ -27,6 +27,8 @@ class Nodes:
         wrong_twice: The name of a node that torch differentiates wrongly a second time,
             if there is one.
         wrong_thrice: The same for a third time.
+        mixing: The name of a norm over the samples of the batch, if there is one: a
+            column of all samples at once is a sum over those.
     """
 
     convolution: bool
@@ -37,6 +39,7 @@ class Nodes:
     wrong_at_once_twice: str | None = None
     wrong_twice: str | None = None
     wrong_thrice: str | None = None
+    mixing: str | None = None
 
 
 # All of these were found by comparison, with single vectors and finite differences, and
@@ -85,6 +88,8 @@ def look(graph: Graph) -> Nodes:
             found[kind] = name
         if "wrong_thrice" in kinds and _computes_statistics(node):
             found["wrong_thrice"] = name
+            if graph.batch > 1 and _is_over_samples(node):
+                found["mixing"] = name
             if _is_norm_of_a_backward_pass(node):
                 found["wrong_twice"] = name
             # The first is its input; are its weights asked for?
@@ -126,6 +131,12 @@ def _is_marked(node: Any) -> bool:
 def _computes_statistics(node: Any) -> bool:
     """Tell whether a norm does; in evaluation those of batch norm are constants."""
     return getattr(node, "_saved_training", getattr(node, "_saved_train", True))
+
+
+def _is_over_samples(node: Any) -> bool:
+    """Tell whether a norm is one over samples; an instance norm is one of a single."""
+    given = getattr(node, "_saved_input", None)
+    return "BatchNorm" in node.name() and given is not None and given.shape[0] > 1
 
 
 def differs_from_slopes(graph: Graph) -> str:

@@ -151,6 +151,8 @@ def _counts(
         halves = cut.width
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
+    elif known.mixing:
+        columns = halves = f"{known.mixing} mixes the samples"
     return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
 
 

@@ -294,6 +294,26 @@ def test_without_check_coupled_samples_give_the_sum() -> None:
     assert ours.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("norm", "columns"),
+    [
+        (nn.BatchNorm1d(8), "NativeBatchNormBackward0 mixes the samples"),
+        (nn.BatchNorm1d(8).eval(), 3),
+        (nn.InstanceNorm1d(8), 3),  # of each sample, by the same kernel
+    ],
+    ids=["over samples", "in evaluation", "of a sample"],
+)
+def test_columns_are_planned_where_no_norm_mixes_samples(
+    norm: nn.Module, columns: int | str
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        h = torch.tanh(x) @ x.new_ones(3, 8)
+        return norm.double()(h.unsqueeze(2).expand(-1, -1, 5)).flatten(1)
+
+    plan = gradlib.plan_jacobian(fn, points(4, 3), check=False)
+    assert plan.counts["forward"] == columns
+
+
 def test_without_check_coupled_samples_that_are_there_already_give_the_sum() -> None:
     x = points(4, 3).requires_grad_()
     y = x - x.mean(0)
