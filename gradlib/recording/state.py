@@ -257,11 +257,13 @@ class History:
             seen.change("training", module.training, since)
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
-        for kept in seen.parameters.values():
-            if kept is not None and kept.was_written_to():
-                own = own_parameters(module)
-                self._look_at_tensors(seen, "parameters", own, since)
-                break
+        own = own_parameters(module)
+        if len(own) != len(seen.parameters) or any(
+            own.get(name) is not kept.tensor or kept.was_written_to()
+            for name, kept in seen.parameters.items()
+            if kept is not None
+        ):
+            self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
             self._look_at_tensors(seen, "buffers", buffers, since)
         seen.last = moment

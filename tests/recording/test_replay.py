@@ -503,6 +503,26 @@ def test_weights_that_a_forward_puts_in_for_one_call(frozen: bool) -> None:
     assert_replays(recording, model)
 
 
+def test_weights_that_a_forward_puts_into_what_is_in_a_container() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = {k: v * self.scale for k, v in self.inner.named_parameters()}
+            h = torch.func.functional_call(self.inner, scaled, (x,))
+            return h + self.inner(x)
+
+    model = Scales()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(4, 3, requires_grad=True))).backward()
+    assert recording.verify().agreed == len(recording) == 18
+    assert_replays(recording, model)
+
+
 def test_buffers_of_each_call() -> None:
     seen: list[Tensor] = []
 
