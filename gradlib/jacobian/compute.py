@@ -1,7 +1,7 @@
 """Carrying a plan out, and what to do where torch cannot."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
@@ -61,16 +61,16 @@ def compute(
             require_rows(graph, blocks, Look.at_all(graph), mode=attempt.mode)
         return blocks
 
-    *others, last = list(_attempts(plan, may_change))
+    *others, last = _attempts(plan, may_change)
     for attempt in others:
         try:
-            return _in_memory(graph, attempt, carry)
+            return _in_memory(graph, _as_attempted(plan, *attempt), carry)
         except (RuntimeError, NotImplementedError):
             # Not every node can work on batched values, or be gone through twice.
             # The graph is still there, so nothing is lost but the time.
             continue
     try:
-        return _in_memory(graph, last, carry)
+        return _in_memory(graph, _as_attempted(plan, *last), carry)
     except RuntimeError as error:
         if isinstance(error, GradlibError):
             raise
@@ -107,14 +107,19 @@ def _shortened(
     return blocks
 
 
-def _attempts(plan: Plan, may_change: bool) -> Iterator[Plan]:
-    plans = [plan]
+def _attempts(plan: Plan, may_change: bool) -> list[tuple[str, int]]:
+    """Return which modes to try, each with how many rows or columns at once."""
+    modes = [plan.mode]
     if may_change and plan.mode in BY_COLUMNS:
-        plans.append(replace(plan, mode="reverse"))
-    for it in plans:
-        if it.chunk > 1:
-            yield it
-        yield replace(it, chunk=1)
+        modes.append("reverse")
+    at_once = [plan.chunk, 1] if plan.chunk > 1 else [1]
+    return [(mode, chunk) for mode in modes for chunk in at_once]
+
+
+def _as_attempted(plan: Plan, mode: str, chunk: int) -> Plan:
+    if (mode, chunk) == (plan.mode, plan.chunk):  # as nearly always
+        return plan
+    return replace(plan, mode=mode, chunk=chunk)
 
 
 def _in_memory(

@@ -41,7 +41,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
             return by_rows(chain.bends[1:-1], flat, chain.linears, into, library)
 
         at_once = samples_at_once(chain)
-        shape = h.shape[0], chain.outs, chain.x[0].numel()
+        shape = h.shape[0], chain.outs, chain.x.shape[1:].numel()
         # A large result is written to pages that are soon had, if it can be at once.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
@@ -142,7 +142,9 @@ def _of(
     else:
         made = _softened_product(chain, factors, y, into)
     if chain.maps.layers:
-        v = made.expand(h.shape[0], -1, -1).view(h.shape[0], -1, *h.shape[1:])
+        v = made if made.dim() > 2 else made.expand(h.shape[0], -1, -1)
+        if h.dim() > 2:
+            v = v.view(h.shape[0], -1, *h.shape[1:])
         return maps.backward(seen, v).flatten(2)
     if made.dim() > 2:
         return made

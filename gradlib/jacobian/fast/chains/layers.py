@@ -97,6 +97,10 @@ def _mish_slope(x: Tensor) -> Tensor:
     return t + x * x.sigmoid() * (1 - t.square())
 
 
+def _power_slope(n: Any, x: Tensor) -> Tensor:
+    return x + x if n == 2 else n * x ** (n - 1)  # a square is the commonest
+
+
 def _softsign_slope(x: Tensor) -> Tensor:
     size = x.abs()
     return (1 - size / (1 + size)) / (1 + size)  # NaN at infinity, as torch's
@@ -350,7 +354,7 @@ OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, UNDER, PLUS, FROM = (
     Pointwise("sin", lambda _, x: x.sin(), by_slope(lambda _, x: x.cos()), "x"),
     Pointwise("cos", lambda _, x: x.cos(), by_slope(lambda _, x: -x.sin()), "x"),
     Pointwise("exp", lambda _, x: x.exp(), by_slope(lambda _, y: y), "y"),
-    Pointwise("pow", lambda n, x: x**n, by_slope(lambda n, x: n * x ** (n - 1)), "x"),
+    Pointwise("pow", lambda n, x: x**n, by_slope(_power_slope), "x"),
     _by_number("mul", lambda c, x: x * c, lambda c: c),
     _by_number("div", lambda c, x: x / c, lambda c: 1 / c),
     Pointwise("div", lambda c, x: c / x, by_slope(lambda c, x: -(c / x) / x), "x"),

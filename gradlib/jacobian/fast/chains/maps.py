@@ -62,6 +62,8 @@ class ChannelsLast(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Put them there."""
+        if v.dim() == 3:  # they are no images, and mostly lie so
+            return v.contiguous(), ours
         return _last_in_memory(v.flatten(0, 1)).view(v.shape), ours
 
 
