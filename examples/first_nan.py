@@ -80,8 +80,8 @@ assert found is not None
 print(found)
 
 # %% [markdown]
-# With `reduce=gradlib.tensor_stats` a recording holds a few numbers for each tensor, so
-# the whole run fits. `found.index` counts the calls of that module. The call's
+# With `reduce=gradlib.tensor_stats` a recording holds a few numbers for each tensor of
+# each step, so the whole run fits. `found.index` counts the calls of that module. The call's
 # `forward` is its step, which gives the losses before and after:
 
 # %%

@@ -126,7 +126,7 @@ plt.show()
 # ## Does it learn?
 #
 # Both are trained, and every step is recorded. With `reduce=gradlib.tensor_stats` a
-# recording holds a few numbers for each tensor, however many steps there are.
+# recording holds a few numbers for each tensor of each step, however large it is.
 
 
 # %%

@@ -76,9 +76,9 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
                 "ms",
                 "fastest other way",
                 "its time",
-                "`out=`",
                 "checked",
                 "in other code",
+                "`out=`",
                 "peak",
             ),
             [in_short(net, batches[net], ways) for net, ways in nets.items()],
@@ -128,17 +128,19 @@ def by_net(rows: Rows) -> dict[str, Ways]:
 
 
 def summed_up(nets: dict[str, Ways]) -> str:
-    """Say where ours is the fastest and where it is not, and what the check takes."""
+    """Say where ours is the fastest and where not, and the same of other calls."""
     lost = slower(nets)
     named = [
         f"{net} ({row['contender']} takes {times(row)} as long)"
         for net, row in lost.items()
     ]
     which = f", not on {' or '.join(named)}" if 0 < len(lost) <= FEW else ""
-    return (
+    said = (
         f"gradlib is the fastest on {len(nets) - len(lost)} of {len(nets)} "
-        f"networks{which}. {_checked(nets)} {_in_code(nets)}"
-    ).strip()
+        f"networks{which}."
+    )
+    of_calls = (_compared(nets, name, begins) for name, begins in CALLS.items())
+    return " ".join(filter(None, [said, *of_calls]))
 
 
 def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
@@ -147,42 +149,36 @@ def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
     return {net: row for net, row in best.items() if row["to_gradlib"]["median"] < 1}
 
 
-def _in_code(nets: dict[str, Ways]) -> str:
-    """Say how ours does in a function, and where it sees no layers in its code."""
-    said: list[str] = []
-    for name, where in (
-        (IN_A_FUNCTION, "In a function"),
-        (IN_OTHER_CODE, "In other code"),
-    ):
-        found = {net: ways[name] for net, ways in nets.items() if name in ways}
-        ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
-        if not ratios:
-            continue
-        first = [
-            net
-            for net, ratio in ratios.items()
-            if ratio < best_other(nets[net])["to_gradlib"]["median"]
-        ]
-        said.append(
-            f"{where} it takes {min(ratios.values()):.2f} to "
-            f"{max(ratios.values()):.2f} times as long, and is the fastest on "
-            f"{len(first)}."
-        )
-    return " ".join(said)
+CALLS = {
+    "gradlib, checked": "With `check=True`, which is the default,",
+    IN_A_FUNCTION: "In a function",
+    IN_OTHER_CODE: "In other code",
+    f"{IN_OTHER_CODE}, checked": "With `check=True` there",
+}
+"""Other calls of ours, each with how a sentence of it begins."""
 
 
-def _checked(nets: dict[str, Ways]) -> str:
-    """Say what the check takes, where that was measured."""
-    found = [
-        ways["gradlib, checked"]["to_gradlib"]["median"]
-        for ways in nets.values()
-        if "gradlib, checked" in ways
-    ]
-    if not found:
+def _compared(nets: dict[str, Ways], name: str, where: str) -> str:
+    """Say what a call of ours takes, and on how many networks it is the fastest.
+
+    Args:
+        nets: The rows of each network.
+        name: Under which name that call was measured, if it was.
+        where: How a sentence of it begins.
+    """
+    found = {net: ways[name] for net, ways in nets.items() if name in ways}
+    ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
+    if not ratios:
         return ""
+    first = [
+        net
+        for net, ratio in ratios.items()
+        if ratio < best_other(nets[net])["to_gradlib"]["median"]
+    ]
     return (
-        "With `check=True`, which is the default, it takes "
-        f"{min(found):.2f} to {max(found):.2f} times as long."
+        f"{where} it takes {min(ratios.values()):.2f} to "
+        f"{max(ratios.values()):.2f} times as long, and is the fastest on "
+        f"{len(first)}."
     )
 
 
@@ -210,9 +206,9 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
         milliseconds(ours["ms"]),
         best["contender"],
         ratio(best),
-        ratio(ways.get("gradlib, out=", {})),
         ratio(ways.get("gradlib, checked", {})),
         ratio(ways.get(IN_OTHER_CODE, {})),
+        ratio(ways.get("gradlib, out=", {})),
         f"{peak / ours['result_bytes']:.1f}" if peak else "",
     )
 

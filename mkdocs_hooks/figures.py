@@ -27,6 +27,9 @@ FENCE = re.compile(
 )
 PIXELS_PER_POINT = 4 / 3
 
+LEAST = 0.58
+"""How small a telephone may make a figure: its letters are 7 pixels high then."""
+
 
 def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
     """Run a block of code and return the last figure it made, as SVG.
@@ -71,9 +74,12 @@ def image(
     files.append(file)
     points = re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]
     width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
+    kind = "figure as-drawn" if 'data-scale="lightness"' in svg else "figure"
     return (
-        f'<img class="figure" src="{get_relative_url(file.url, page.url)}"'
-        f' alt="{html.escape(alt)}" width="{width}" height="{height}">'
+        f'<span class="scrolls" tabindex="0"><img class="{kind}"'
+        f' src="{get_relative_url(file.url, page.url)}" alt="{html.escape(alt)}"'
+        f' width="{width}" height="{height}"'
+        f' style="min-width: {round(LEAST * width)}px"></span>'
     )
 
 

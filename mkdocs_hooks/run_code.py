@@ -22,6 +22,9 @@ from mkdocs_hooks.fresh import Written
 Output = tuple[str, str]
 """What it is (stdout, stderr, text, html or svg), and its text."""
 
+BY_LIGHTNESS = 'data-scale="lightness"'
+"""Marks a drawing in which the lighter of two colours is the larger number."""
+
 
 def last_figure(code: str, filename: str, line: int, background: str) -> str | None:
     """Return the last figure that a block makes, with pyplot or without, as SVG."""
@@ -106,4 +109,7 @@ def svg(figure: Figure, **options: Any) -> str:
     """Return a drawing as SVG."""
     file = io.StringIO()
     figure.savefig(file, format="svg", **options)
+    images = [image for ax in figure.axes for image in ax.images]
+    if any(image.get_cmap().name == "viridis" for image in images):
+        return file.getvalue().replace("<svg ", f"<svg {BY_LIGHTNESS} ", 1)
     return file.getvalue()

@@ -81,19 +81,27 @@ def test_where_ours_is_slower_is_said_first() -> None:
     assert "fastest on 1 of 2 networks, not on two (TorchJD takes 0.50 times" in bad
 
 
-@pytest.mark.parametrize("where", ["in a function", "in other code"])
-def test_how_ours_does_in_code_is_said(where: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("checked", "with `check=true`, which is the default,"),
+        ("in a function", "in a function"),
+        ("in other code", "in other code"),
+        ("in other code, checked", "with `check=true` there"),
+    ],
+)
+def test_how_other_calls_of_ours_do_is_said(name: str, where: str) -> None:
     rows = {
         it["contender"]: it
         for it in results()["rows"]
-        if "to_gradlib" in it and not it["contender"].startswith("gradlib, in ")
+        if "to_gradlib" in it and not it["contender"].startswith("gradlib, ")
     }
     for row in rows.values():
         row["to_gradlib"]["median"] = 3.0
     assert "times as long, and" not in tables.summed_up({"one": rows})
     slow = {name: {**row} for name, row in rows.items()}
-    slow[f"gradlib, {where}"] = {**rows["gradlib"], "to_gradlib": {"median": 4.0}}
-    rows[f"gradlib, {where}"] = {**rows["gradlib"], "to_gradlib": {"median": 1.5}}
+    slow[f"gradlib, {name}"] = {**rows["gradlib"], "to_gradlib": {"median": 4.0}}
+    rows[f"gradlib, {name}"] = {**rows["gradlib"], "to_gradlib": {"median": 1.5}}
     text = tables.summed_up({"one": rows, "two": slow})
     said = f"{where} it takes 1.50 to 4.00 times as long, and is the fastest on 1."
     assert said in text.lower()

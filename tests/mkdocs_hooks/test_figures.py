@@ -51,8 +51,9 @@ def test_the_figure_stands_below_its_block(tmp_path: Path) -> None:
     )
     shown, files = render(text, tmp_path)
     image = (
+        '<span class="scrolls" tabindex="0">'
         '<img class="figure" src="../page-1.svg" alt="A &lt;line&gt; that rises."'
-        ' width="672" height="346">'
+        ' width="672" height="346" style="min-width: 390px"></span>'
     )
     assert shown == f"Before.\n\n```python\n{DRAW}```\n\n{image}\n\n\nAfter.\n"
     svg = files.src_uris["topic/page-1.svg"].content_string
@@ -75,8 +76,20 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_in_an_indented_block(tmp_path: Path, drawn: list[str]) -> None:
     text = '!!! note\n\n    ```python {figure="Axes."}\n    if a:\n        b\n    ```\n'
     shown, _ = render(text, tmp_path)
-    assert '    ```\n\n    <img class="figure" src="../page-1.svg"' in shown
+    image = '<span class="scrolls" tabindex="0"><img class="figure" src="../page-1.svg"'
+    assert f"    ```\n\n    {image}" in shown
     assert drawn == ["if a:\n    b\n"]
+
+
+@pytest.mark.parametrize(
+    ("colours", "kind"), [("viridis", "figure as-drawn"), ("RdBu", "figure")]
+)
+def test_what_is_told_by_lightness_is_not_turned_on_a_dark_page(
+    tmp_path: Path, colours: str, kind: str
+) -> None:
+    code = f"import matplotlib.pyplot as plt\nplt.imshow([[1, 2]], cmap={colours!r})\n"
+    shown, _ = render(f'```python {{figure="Colours."}}\n{code}```\n', tmp_path)
+    assert f'<img class="{kind}" ' in shown
 
 
 def test_drawn_once_for_each_block(drawn: list[str]) -> None:

@@ -59,9 +59,16 @@ def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
     """
 
     def module(place: Any) -> Any:
-        if type(place) is Linear:
-            return Linear(*map(module, place))
-        return modules[place.number] if type(place) is Place else place
+        kind: Any = type(place)
+        if kind is Place:
+            return modules[place.number]
+        if kind is not Linear:
+            return place
+        weight, bias = place
+        return Linear(
+            modules[weight.number] if type(weight) is Place else weight,
+            modules[bias.number] if type(bias) is Place else bias,
+        )
 
     linears: list[Any] = [*map(_parameters, map(module, chain.linears))]
     return _changed(chain, module, linears, x)
