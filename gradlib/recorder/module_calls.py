@@ -131,7 +131,11 @@ class ModuleCalls:
         has_new_hook = len(forward_hooks(module)) > 1 and put_hooks_around(
             module, hooked.before, hooked.after
         )
+        running = backward_pass_id()
+        around = None if running == -1 else checkpoint_around(python)
         if why := _has_no_values(stack):
+            if around is not None:
+                return  # it had none in the first computation
             call = self._begin(now, hooked, -1)
             call.no_pass_because = why
             frame = _frame_of(call, hooked, module, python, stack)
@@ -139,9 +143,8 @@ class ModuleCalls:
             stack.append(frame)
             return
         leaves, spec = flatten_call(args, kwargs)
-        running = backward_pass_id()
         call, within = None, None
-        if running != -1 and (around := checkpoint_around(python)):
+        if around is not None:
             if not is_reentrant(around):  # its first computation is hooked
                 self._mark_recomputed(hooked.name, Tree(leaves, spec), running)
                 return
@@ -323,6 +326,8 @@ class ModuleCalls:
             return  # somebody has set it anew
         if module is not hooked.module and not is_replica(module):
             return
+        if _only_restores_values(running_frame(1)):
+            return  # and the call whose values these are may not have returned yet
         now = self._now
         stack = now.stack
         if stack and stack[-1].module is module:
@@ -331,7 +336,7 @@ class ModuleCalls:
             while (frame := stack.pop()).module is not module:
                 frame.call.no_pass_because = notes.BROKEN_OFF
         else:
-            return  # not seen to begin, or computed again only to restore values
+            return  # not seen to begin
         raised = sys.exception()
         if raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
@@ -597,6 +602,12 @@ def _has_no_values(stack: list[Frame]) -> str:
     if values_are_stand_ins() or values_are_fake():
         return notes.STAND_INS
     return notes.CAPTURED if not stack and graph_is_captured() else ""
+
+
+def _only_restores_values(python: FrameType) -> bool:
+    """Tell whether a checkpoint computes a call again whose first graph is hooked."""
+    around = None if backward_pass_id() == -1 else checkpoint_around(python)
+    return around is not None and not is_reentrant(around)
 
 
 def _is_open(module: nn.Module, stack: list[Frame]) -> bool:

@@ -2386,6 +2386,45 @@ def test_the_call_says_so_that_a_checkpoint_computed_again(
         assert said == (i == which)
 
 
+class Slope(nn.Module):
+    """Goes backward through its child in its forward, as a force field does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.child(x).square().sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+        return slope + x
+
+
+def test_a_checkpoint_that_computes_again_inside_of_the_forward() -> None:
+    """The inner pass needs values before the call that made them has returned."""
+    model, plain = twins(Slope())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(plain) as expected:
+        loss_of(plain(x)).backward()
+    with gradlib.record(model) as found:
+        y: Any = checkpoint(model, x, use_reentrant=False)
+        loss_of(y).backward()
+    assert_shares(found, expected)
+    assert found[""].note == notes.RECOMPUTED
+    assert torch.equal(found[""].output, y)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_vmap_that_a_checkpoint_computes_again_is_no_new_call(
+    reentrant: bool,
+) -> None:
+    model = Block()
+    with gradlib.record(model) as recording:
+        x = torch.randn(2, 3, requires_grad=True)
+        y: Any = checkpoint(torch.vmap(model), x, use_reentrant=reentrant)
+        y.sum().backward()
+    assert [call.name for call in recording] == ["", "fc"]
+
+
 # Values
 
 
