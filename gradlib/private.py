@@ -91,12 +91,23 @@ def pass_began_here() -> bool:
     A GPU's runs in a thread of the device, and nobody in Python has called what that
     runs; who has begun the pass waits meanwhile.
     """
+    return _began_pass() is not None
+
+
+def who_began_pass() -> FrameType | None:
+    """Return who has called ``torch.autograd``, in this thread, for the running pass.
+
+    With ``loss.backward()`` that is the method.
+    """
+    frame = _began_pass()
+    return frame and frame.f_back and frame.f_back.f_back
+
+
+def _began_pass() -> FrameType | None:
     frame: FrameType | None = running_frame(1)
-    while frame is not None:
-        if frame.f_code is _BEGINS_PASSES:
-            return True
+    while frame is not None and frame.f_code is not _BEGINS_PASSES:
         frame = frame.f_back
-    return False
+    return frame
 
 
 _BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__

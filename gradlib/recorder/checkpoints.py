@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from gradlib.private import no_dispatch_modes, sequence_number
+from gradlib.private import no_dispatch_modes, sequence_number, who_began_pass
 from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
 
@@ -97,6 +97,15 @@ def checkpoint_around(frame: FrameType | None) -> FrameType | None:
 def is_reentrant(frame: FrameType) -> bool:
     """Tell of which kind the checkpoint is that `checkpoint_around` found."""
     return frame.f_code.co_name == "backward"
+
+
+def goes_on_with_pass() -> bool:
+    """Tell whether the running pass is one with which a reentrant checkpoint goes on.
+
+    Any other is run by the forward that one computes again, as for forces.
+    """
+    began = who_began_pass()
+    return began is None or next(_frames_of(began, "backward"), None) is began
 
 
 def _frames_of(frame: FrameType | None, *names: str) -> Iterator[FrameType]:

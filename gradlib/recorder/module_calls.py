@@ -161,7 +161,8 @@ class ModuleCalls:
         if running != -1:
             frame.in_backward, frame.within = True, within
         is_enabled = grad_is_enabled()
-        if not is_enabled:
+        # Inside of one it may be enabled again, as for forces.
+        if not is_enabled or (stack and stack[-1].call.checkpoints):
             self._checkpoints.meet(call, around_forward(python))
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED

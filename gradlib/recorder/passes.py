@@ -24,6 +24,7 @@ from gradlib.private import (
     hooks_set,
     when_pass_ends,
 )
+from gradlib.recorder.checkpoints import goes_on_with_pass
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
@@ -432,13 +433,14 @@ class Passes:
         """Number a pass when it first reaches a call.
 
         A checkpoint of the reentrant kind runs a pass of its own inside the pass that
-        recomputes, which `within` names: the two are one.
+        recomputes, which `within` names: the two are one. Any other inside of it, as
+        one for forces, is one of its own.
         """
         self.when_reached()
         with self._finishing:
             self._let_go()
         self._be_last()
-        if within is None or within == running:
+        if within is None or within == running or not goes_on_with_pass():
             number = self.numbers[running] = next(self._count)
             self.when_numbered(number)
             if self.reduces or self._inner:

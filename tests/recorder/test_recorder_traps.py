@@ -2394,8 +2394,9 @@ class Slope(nn.Module):
         self.child = Block()
 
     def forward(self, x: Tensor) -> Tensor:
-        energy = self.child(x).square().sum()
-        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+        with torch.enable_grad():
+            energy = self.child(x).square().sum()
+            (slope,) = torch.autograd.grad(energy, x, create_graph=True)
         return slope + x
 
 
@@ -2411,6 +2412,24 @@ def test_a_checkpoint_that_computes_again_inside_of_the_forward() -> None:
     assert_shares(found, expected)
     assert found[""].note == notes.RECOMPUTED
     assert torch.equal(found[""].output, y)
+
+
+def test_a_pass_inside_of_what_a_reentrant_checkpoint_computes_again() -> None:
+    model, plain = twins(Slope())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(plain) as expected:
+        loss_of(plain(x)).backward()
+    with gradlib.record(model) as found:
+        y: Any = checkpoint(model, x, use_reentrant=True)
+        loss_of(y).backward()
+    assert [call.name for call in found] == [call.name for call in expected]
+    for name in ("child", "child.fc"):
+        inner, outer = expected[name].passes
+        first, again, last = found[name].passes
+        for ours, theirs in ((first, inner), (again, inner), (last, outer)):
+            for field in ("grad_input", "grad_output", "param_grads"):
+                assert_close(getattr(ours, field), getattr(theirs, field))
+    assert_close(found[""].grad_input, expected[""].grad_input)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
