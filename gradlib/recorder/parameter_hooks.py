@@ -37,7 +37,8 @@ class ParameterHooks:
         call, hooked = frame.call, frame.hooked
         if not hooked.knows(own):
             history = self._block.history
-            if history is not None and not hooked.has_seen(own):
+            is_new = call.recomputed_in is None  # or it was met before
+            if history is not None and is_new and not hooked.has_seen(own):
                 history.meet(hooked.module, call.moment)  # as functional_call() does it
             frame.lazy = self.meet(hooked, own)
         asked = hooked.parameters

@@ -88,7 +88,7 @@ def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
     found.update(
         (name, own[name].value)
         for name in trace.parameters
-        if name in own and own[name].requires_grad
+        if name in own and name not in not_asked
     )
     return found
 

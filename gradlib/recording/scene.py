@@ -182,9 +182,12 @@ class Scene:
         made = self._history.made_since(module, moment)
         draw_again(module, self._history.kind(module, moment), made)
         if module is self._module:
+            not_asked = idle(self._trace)
             for name in self._trace.parameters:
                 parameter = parameters.get(name)
-                if parameter is not None and parameter.requires_grad:
+                if parameter is not None and name not in not_asked:
+                    # A checkpoint may have had it computed without, at first.
+                    parameter.requires_grad_()
                     if all(parameter is not it for it in self._leaves.values()):
                         self._take_share(parameter, parameter)
                     self._leaves[name] = parameter
@@ -286,7 +289,7 @@ class Scene:
 
 
 def idle(trace: CallTrace) -> set[Key]:
-    """Return the inputs that required no grad, also when a checkpoint came back."""
+    """Return what required no grad, also when a checkpoint came back."""
     active = {key for flow in trace.flows for key in flow.shares}
     return set(trace.idle) - active
 

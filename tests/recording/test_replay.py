@@ -523,6 +523,32 @@ def test_weights_that_a_forward_puts_into_what_is_in_a_container() -> None:
     assert_replays(recording, model)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_weights_that_a_forward_puts_in_inside_of_a_checkpoint(reentrant: bool) -> None:
+    """What is computed before gradients are enabled requires them later."""
+
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def twice(self, x: Tensor) -> Tensor:
+            others = {name: 2 * it for name, it in self.fc.named_parameters()}
+            for _ in range(2):
+                x = torch.func.functional_call(self.fc, others, (self.fc(x),))
+            return x
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.twice, x, use_reentrant=reentrant)
+
+    model = Borrows().double()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            x = torch.randn(4, 3, dtype=torch.double, requires_grad=True)
+            loss_of(model(x)).backward()
+    assert recording.verify(numerical=True).agreed == len(recording) == 10
+
+
 def test_buffers_of_each_call() -> None:
     seen: list[Tensor] = []
 
