@@ -796,3 +796,18 @@ def test_a_name_that_is_taken_is_refused(net: Net, x: Tensor) -> None:
     with pytest.raises(gradlib.RecordingArgumentError, match=said):
         one.compare(one, names={"first": "head"})
     assert one.compare(one, names={"first": "head", "head": "first"}).first is not None
+
+
+def test_two_classes_of_tensors_that_do_not_know_each_other(net: Net) -> None:
+    class A(Tensor):
+        pass
+
+    class B(Tensor):
+        pass
+
+    x = torch.randn(3, 4)
+    one, other, apart = (
+        recorded(net, it) for it in (x.as_subclass(A), x.as_subclass(B), 2 * x)
+    )
+    assert one.compare(other).ok
+    assert where(one.compare(apart))[-1] == "args[0]"
