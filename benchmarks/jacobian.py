@@ -21,7 +21,13 @@ from torch import Tensor
 import gradlib
 from benchmarks import timing
 from benchmarks.jacobian_nets import Net, nets, random_nets
-from benchmarks.jacobian_ways import MOST, Contender, contenders, loop, serious
+from benchmarks.jacobian_ways import (
+    MOST,
+    Contender,
+    contenders,
+    loop,
+    serious_and_checked,
+)
 from benchmarks.memory import measure_memory
 from benchmarks.report import threads_text
 from gradlib.render import Table
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [net for net in all_nets if options.net in net.name]
     if options.quick:
         chosen = chosen[:1]
-    ways = serious() if options.random else contenders()
+    ways = serious_and_checked() if options.random else contenders()
     results = measure(chosen, ways, threads, rounds, device)
     print(as_text(results))
     out = options.out or (

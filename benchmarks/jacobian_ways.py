@@ -114,6 +114,11 @@ def serious() -> list[Contender]:
     return [it for it in contenders() if it.name in names]
 
 
+def serious_and_checked() -> list[Contender]:
+    """Return the same, and ours with its check."""
+    return serious() + [it for it in contenders() if it.name == OURS_CHECKED]
+
+
 def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
     """Compute dY/dX of all pairs of samples, and keep those of one and the same."""
     full = torch.autograd.functional.jacobian(model, x, vectorize=False)

@@ -257,11 +257,11 @@ class History:
             seen.change("training", module.training, since)
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
-        own = own_parameters(module)
-        if len(own) != len(seen.parameters) or any(
-            own.get(name) is not kept.tensor or kept.was_written_to()
-            for name, kept in seen.parameters.items()
-            if kept is not None
+        own, known = own_parameters(module), seen.parameters
+        if len(own) != len(known) or any(
+            tensor is not kept.tensor or kept.was_written_to()
+            for name, tensor in own.items()
+            if (kept := known.get(name)) is not None
         ):
             self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
