@@ -475,6 +475,20 @@ def test_a_module_added_in_the_block() -> None:
     assert not late._forward_pre_hooks
 
 
+def test_a_module_that_a_forward_adds_and_does_not_call() -> None:
+    class Grows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.late = nn.Linear(3, 2)
+            return 2 * x
+
+    model, x = Grows(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording[""].grad_input, (x.grad,))
+    with pytest.raises(gradlib.NoSuchCallError, match='"late" was not called'):
+        _ = recording["late"]
+
+
 @pytest.mark.parametrize("options", [{}, {"reduce": gradlib.tensor_stats}])
 def test_a_module_inserted_in_the_block(options: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
@@ -716,6 +730,21 @@ def test_a_chosen_module_stands_where_one_was_left_out() -> None:
         model[1] = nn.Linear(3, 2)
         run(model, x)
     assert [call.name for call in recording] == ["0", "1"]
+
+
+def test_a_chosen_module_that_is_not_called_stands_where_one_was_left_out() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+
+    def chosen(_name: str, module: nn.Module) -> bool:
+        return isinstance(module, nn.Linear)
+
+    with gradlib.record(model, modules=chosen) as recording:
+        with pytest.raises(gradlib.NoSuchCallError, match="left it out"):
+            _ = recording["1"]
+        model[1] = nn.Linear(3, 2)
+        run(model[0], x)
+    with pytest.raises(gradlib.NoSuchCallError, match='"1" was not called'):
+        _ = recording["1"]
 
 
 def test_modules_are_named_after_where_they_stand_at_their_first_call() -> None:
@@ -2444,6 +2473,20 @@ def test_a_vmap_that_a_checkpoint_computes_again_is_no_new_call(
     assert [call.name for call in recording] == ["", "fc"]
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_last_of_calls_with_the_same_inputs_is_computed_again(
+    reentrant: bool,
+) -> None:
+    model = nn.Sequential(Block(), nn.Tanh())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        checkpoint(model, x, use_reentrant=reentrant)
+        last: Any = checkpoint(model, x, use_reentrant=reentrant)
+        last.sum().backward()
+    said = [notes.RECOMPUTED in call.note for call in recording.calls("1")]
+    assert said == [False, True]
+
+
 # Values
 
 
@@ -2770,6 +2813,23 @@ def test_outputs_changed_in_place_without_gradients() -> None:
     assert_close(recording["second"].output, expected)
     assert recording["first"].param_grads["weight"].abs().sum() > 0
     assert recording["first"].param_grads_total["weight"].abs().sum() > 0
+
+
+def test_an_argument_that_the_model_overwrites() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.add_(1))
+
+    model, x = Model(), torch.randn(2, 3)
+    before = x.clone()
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(recording[""].args, (before,))
+    assert_close(recording["fc"].args, (before + 1,))
 
 
 def test_an_optimizer_step_between_rounds() -> None:

@@ -27,6 +27,15 @@ def test_gradients_of_another_layout_and_place() -> None:
     assert torch.equal(found[1].of(torch.ones(1).expand(3, 4)), torch.ones(2, 2))
 
 
+def test_a_base_that_is_itself_elsewhere_in_memory() -> None:
+    base = torch.zeros(24)[6:18].view(3, 4).detach().requires_grad_()
+    found = base_of(base[1:, 1:3])
+    assert found is not None
+    assert found[0] is base
+    gradient = torch.randn(3, 4)
+    assert torch.equal(found[1].of(gradient), gradient[1:, 1:3])
+
+
 def test_a_tensor_that_is_no_view() -> None:
     assert base_of(torch.ones(3, requires_grad=True)) is None
     assert base_of(torch.ones(3)[1:]) is None
