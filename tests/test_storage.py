@@ -4,6 +4,7 @@ import json
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from io import BytesIO
@@ -152,6 +153,20 @@ def test_what_was_kept_and_left_out_is_still_known(path: Path) -> None:
         _ = loaded["twice", 0].args
     with pytest.raises(gradlib.NoSuchCallError, match="left it out"):
         loaded["inner"]
+
+
+def test_a_call_that_raised_has_no_output(path: Path) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError(x.shape)
+
+    model = nn.Sequential(nn.Linear(3, 3), Fails())
+    with gradlib.record(model) as saved, suppress(ValueError):
+        model(torch.randn(2, 3))
+    loaded = reloaded(saved, path)
+    assert loaded["1"].output is None
+    assert loaded["1"].note == saved["1"].note == "its forward raised ValueError"
+    assert_alike(loaded, saved)
 
 
 def test_the_note_on_a_checkpoint_is_still_there(path: Path) -> None:

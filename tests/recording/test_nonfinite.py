@@ -192,6 +192,18 @@ def test_keyword_arguments_and_nested_outputs(x: Tensor) -> None:
     assert found_in(model, x, NAN) == ("", 0, "forward", "args[1]")
 
 
+def test_the_gradient_of_a_keyword_argument(x: Tensor) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Applies(lambda *, a, b: a + Wrong.apply(b))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(a=x, b=2 * x)
+
+    assert found_in(Model(), x) == ("inner", 0, "backward", "grad_kwargs['b']")
+
+
 def test_other_dtypes(x: Tensor) -> None:
     def many(_x: Tensor, bad: complex) -> tuple[Tensor, ...]:
         return (

@@ -608,6 +608,13 @@ def test_modes_of_each_forward() -> None:
     assert not model.training
 
 
+def test_modules_of_one_class_with_settings_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Dropout(0.9))
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    assert_replays(recording, model)
+    assert recording.verify().agreed == 4
+
+
 class Scaled(nn.Linear):
     """Changes what it is given and returns, outside of what hooks see."""
 
@@ -782,6 +789,15 @@ def test_a_lazy_module() -> None:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(2)
+    assert_replays(recording, model)
+
+
+def test_a_lazy_module_with_hooks_of_others() -> None:
+    lazy = nn.LazyLinear(4)
+    lazy.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    model = nn.Sequential(lazy, nn.Tanh())
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
     assert_replays(recording, model)
 
 
@@ -1087,6 +1103,20 @@ def test_plain_values_and_arrays_are_given_again() -> None:
     recording[""].replay()
     given[-1][:] = 0
     assert recording[""].args[1].tolist() == array.tolist() == [1, 1]
+
+
+def test_one_of_two_outputs_that_does_not_repeat() -> None:
+    class Drifts(nn.Module):
+        factors = iter(range(1, 9))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return 2 * x, x * next(self.factors)
+
+    model = Drifts()
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 2, requires_grad=True))[0].sum().backward()
+    with pytest.raises(gradlib.CannotReplayError, match="does not repeat"):
+        recording[""].replay()
 
 
 def test_an_output_of_another_form() -> None:

@@ -407,6 +407,32 @@ def test_a_call_inside_that_returns_more_than_tensors_is_the_reason() -> None:
     assert wrong.reason.endswith("by another way too: output of 1.tells")
 
 
+def test_a_call_inside_is_the_reason_where_others_have_no_like() -> None:
+    more = iter(range(99))  # none while it is recorded
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tells, self.mapped = nn.Tanh(), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.tells(x)
+            for _ in range(next(more)):
+                self.tells(x)
+            mapped: Any = torch.vmap(self.mapped)(x)  # whose call has no values
+            return y + mapped
+
+    net = nn.Sequential(nn.Linear(3, 3), model := Uses())
+    seen: list[Tensor] = []
+    model.tells.register_forward_hook(lambda *_: seen.append(_[-1]))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + seen[0].square().mean()).backward()
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
+    assert wrong.reason.endswith("by another way too: output of 1.tells")
+
+
 class Given(nn.Module):
     """It cannot be computed again: it is given an object."""
 
