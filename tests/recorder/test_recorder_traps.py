@@ -888,6 +888,18 @@ def test_weights_that_are_put_in_for_a_call_are_let_go_of() -> None:
     assert recording["", 0].param_grads is not None
 
 
+def test_weights_that_are_put_in_where_others_were() -> None:
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with gradlib.record(model, keep="param_grads") as recording:
+        for _ in range(20):  # whose memory Python uses again
+            weight = nn.Parameter(torch.randn(3, 3))
+            torch.func.functional_call(model, {"weight": weight}, (x,)).sum().backward()
+            del weight
+    for call in recording:
+        assert_close(call.param_grads_total, call.param_grads)
+        assert call.param_grads["weight"] is not None
+
+
 def test_a_module_taken_out_and_put_back_is_recorded_once() -> None:
     model = nn.Sequential(first := nn.Linear(3, 3))
     x = torch.randn(2, 3)
@@ -1430,6 +1442,17 @@ def test_inference_tensors_keep_their_value() -> None:
         x.zero_()
     assert_close(recording["0"].output, expected)
     assert not torch.equal(recording["0"].args[0], torch.zeros(2, 3))
+
+
+def test_weights_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = Net()
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording, torch.no_grad():
+        outputs = [model(x) for _ in range(2)]
+    assert [call.name for call in recording] == 2 * ["", "first", "second"]
+    for i, output in enumerate(outputs):
+        assert_close(recording["second", i].output, output)
 
 
 def test_gradients_enabled_inside_no_grad() -> None:
@@ -3232,6 +3255,19 @@ def test_a_parameter_that_is_frozen_for_one_call() -> None:
     assert "weight does not require grad" in frozen.note
     assert_same_bits(free.param_grads["weight"], grad_of(alone.weight))
     assert_same_bits(free.param_grads_total["weight"], grad_of(alone.weight))
+
+
+def test_a_parameter_that_was_frozen_before_the_block() -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    model.weight.requires_grad_(False)
+    with gradlib.record(model) as recording:
+        run(model, x)
+        model.weight.requires_grad_(True)
+        run(model, x)
+    frozen, free = recording.calls("")
+    assert frozen.param_grads_total["weight"] is None
+    assert_same_bits(free.param_grads["weight"], grad_of(model.weight))
+    assert_same_bits(free.param_grads_total["weight"], grad_of(model.weight))
 
 
 class Asks(nn.Module):

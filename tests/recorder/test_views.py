@@ -34,6 +34,10 @@ def test_a_base_that_is_itself_elsewhere_in_memory() -> None:
     assert found[0] is base
     gradient = torch.randn(3, 4)
     assert torch.equal(found[1].of(gradient), gradient[1:, 1:3])
+    found = base_of(torch.view_as_complex(base.view(3, 2, 2))[1:])
+    assert found is not None
+    expected = torch.view_as_complex(gradient.view(3, 2, 2))[1:]
+    assert torch.equal(found[1].of(gradient), expected)
 
 
 def test_a_tensor_that_is_no_view() -> None:
