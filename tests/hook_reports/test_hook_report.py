@@ -586,6 +586,19 @@ def test_a_part_of_an_inner_gradient_is_called_one() -> None:
     assert_close(entries[0].value, v[:4])
 
 
+def test_a_later_call_of_an_inner_module_is_told_from_its_first() -> None:
+    def twice(a: nn.Module, x: Tensor) -> Tensor:
+        g = a(h := a(x))
+        return torch.cat([h, g, g.exp()])
+
+    entries = report_of(Of(twice, nn.Tanh()), given(4, 3)).kinds[LEGACY].grad_input
+    assert [entry.what for entry in entries[:2]] == [
+        "a part of the gradient of output of parts.0, which has other uses, too",
+        "a part of the gradient of output of parts.0, call 1, which has other uses, "
+        "too",
+    ]
+
+
 def test_nested_inputs_have_their_path_as_name() -> None:
     module = Of(lambda batch, *, more: batch["x"] * more[0])
     report = report_of(module, {"x": given(3)}, more=[given(3)])
@@ -754,6 +767,13 @@ def test_dict_output() -> None:
         )
     assert whats(kinds[TENSOR])["grad of output['b']"] == "gradient of output['b']"
     assert kinds[LEGACY].grad_output[0].what == "gradient of output['a']"
+
+
+def test_a_dict_whose_first_value_is_no_tensor() -> None:
+    module = Of(lambda f, x: {"count": 4, "y": f(x)}, nn.Linear(3, 2))
+    report = report_of(module, given(4, 3))
+    assert report.last_node == "AddmmBackward0"
+    assert report.kinds[LEGACY].grad_output[0].what == "gradient of output['y']"
 
 
 def test_what_the_module_warns_of_itself_is_no_warning_of_a_hook() -> None:

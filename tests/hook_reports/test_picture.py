@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.hook_reports.known import COMPUTED, OUTSIDE
-from gradlib.hook_reports.picture import COLOURS
+from gradlib.hook_reports.picture import COLOURS, NOTHING
 from gradlib.hook_reports.words import FULL, LEGACY
 from gradlib.plot_graph import HEIGHT
 
@@ -56,6 +56,19 @@ def rounded(x: float, y: float) -> tuple[float, float]:
 
 def texts(figure: Figure) -> Counter[str]:
     return Counter(text for text, *_ in boxes(figure))
+
+
+def colour_of(meaning: str, figure: Figure) -> str:
+    """Return the colour beside a line of the legend."""
+    ax = figure.axes[0]
+    (line,) = (it.get_position()[1] for it in ax.texts if it.get_text() == meaning)
+    (colour,) = (
+        to_hex(it.get_facecolor())
+        for it in ax.patches
+        if isinstance(it, Rectangle)
+        if abs(it.get_y() + it.get_height() / 2 - line) < 1e-6
+    )
+    return colour
 
 
 def arrows(figure: Figure) -> set[tuple[str, str]]:
@@ -273,6 +286,8 @@ def test_a_hook_that_is_never_called_has_no_entries() -> None:
     module = Of(lambda w, x: {"y": x * w}, 3)
     figure = gradlib.hook_report(module, given(4, 3)).plot()
     assert f"{FULL}: never called" in texts(figure)
+    assert colour_of(f"{FULL}: never called", figure) == to_hex(NOTHING)
+    assert colour_of(f"{LEGACY}: at MulBackward0", figure) == COLOURS[LEGACY].lower()
     assert ("output['y'] [4, 3]", "old grad_output[0] [4, 3]") in arrows(figure)
     assert ("old grad_input[0] [4, 3]", "args[0] [4, 3]") in arrows(figure)
 
