@@ -220,6 +220,24 @@ def test_weights_and_modes_of_a_module_that_is_gone() -> None:
     assert_all_agree(recording)
 
 
+def test_a_module_that_joins_the_model_after_its_first_call() -> None:
+    class Knows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = [nn.Linear(3, 3)]  # which is no child
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.known[0](x).tanh()
+
+    model = Knows()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+            model.late = model.known[0]
+    assert [call.name for call in recording] == ["", "", "late"]
+    assert recording.verify().agreed == 3
+
+
 def test_the_model_is_left_out_and_learns() -> None:
     model = Net()
     with gradlib.record(model, modules=["layer", "head"]) as recording:

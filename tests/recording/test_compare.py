@@ -354,6 +354,22 @@ def test_integers_must_be_equal() -> None:
     assert this.compare(other, rtol=1e-5).ok
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_integers() -> None:
+    class Words(nn.Module):
+        def forward(self, last: int) -> Any:
+            parts = [torch.tensor([1, 2]), torch.tensor([last])]
+            return torch.nested.nested_tensor(parts)
+
+    def of(last: int) -> gradlib.Recording:
+        with gradlib.record(model := Words(), keep="output") as recording:
+            model(last)
+        return recording
+
+    assert of(3).compare(of(3)).ok
+    assert where(of(3).compare(of(4))) == ("", 0, "forward", "output")
+
+
 def test_plain_arguments() -> None:
     class Scales(nn.Module):
         def forward(self, x: Tensor, scale: float, mode: str) -> Tensor:

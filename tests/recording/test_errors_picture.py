@@ -82,6 +82,13 @@ def test_errors_are_those_of_each_value_in_its_order(
     assert found.errors.index(found.first) == found.errors.index(output[3])
 
 
+def test_a_call_that_only_one_has_has_no_row(net: nn.Sequential, x: Tensor) -> None:
+    other = copy.deepcopy(net)
+    other[3] = nn.Sequential(other[3])
+    (ax,) = recorded(other, x).compare(recorded(net, x)).plot().axes
+    assert texts(ax) == ["0", "1", "2", "3", "4", "(root)"]
+
+
 def test_the_errors_are_no_part_of_the_repr(net: nn.Sequential, x: Tensor) -> None:
     one = recorded(net, x)
     assert len(repr(one.compare(one))) < 200

@@ -135,6 +135,38 @@ def test_totals_are_drawn_where_they_differ_from_the_shares() -> None:
     ]
 
 
+class TwoUses(nn.Module):
+    """A layer whose input has another use."""
+
+    def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.other(x)
+
+
+def test_a_total_that_is_smaller_than_its_share_is_drawn() -> None:
+    model = TwoUses(lambda x: -x / 2)
+    nn.init.eye_(model.layer.weight)
+    x = torch.randn(8, 4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).mean().backward()
+    totals = line(drawn(recording.plot()), "grad_input_total")
+    share = recording["layer"].grad_input[0].norm().item()
+    assert totals.get_xdata() == pytest.approx([share / 2])
+
+
+def test_a_total_that_is_no_number_is_not_drawn() -> None:
+    model = TwoUses(lambda x: (0 * x).sqrt())
+    x = torch.randn(8, 4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).mean().backward()
+    assert recording["layer"].grad_input_total[0].isnan().all()
+    axes = drawn(recording.plot())
+    assert legend(axes) == ["grad_output", "grad_input", "param_grads"]
+
+
 def test_where_no_total_differs_none_is_drawn() -> None:
     axes = drawn(record(layers()).plot())
     assert legend(axes) == ["grad_output", "grad_input", "param_grads"]

@@ -297,6 +297,23 @@ def test_the_weights_of_a_replayed_lstm_lie_together() -> None:
     assert recording.verify(numerical=True).ok
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_hook_that_draws_random_numbers(before: bool) -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    layer: Any = nn.Tanh()
+    model = nn.Sequential(nn.Dropout(0.5))
+    if before:
+        layer.register_forward_pre_hook(lambda _, args: noisy(args[0]))
+    else:
+        layer.register_forward_hook(lambda _, _args, output: noisy(output))
+    model.append(layer)
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    assert_replays(recording, model)
+    assert recording.verify().agreed == 3
+
+
 @pytest.mark.cpu
 def test_an_lstm_with_dropout_of_cudnns_own(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.LSTM(4, 3, 2, dropout=0.4)
@@ -613,6 +630,15 @@ def test_modules_of_one_class_with_settings_of_their_own() -> None:
     recording = replays(model, torch.randn(4, 3, requires_grad=True))
     assert_replays(recording, model)
     assert recording.verify().agreed == 4
+
+
+def test_modules_of_one_class_of_which_one_has_more() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].scale = 2.0
+    model[1].register_forward_hook(lambda module, _, output: module.scale * output)
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    model[1].scale = 3.0
+    assert_replays(recording, model)
 
 
 class Scaled(nn.Linear):

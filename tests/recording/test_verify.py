@@ -251,6 +251,22 @@ def test_a_forward_that_does_not_repeat_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(("apart", "ok"), [(5e-6, True), (5e-5, False)])
+def test_values_may_be_as_far_apart_as_their_dtype_allows(
+    apart: float, ok: bool
+) -> None:
+    class Drifts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = iter([1.0] + [1 + apart] * 20)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * next(self.factors)
+
+    found = recorded(Drifts(), torch.ones(2, 3, requires_grad=True)).verify()
+    assert found.ok is ok
+
+
 def test_an_output_of_another_shape() -> None:
     class Shrinks(nn.Module):
         def __init__(self) -> None:
