@@ -2481,6 +2481,8 @@ def test_a_pass_inside_of_what_a_reentrant_checkpoint_computes_again() -> None:
         for ours, theirs in ((first, inner), (again, inner), (last, outer)):
             for field in ("grad_input", "grad_output", "param_grads"):
                 assert_close(getattr(ours, field), getattr(theirs, field))
+    totals = [it["child"].passes[-1].grad_input_total for it in (found, expected)]
+    assert_close(*totals)
     assert_close(found[""].grad_input, expected[""].grad_input)
 
 
