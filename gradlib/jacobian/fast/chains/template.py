@@ -59,7 +59,7 @@ def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
     """
 
     def module(place: Any) -> Any:
-        kind: Any = type(place)
+        kind = cast(Any, type(place))
         if kind is Place:
             return modules[place.number]
         if kind is not Linear:
