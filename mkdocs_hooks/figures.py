@@ -74,6 +74,7 @@ def image(
     files.append(file)
     points = re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]
     width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
+    # So `run_code.svg` marks what would say the reverse if it were turned.
     kind = "figure as-drawn" if 'data-scale="lightness"' in svg else "figure"
     return (
         f'<span class="scrolls" tabindex="0"><img class="{kind}"'

@@ -2452,28 +2452,28 @@ class Slope(nn.Module):
         return slope + x
 
 
-def test_a_checkpoint_that_computes_again_inside_of_the_forward() -> None:
-    """The inner pass needs values before the call that made them has returned."""
+def slopes(reentrant: bool) -> tuple[gradlib.Recording, gradlib.Recording, Tensor]:
+    """Return the recordings with a checkpoint and without, and the first's output."""
     model, plain = twins(Slope())
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(plain) as expected:
         loss_of(plain(x)).backward()
     with gradlib.record(model) as found:
-        y: Any = checkpoint(model, x, use_reentrant=False)
+        y: Any = checkpoint(model, x, use_reentrant=reentrant)
         loss_of(y).backward()
+    return found, expected, y
+
+
+def test_a_checkpoint_that_computes_again_inside_of_the_forward() -> None:
+    """The inner pass needs values before the call that made them has returned."""
+    found, expected, y = slopes(reentrant=False)
     assert_shares(found, expected)
     assert found[""].note == notes.RECOMPUTED
     assert torch.equal(found[""].output, y)
 
 
 def test_a_pass_inside_of_what_a_reentrant_checkpoint_computes_again() -> None:
-    model, plain = twins(Slope())
-    x = torch.randn(2, 3, requires_grad=True)
-    with gradlib.record(plain) as expected:
-        loss_of(plain(x)).backward()
-    with gradlib.record(model) as found:
-        y: Any = checkpoint(model, x, use_reentrant=True)
-        loss_of(y).backward()
+    found, expected, _ = slopes(reentrant=True)
     assert [call.name for call in found] == [call.name for call in expected]
     for name in ("child", "child.fc"):
         inner, outer = expected[name].passes
