@@ -194,10 +194,12 @@ class CallTrace:
         for key, several in self._gathered(gathered).items():
             for grads in several:
                 parts = [grads[it] for it in asked if it in grads]
+                if not parts:
+                    continue
                 found.setdefault(key, []).extend(parts)
-                if parts and gathered == "totals":
+                if gathered == "totals":
                     break  # what a checkpoint makes of a tensor hands on the same
-        wholes = {key: whole(parts) for key, parts in found.items() if parts}
+        wholes = {key: whole(parts) for key, parts in found.items()}
         self.block.copies.wait()
         return wholes
 

@@ -398,6 +398,24 @@ def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
     assert not any(module._forward_hooks for module in (net, inner, inner[0]))
 
 
+def assert_named_as_another_way(model: Any, of: Callable[[Any], Tensor]) -> None:
+    """Go back by what ``model.tells`` returned too, and find that this is the reason.
+
+    Args:
+        model: What calls that module.
+        of: Gives, of what it returned, the tensor.
+    """
+    net = nn.Sequential(nn.Linear(3, 3), model)
+    seen: list[Tensor] = []
+    model.tells.register_forward_hook(lambda *_: seen.append(of(_[-1])))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + seen[0].square().mean()).backward()
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
+    assert wrong.reason.endswith("by another way too: output of 1.tells")
+
+
 def test_a_call_inside_that_returns_more_than_tensors_is_the_reason() -> None:
     class Tells(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, None, int, Tensor]:
@@ -412,15 +430,7 @@ def test_a_call_inside_that_returns_more_than_tensors_is_the_reason() -> None:
             y, _, times, _ = self.tells(x)
             return y * times
 
-    net = nn.Sequential(nn.Linear(3, 3), model := Uses())
-    seen: list[Tensor] = []
-    model.tells.register_forward_hook(lambda *_: seen.append(_[-1][0]))
-    with gradlib.record(net) as recording:
-        loss = net(torch.randn(4, 3)).sum()
-        (loss + seen[0].square().mean()).backward()
-    (wrong,) = recording.verify().disagreements
-    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
-    assert wrong.reason.endswith("by another way too: output of 1.tells")
+    assert_named_as_another_way(Uses(), lambda output: output[0])
 
 
 def test_a_call_inside_is_the_reason_where_others_have_no_like() -> None:
@@ -438,15 +448,7 @@ def test_a_call_inside_is_the_reason_where_others_have_no_like() -> None:
             mapped: Any = torch.vmap(self.mapped)(x)  # whose call has no values
             return y + mapped
 
-    net = nn.Sequential(nn.Linear(3, 3), model := Uses())
-    seen: list[Tensor] = []
-    model.tells.register_forward_hook(lambda *_: seen.append(_[-1]))
-    with gradlib.record(net) as recording:
-        loss = net(torch.randn(4, 3)).sum()
-        (loss + seen[0].square().mean()).backward()
-    (wrong,) = recording.verify().disagreements
-    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
-    assert wrong.reason.endswith("by another way too: output of 1.tells")
+    assert_named_as_another_way(Uses(), lambda output: output)
 
 
 class Given(nn.Module):
