@@ -11,6 +11,10 @@ import torch
 from gradlib.private import backward_pass_id, next_sequence_number
 
 
+POOL = ThreadPoolExecutor(1)
+"""One thread for all, as a device has: what it counts it would have to count again."""
+
+
 @contextmanager
 def passes_elsewhere(behind: int = 0, ahead: int = 0) -> Iterator[None]:
     """Have backward passes run in another thread, which counts nodes for itself.
@@ -24,11 +28,13 @@ def passes_elsewhere(behind: int = 0, ahead: int = 0) -> Iterator[None]:
     def run(*args: Any, **how: Any) -> Any:
         if backward_pass_id() != -1:  # it is there already
             return real(*args, **how)
-        return pool.submit(real, *args, **how).result()
+        return POOL.submit(real, *args, **how).result()
 
-    make_nodes(behind)
-    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
-        pool.submit(make_nodes, next_sequence_number() + ahead if ahead else 0).result()
+    there = POOL.submit(next_sequence_number).result()
+    make_nodes(there + behind - next_sequence_number())
+    if ahead:
+        POOL.submit(make_nodes, next_sequence_number() + ahead - there).result()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd.graph, "_engine_run_backward", run)
         patch.setattr(torch.autograd, "_engine_run_backward", run)
         patch.setattr("gradlib.private._BEGINS_PASSES", run.__code__)
