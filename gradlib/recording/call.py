@@ -143,7 +143,8 @@ class Pass(Printable):
         Works inside the block too.
 
         A gradient that entered the call by another way than its output, as through a
-        tensor the module keeps in an attribute, is not in it.
+        tensor the module keeps in an attribute, or an input that it overwrites and
+        others use, is not in it.
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are

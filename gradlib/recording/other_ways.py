@@ -38,7 +38,11 @@ def other_way(
     if replayed.left_in:
         return SAID.format(f"attribute {', '.join(replayed.left_in)}")
     call = _last_apart(trace, number, _inside(trace, traces), tolerance)
-    return SAID.format(f"output of {numbered(call.name, call.index)}") if call else ""
+    if call:
+        return SAID.format(f"output of {numbered(call.name, call.index)}")
+    if replayed.overwritten:
+        return SAID.format(f"{', '.join(replayed.overwritten)}, which it overwrites")
+    return ""
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:

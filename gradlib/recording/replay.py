@@ -27,6 +27,7 @@ class Replayed:
     shares: dict[Key, Tensor | None] | None
     # The attributes in which it left tensors that gradients can flow through.
     left_in: tuple[str, ...]
+    overwritten: tuple[str, ...]  # of its inputs
 
 
 def replay(
@@ -58,7 +59,8 @@ def replay(
             grads = trace.gradients("outputs", number)
             turn()
             shares = scene.pull(output, grads) if _fit(grads, output) else None
-            return Replayed(output.map(_detached), shares, scene.left_in(output))
+            left_in, overwritten = scene.left_in(output), scene.overwritten()
+            return Replayed(output.map(_detached), shares, left_in, overwritten)
 
 
 def forward_again(trace: CallTrace, change: Change) -> Tree:

@@ -37,6 +37,7 @@ from gradlib.recording.attributes import (
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
+from gradlib.recording.notes import input_name
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.replayable import label
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
@@ -66,6 +67,7 @@ class Scene:
         # By id of the recorded value, which is the same for one tensor in two places.
         self._weights: dict[int, nn.Parameter] = {}
         self._leaves: dict[Key, Tensor] = {}
+        self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
         self._undo: Callable[[], None] = _nothing  # what is for the first call alone
         self._returned: object = None  # what the module returned last
@@ -137,6 +139,14 @@ class Scene:
             for name, value in attributes(module)
             for tensor in tensors_with_graph(value)
             if tensor not in self._copies and id(tensor) not in returned
+        )
+
+    def overwritten(self) -> tuple[str, ...]:
+        """Return the inputs that the call has overwritten, as one asks for them."""
+        return tuple(
+            input_name(self._trace, place)
+            for place, given in self._given.items()
+            if given._version
         )
 
     @contextmanager
@@ -284,7 +294,7 @@ class Scene:
                 made[id(kept)] = leaf, given
             filled.append(given)
             if place not in not_asked:
-                self._leaves[place] = leaf
+                self._leaves[place], self._given[place] = leaf, given
         return Tree(filled, trace.inputs.spec).build()
 
 

@@ -398,6 +398,40 @@ def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
     assert not any(module._forward_hooks for module in (net, inner, inner[0]))
 
 
+class Doubles(nn.Module):
+    """It doubles what it is given, in place."""
+
+    def __init__(self, gives: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gives = gives
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gives(x.mul_(2))
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize(
+    "gives, shows",
+    [
+        (Tensor.clone, lambda base: base[:, :2]),
+        (Tensor.clone, lambda base: base),
+        (lambda x: x, lambda base: base[:, :2]),
+    ],
+    ids=["another, of a view", "another", "itself, a view"],
+)
+def test_a_gradient_that_came_by_an_input_it_overwrites_is_the_reason(
+    gives: Callable[[Tensor], Tensor], shows: Callable[[Tensor], Tensor], is_used: bool
+) -> None:
+    first, doubles = nn.Linear(3, 4), Doubles(gives)
+    with gradlib.record(nn.ModuleList([first, doubles])) as recording:
+        base = first(torch.randn(5, 3))
+        loss = doubles(shows(base)).sum()
+        (loss + base.square().sum() if is_used else loss).backward()
+    found = [it.reason for it in recording.verify().disagreements]
+    said = "gradients may have come by another way too: args[0], which it overwrites"
+    assert found == [said] * is_used
+
+
 def assert_named_as_another_way(model: Any, of: Callable[[Any], Tensor]) -> None:
     """Go back by what ``model.tells`` returned too, and find that this is the reason.
 
