@@ -16,6 +16,16 @@ def no_module(given: object, otherwise: str) -> str:
     return f"it is of type {type(given).__name__}. {otherwise}"
 
 
+def page_about(code: str) -> str:
+    """Return the page that explains a code."""
+    return f"docs/errors/{code}.md"
+
+
+def more_about(code: str) -> str:
+    """Return the line that ends a message whose code has a page."""
+    return f"More in gradlib's documentation: {page_about(code)}"
+
+
 class GradlibError(Exception):
     """Base of every exception gradlib raises.
 
@@ -208,55 +218,63 @@ class GradOutputsLayoutError(GradOutputsError):
     code = "GL115"
 
 
-class JacobianArgumentError(GradlibError, ValueError):
+class _JacobianError(GradlibError):
+    """Base of what goes wrong with a Jacobian: each code has a page."""
+
+    def __str__(self) -> str:
+        """Return the message with its code in front, and its page below."""
+        return f"{super().__str__()}\n{more_about(self.code)}"
+
+
+class JacobianArgumentError(_JacobianError, ValueError):
     """GL300: an argument of ``per_sample_jacobian`` is not what it must be."""
 
     code = "GL300"
 
 
-class CoupledSamplesError(GradlibError, RuntimeError):
+class CoupledSamplesError(_JacobianError, RuntimeError):
     """GL301: samples influence each other, so there is no Jacobian of each."""
 
     code = "GL301"
 
 
-class DetachedPathError(GradlibError, RuntimeError):
+class DetachedPathError(_JacobianError, RuntimeError):
     """GL302: the output depends on the input in a way that autograd does not see."""
 
     code = "GL302"
 
 
-class IndependentOutputError(GradlibError, RuntimeError):
+class IndependentOutputError(_JacobianError, RuntimeError):
     """GL303: autograd knows no way from an output to an input."""
 
     code = "GL303"
 
 
-class NotRepeatableError(GradlibError, RuntimeError):
+class NotRepeatableError(_JacobianError, RuntimeError):
     """GL304: a function gives another output each time, whatever torch's seed."""
 
     code = "GL304"
 
 
-class NotPerSampleError(GradlibError, ValueError):
+class NotPerSampleError(_JacobianError, ValueError):
     """GL305: an output is no tensor with a row for each sample."""
 
     code = "GL305"
 
 
-class NotDifferentiableDtypeError(GradlibError, TypeError):
+class NotDifferentiableDtypeError(_JacobianError, TypeError):
     """GL306: a tensor is integer or complex where a real one is needed."""
 
     code = "GL306"
 
 
-class NoSuchWayError(GradlibError, RuntimeError):
+class NoSuchWayError(_JacobianError, RuntimeError):
     """GL307: the Jacobian cannot be computed in the way that was asked for."""
 
     code = "GL307"
 
 
-class OutOfBytesError(GradlibError, RuntimeError):
+class OutOfBytesError(_JacobianError, RuntimeError):
     """GL308: the Jacobian does not fit into the memory that it may take."""
 
     code = "GL308"

@@ -18,3 +18,9 @@ def test_codes_are_unique_and_documented() -> None:
 
 def test_the_message_carries_the_code() -> None:
     assert str(gradlib.NoSuchCallError("gone")) == "[GL201] gone"
+
+
+def test_the_message_about_a_jacobian_ends_with_its_page() -> None:
+    error = gradlib.CoupledSamplesError("They meet.")
+    page = "docs/errors/GL301.md"
+    assert str(error) == f"[GL301] They meet.\nMore in gradlib's documentation: {page}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 
 from gradlib import errors
-from gradlib.errors import GradlibError
+from gradlib.errors import GradlibError, page_about
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
     @property
     def page(self) -> str:
         """The page that explains the code."""
-        return f"docs/errors/{self.code}.md"
+        return page_about(self.code)
 
 
 def _case(

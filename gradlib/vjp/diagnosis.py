@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gradlib.errors import GradlibError
+from gradlib.errors import GradlibError, more_about
 from gradlib.render import WIDTH
 from gradlib.vjp.arguments import Argument, Arguments, form_of
 from gradlib.vjp.cases import CASES
@@ -58,7 +58,7 @@ class Diagnosis:
         parts = [
             *prose,
             indent(self.fix, "    "),
-            f"More in gradlib's documentation: {CASES[self.code].page}",
+            more_about(self.code),
         ]
         return "\n\n".join(part for part in parts if part)
 
