@@ -3,8 +3,8 @@
 Messages are made of common words, so a search that counts words alone finds either
 other pages for a message, or a page with many messages for everything else. Here a page
 counts as many times as its tags and what is searched for share successive words, if
-these are at least `FEW`. `error_wordings.py` sets the tags of the pages of errors, and
-others have them in their front matter.
+these are at least `FEW`. `error_wordings.py` and `jacobian_messages.py` set the tags of
+the pages of errors, and others have them in their front matter.
 """
 
 from mkdocs.structure.files import Files

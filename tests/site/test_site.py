@@ -260,8 +260,26 @@ MESSAGES = [
         "GL115",
         "invalid gradient at index 0 - expected layout Strided but got SparseCsr",
     ),
+    ("GL300", "The inputs disagree on the number of samples"),
+    (
+        "GL301",
+        "The samples are not independent: the output of one depends on inputs[0] of "
+        "another, so there is no dY/dX of each sample.",
+    ),
+    ("GL302", "output changes with the input in a way that autograd does not see"),
+    (
+        "GL303",
+        "[GL303] output, of shape [8, 2], does not depend on inputs[0]: autograd knows "
+        "no way from the one to the other.",
+    ),
+    ("GL304", "fn gives another output each time it is called with the same inputs"),
+    ("GL305", "its first axis must be the batch"),
+    ("GL306", "there is no derivative of integers or with respect to them"),
+    ("GL307", "torch cannot go back through what fn computed"),
+    ("GL308", "The Jacobian takes 3.2 GiB and a pass another 1.5 MiB"),
+    *((code, code) for code in [f"GL30{i}" for i in range(9)]),
 ]
-"""Codes, and what torch says of the mistakes on their pages."""
+"""Codes, and what torch or gradlib says of the mistakes on their pages."""
 
 VIEW = (
     "is a view and is being modified inplace. This view was created inside a custom "
