@@ -205,8 +205,8 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
         dims = (dims,) * len(inputs)
     if not isinstance(dims, (tuple, list)) or len(cast(Any, dims)) != len(inputs):
         raise JacobianArgumentError(
-            f"in_dims must be 0, None, or one of them for each of the {len(inputs)} "
-            f"inputs; it is {in_brief(in_dims)}."
+            "in_dims must be 0, None, or a tuple with one of them for each input "
+            f"({len(inputs)} here); it is {in_brief(in_dims)}."
         )
     try:
         each: list[Any] = cast(Any, optree).broadcast_prefix(
@@ -217,7 +217,9 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
         )
     except ValueError as error:
         raise JacobianArgumentError(
-            f"in_dims {in_brief(in_dims)} is not nested as the inputs are: {error}"
+            f"in_dims is {in_brief(in_dims)}, which is not nested as the inputs are. "
+            "It has 0 or None for each input, or for each tensor in it, in a structure "
+            "like that of the input."
         ) from error
     for dim in each:
         if dim is not None and (isinstance(dim, bool) or dim != 0):
@@ -291,7 +293,7 @@ def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
     if not asked:
         raise JacobianArgumentError(
             f"No parameter of {type(fn).__name__} requires grad, so there is nothing "
-            "to differentiate for. requires_grad_() lets them."
+            "to differentiate for: call .requires_grad_() on the module, or on some."
         )
     return asked
 
@@ -306,8 +308,8 @@ def _arguments(
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
-                f"argnums is {in_brief(given)}: it is an int, a tuple of ints, each "
-                f"naming an input by its number, from 0 to {len(inputs) - 1}, or "
+                f"argnums is {in_brief(given)}: it is the number of an input, "
+                f"{_from_0_to(len(inputs) - 1)}, a tuple of such, or "
                 '"parameters".'
             )
         number %= len(inputs)
@@ -332,6 +334,10 @@ def _arguments(
             Asked(input_path(tree, i), tree.leaves[i], shared[i], i) for i in tensors
         ]
     return asked, Tree.of(parts[0] if isinstance(argnums, int) else tuple(parts))
+
+
+def _from_0_to(last: int) -> str:
+    return f"from 0 to {last}" if last else "here only 0"
 
 
 def _name(fn: object) -> str:

@@ -15,7 +15,7 @@ from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
 from gradlib.jacobian.plan import Plan, in_words
-from gradlib.jacobian.planning import FEWER
+from gradlib.jacobian.planning import fewer, takes
 from gradlib.progress import reported
 
 
@@ -185,10 +185,10 @@ def _share_done(graph: Graph) -> Callable[[Piece], str]:
 
 
 def _too_large(graph: Graph, plan: Plan) -> str:
+    what = takes(plan.result_bytes, plan.pass_bytes + plan.part_bytes)
     return (
         f"Memory ran out on {graph.points[0].device}, with one row or column at a time "
-        f"too: the Jacobian takes {in_words(plan.result_bytes)} and a pass another "
-        f"{in_words(plan.pass_bytes + plan.part_bytes)}, by our count. {FEWER}"
+        f"too: {what}, by our count. {fewer(or_out=plan.result_bytes > 0)}"
     )
 
 
@@ -206,4 +206,10 @@ def explained(error: RuntimeError) -> str:
             f"cuDNN goes back through an RNN in training mode only ({text}). Call this "
             "under torch.backends.cudnn.flags(enabled=False), or .train() the RNN."
         )
-    return f"torch cannot go back through what fn computed: {text}"
+    if "numpy() on Tensor" in text:  # torch says to detach it, which would be wrong
+        return (
+            "A backward of yours calls .numpy(), so autograd cannot go back through "
+            "that in its turn, as forward mode, a split and create_graph=True do. Pass "
+            'mode="reverse", or let it compute with torch\'s operations.'
+        )
+    return f"torch cannot go back from the output: {text}"

@@ -306,7 +306,8 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
                 f"does not depend on {_listed(graph.names)}: autograd knows no way "
                 "from the one to the other. Either it was not computed from it, or a "
                 ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
-                "every way. If a zero is what you want, leave that output out."
+                "every way, or it is a gradient that was computed without "
+                "create_graph=True. If a zero is what you want, leave that output out."
             )
     if parameters:
         return

@@ -45,8 +45,8 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
     wanted, given = Tree.of(nested(graph, inner, numbers)), Tree.of(out)
     if given.spec != wanted.spec:
         raise JacobianArgumentError(
-            f"out has {_paths(given)}, and the result {_paths(wanted)}: the outputs' "
-            "structure, with that of what argnums asks for inside."
+            f"out has {_paths(given)}, and the result {_paths(wanted)}: out must have "
+            "the structure of the outputs, with that of what argnums asks for inside."
         )
     found: dict[Block, Tensor] = {}
     for position, leaf in enumerate(wanted.leaves):
@@ -93,7 +93,7 @@ def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) 
 
 def _paths(tree: Tree) -> str:
     paths = [f"out{tree.path(place)}" for place in range(len(tree.leaves))]
-    return ", ".join(paths) or "no tensor"
+    return "one tensor" if paths == ["out"] else ", ".join(paths) or "none"
 
 
 def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:

@@ -28,12 +28,6 @@ SURE = 2**26
 """How many bytes are taken for granted on a CPU by what holds a small part of them, all
 rows at once: asking what is free would take longer than some small Jacobians do."""
 
-FEWER = (
-    "Pass fewer samples at a time, have fn return fewer outputs, ask for fewer inputs "
-    "or parameters, or pass out= with memory of your own."
-)
-"""What to do where the memory does not do."""
-
 
 def make(
     graph: Graph,
@@ -58,7 +52,8 @@ def make(
 
     Raises:
         JacobianArgumentError: There is no such mode, or a size is no whole number.
-        NoSuchWayError: torch gets wrong what `create_graph` asks for.
+        NoSuchWayError: There is nothing to split at, or torch gets wrong what
+            `create_graph` asks for.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     _require(mode, chunk_size, max_bytes)
@@ -71,6 +66,8 @@ def make(
     counts, cut = _counts(graph, known, mode, settled=settled)
     if create_graph:
         _require_derivatives(known, counts, mode)
+    if mode == "split" and cut is None:
+        split.require(graph)  # which raises, and says why
     each = bytes_of_pass(graph.drawing)
     convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
     why = "it was asked for"
@@ -84,11 +81,13 @@ def make(
         mode, why = _choice(counts, by_rows)
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
+    limit = "max_bytes"
     if max_bytes is None:
+        limit = "half of what is free"
         held = result + parts + BATCHED * each * rows
         sure = on_cpu and held <= SURE // 16 and check_bytes <= SURE
         max_bytes = SURE if sure else room_on(graph.points[0].device)
-    _require_room(max_bytes, result, each, parts, check_bytes)
+    _require_room(limit, max_bytes, result, each + parts, check_bytes)
     chunk = 1
     if mode != "loop" and not singly:
         chunk = chunk_of(
@@ -142,13 +141,14 @@ def _counts(
     """Return what each way asks for, or why it cannot be taken, and where to split."""
     rows = reverse.passes(graph)
     columns: int | str = forward.passes(graph)
-    halves: int | str = "no tensor inside that all pass"
+    halves: int | str
     cut: Cut | None = None
     fewest = min(rows, FORWARD * columns)
     if settled or (mode != "split" and fewest <= SPLIT * _least_width(graph, fewest)):
         halves = "would not be cheaper"  # so nobody needs to look for one
-    elif (cut := split.find(graph)) is not None:
-        halves = cut.width
+    else:
+        cut = split.find(graph)
+        halves = split.why_not(graph) if cut is None else cut.width
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
     elif known.mixing:
@@ -232,17 +232,47 @@ def _parts(graph: Graph, cut: Cut) -> int:
 
 
 def _require_room(
-    max_bytes: int, result: int, each: int, parts: int, check_bytes: int
+    limit: str, room: int, result: int, a_pass: int, check_bytes: int
 ) -> None:
-    """Raise where not even one row at a time fits into `max_bytes`."""
-    if max_bytes - result - parts < each:
+    """Raise where not even one row at a time fits.
+
+    Args:
+        limit: What the room is called.
+        room: How many bytes may be held.
+        result: How many the Jacobian takes; 0 if the caller brings its memory.
+        a_pass: And a pass with a single row.
+        check_bytes: And the check.
+    """
+    if room < result + a_pass:
         raise OutOfBytesError(
-            f"The Jacobian takes {in_words(result)} and a pass another "
-            f"{in_words(each + parts)}, and max_bytes is {in_words(max_bytes)}. {FEWER}"
+            f"Not even one row or column at a time fits: {takes(result, a_pass)}, and "
+            f"{limit} is {in_words(room)}. {fewer(or_out=0 < result and a_pass <= room)}"
         )
-    if max_bytes < check_bytes:
+    if room < check_bytes:
         raise OutOfBytesError(
             f"The check calls fn in float64, which takes {in_words(check_bytes)} by "
-            f"our count, and max_bytes is {in_words(max_bytes)}. Pass fewer samples at "
-            "a time, or check=False."
+            f"our count, and {limit} is {in_words(room)}. Pass fewer samples at a time, "
+            "or check=False."
         )
+
+
+def takes(result: int, a_pass: int) -> str:
+    """Return in words how many bytes the Jacobian takes, and a pass with one row."""
+    if result == 0:
+        return f"a pass takes {in_words(a_pass)} besides out"
+    return (
+        f"the Jacobian takes {in_words(result)} and a pass another {in_words(a_pass)}"
+    )
+
+
+def fewer(*, or_out: bool) -> str:
+    """Return what to do where the memory does not do.
+
+    Args:
+        or_out: Whether it would do without that of the Jacobian.
+    """
+    own = ", or pass out= with memory of your own" if or_out else ""
+    return (
+        "Pass fewer samples at a time, have fn return fewer outputs, or ask for fewer "
+        f"inputs or parameters{own}."
+    )

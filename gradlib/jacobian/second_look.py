@@ -224,8 +224,8 @@ def _require_repeatable(caller: Caller) -> None:
     raise NotRepeatableError(
         "fn gives another output each time it is called with the same inputs, though "
         "torch's own random state was replayed. See what it draws from Python's "
-        "random, NumPy or a torch.Generator, reads from outside, or changes in itself; "
-        "or pass check=False."
+        "random or NumPy, and what it reads or changes outside of modules; or pass "
+        "check=False."
     )
 
 

@@ -32,6 +32,31 @@ def find(graph: Graph) -> Cut | None:
     return narrowest(graph)
 
 
+def require(graph: Graph) -> Cut:
+    """Return the tensor to split at.
+
+    Raises:
+        NoSuchWayError: There is none.
+    """
+    cut = find(graph)
+    if cut is None:
+        raise NoSuchWayError(
+            f'There is nothing to split at: {why_not(graph)}. Use mode="auto".'
+        )
+    return cut
+
+
+def why_not(graph: Graph) -> str:
+    """Return why there is no tensor to split at."""
+    if len(graph.roots) > 1:
+        return f"fn has {len(graph.roots)} outputs, and a split takes one"
+    if any(graph.shared):
+        return "all samples share what is differentiated for"
+    if not graph.batch:
+        return "there are no samples"
+    return "no tensor inside that all pass"
+
+
 def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:
     """Return the Jacobian as the product of two.
 
@@ -43,11 +68,7 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
     Raises:
         NoSuchWayError: There is no such tensor.
     """
-    cut = find(graph)
-    if cut is None:
-        raise NoSuchWayError(
-            f'There is nothing to split at: {_why(graph)} Use mode="auto".'
-        )
+    cut = require(graph)
     linear = Linearized(graph.roots, cut.edge)
     before = _rows_before(graph, cut, chunk, create_graph)
     after = _columns_after(graph, cut, linear, chunk, create_graph)
@@ -61,17 +82,6 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
             ours = slice(start, start + length)
             product = after[ours].to(part) @ part[ours]
             yield Piece((0, i), SAMPLES, start, length, product)
-
-
-def _why(graph: Graph) -> str:
-    """Return why there is no tensor to split at."""
-    if len(graph.roots) > 1:
-        return f"fn has {len(graph.roots)} outputs, and a split takes one."
-    if any(graph.shared):
-        return "all samples share what is differentiated for."
-    if not graph.batch:
-        return "there are no samples."
-    return "no tensor inside fn is passed by all that leads from input to output."
 
 
 def _rows_before(

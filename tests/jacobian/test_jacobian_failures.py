@@ -385,6 +385,21 @@ class WithHooks(nn.Module):
         return self.inner(x).tanh()
 
 
+def test_a_backward_that_nothing_can_flow_through_is_named() -> None:
+    """torch's own advice, to detach what is handed to NumPy, would make it wrong."""
+
+    class Doubles(torch.autograd.Function):
+        forward: Any = staticmethod(lambda _, x: 2 * x)
+        backward: Any = staticmethod(lambda _, g: torch.from_numpy(2 * g.numpy()))
+
+    double: Any = Doubles.apply
+    x = torch.randn(4, 3, device="cpu")
+    with pytest.raises(NoSuchWayError, match=r'\.numpy\(\).* mode="reverse"'):
+        gradlib.per_sample_jacobian(double, x, mode="forward")
+    found = gradlib.per_sample_jacobian(double, x)
+    torch.testing.assert_close(found, 2 * torch.eye(3, device="cpu").expand(4, 3, 3))
+
+
 def branching(x: Tensor) -> Tensor:
     h = x.sin()
     for _ in range(3):

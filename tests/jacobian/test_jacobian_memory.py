@@ -1,5 +1,6 @@
 """A Jacobian keeps within the memory it is given, and a plan says what it takes."""
 
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -139,7 +140,7 @@ def chain(*widths: int) -> nn.Sequential:
 def test_a_result_that_does_not_fit_is_refused() -> None:
     model, x = chain(8, 16, 32), torch.randn(4, 8)
     size = 4 * 32 * 8 * 4
-    with pytest.raises(OutOfBytesError, match=r"takes 4 KiB .* is 3.999 KiB"):
+    with pytest.raises(OutOfBytesError, match=r"takes 4 KiB .* is 3.999 KiB.*out="):
         gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=size - 1)
     with pytest.raises(OutOfBytesError):
         gradlib.plan_jacobian(model, x, mode="loop", max_bytes=size)
@@ -147,6 +148,22 @@ def test_a_result_that_does_not_fit_is_refused() -> None:
     out = torch.empty(4, 32, 8)
     how: dict[str, Any] = {"mode": "loop", "max_bytes": size, "check": False}
     gradlib.per_sample_jacobian(model, x, **how, out=out)
+
+
+def test_memory_of_ones_own_is_advised_only_where_it_helps() -> None:
+    model, x, out = chain(8, 16, 32), torch.randn(4, 8), torch.empty(4, 32, 8)
+    for how in ({}, {"out": out}):
+        with pytest.raises(OutOfBytesError) as found:
+            gradlib.per_sample_jacobian(model, x, mode="loop", max_bytes=9, **how)
+        assert "pass out=" not in str(found.value)
+    assert re.search(r"fits: a pass takes \S+ \S+ besides out, and", str(found.value))
+
+
+def test_half_of_what_is_free_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SURE", 0)
+    monkeypatch.setattr(planning, "room_on", lambda _: 9)
+    with pytest.raises(OutOfBytesError, match="and half of what is free is 9 bytes"):
+        gradlib.per_sample_jacobian(chain(8, 2), torch.randn(4, 8), mode="loop")
 
 
 def test_a_check_that_does_not_fit_is_refused() -> None:

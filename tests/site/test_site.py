@@ -275,7 +275,7 @@ MESSAGES = [
     ("GL304", "fn gives another output each time it is called with the same inputs"),
     ("GL305", "its first axis must be the batch"),
     ("GL306", "there is no derivative of integers or with respect to them"),
-    ("GL307", "torch cannot go back through what fn computed"),
+    ("GL307", "torch cannot go back from the output"),
     ("GL308", "The Jacobian takes 3.2 GiB and a pass another 1.5 MiB"),
     *((code, code) for code in [f"GL30{i}" for i in range(9)]),
 ]
