@@ -10,7 +10,6 @@ import torch
 
 from gradlib.private import backward_pass_id, next_sequence_number
 
-
 POOL = ThreadPoolExecutor(1)
 """One thread for all, as a device has: what it counts it would have to count again."""
 

@@ -14,7 +14,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
-from gradlib.jacobian.plan import Plan, in_words
+from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.planning import fewer, takes
 from gradlib.progress import reported
 

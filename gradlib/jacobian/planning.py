@@ -244,15 +244,16 @@ def _require_room(
         check_bytes: And the check.
     """
     if room < result + a_pass:
+        advice = fewer(or_out=result > 0 and a_pass <= room)
         raise OutOfBytesError(
             f"Not even one row or column at a time fits: {takes(result, a_pass)}, and "
-            f"{limit} is {in_words(room)}. {fewer(or_out=0 < result and a_pass <= room)}"
+            f"{limit} is {in_words(room)}. {advice}"
         )
     if room < check_bytes:
         raise OutOfBytesError(
             f"The check calls fn in float64, which takes {in_words(check_bytes)} by "
-            f"our count, and {limit} is {in_words(room)}. Pass fewer samples at a time, "
-            "or check=False."
+            f"our count, and {limit} is {in_words(room)}. Pass fewer samples at a "
+            "time, or check=False."
         )
 
 

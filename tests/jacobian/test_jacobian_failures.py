@@ -386,7 +386,7 @@ class WithHooks(nn.Module):
 
 
 def test_a_backward_that_nothing_can_flow_through_is_named() -> None:
-    """torch's own advice, to detach what is handed to NumPy, would make it wrong."""
+    """What torch advises, to detach what is handed to NumPy, would make it wrong."""
 
     class Doubles(torch.autograd.Function):
         forward: Any = staticmethod(lambda _, x: 2 * x)

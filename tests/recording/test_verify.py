@@ -411,7 +411,7 @@ class Doubles(nn.Module):
 
 @pytest.mark.parametrize("is_used", [True, False])
 @pytest.mark.parametrize(
-    "gives, shows",
+    ("gives", "shows"),
     [
         (Tensor.clone, lambda base: base[:, :2]),
         (Tensor.clone, lambda base: base),
