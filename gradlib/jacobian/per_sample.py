@@ -26,6 +26,7 @@ from gradlib.jacobian.out import (
     require_no_graph,
     require_own_memory,
 )
+from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
@@ -126,10 +127,10 @@ def per_sample_jacobian(
             where torch's third derivative is wrong, as that of LayerNorm, they are
             refused, and ``"auto"`` takes neither. Where its second one is, as that of
             weight_norm's parameters, nothing is left; nor is for LayerNorm in a `fn`
-            that takes derivatives itself, as forces are, or for a backward marked with
-            ``once_differentiable``. What the forward of somebody's
-            ``torch.autograd.Function`` has saved, other than its inputs and outputs, is
-            a constant to the loss.
+            that takes derivatives itself, as forces are, for a backward marked with
+            ``once_differentiable`` or, with `check`, one that leaves no graph, as by
+            NumPy. What the forward of somebody's ``torch.autograd.Function`` has saved,
+            other than its inputs and outputs, is a constant to the loss.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:
@@ -194,6 +195,8 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
         require_own_memory(given, arguments.used())
     with without_hooks(graph.points), grads_kept(graph.others):
         # With "auto" columns are proven, or rows by now.
+        if create_graph and check:
+            require_graphs(graph)
         look = random and partial(see, arguments, graph, points, random, mode=mode)
         seen = look() if look and plan.check_first else None
         blocks = compute(
@@ -297,6 +300,8 @@ def per_sample_jacobian_from_graph(
         require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
     between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
     with without_hooks(graph.points), grads_kept(graph.others), between:
+        if create_graph and check:
+            require_graphs(graph)
         blocks = compute(
             graph,
             plan,

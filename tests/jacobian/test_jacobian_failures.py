@@ -617,6 +617,58 @@ def test_a_loss_of_a_jacobian_through_a_backward_marked_once_differentiable(
         )
 
 
+class Cubes(torch.autograd.Function):
+    """Cubes, and divides by its second input, in whatever way its backward is told."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor, how: Function) -> Tensor:
+        ctx.save_for_backward(x, by)
+        ctx.how = how
+        return x**3 / by
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, by = ctx.saved_tensors
+        # A divisor that counts as a constant gets zeros, which need no graph.
+        return ctx.how(3 * x**2 / by * grads[0]), torch.zeros_like(by), None
+
+
+def cubed(x: Tensor, how: Function) -> Tensor:
+    by = torch.full((), 2.0, dtype=x.dtype, requires_grad=True)
+    return cast(Any, Cubes.apply)(x, by, how)
+
+
+CUBED: dict[str, Function] = {
+    "all": cubed,
+    "inside": lambda x, how: (cubed(x.sin(), how) * x).exp(),
+    "beside others": lambda x, how: x.sin() + cubed(x, how),
+}
+
+
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", CUBED)
+def test_a_loss_of_a_jacobian_through_a_backward_without_a_graph(
+    name: str, mode: Any
+) -> None:
+    x = points(4, 3)
+
+    def jacobian(how: Function, **options: Any) -> Tensor:
+        return gradlib.per_sample_jacobian(
+            lambda x: CUBED[name](x, how), x, mode=mode, create_graph=True, **options
+        )
+
+    right = jacobian(lambda grad: grad)
+    with pytest.raises(NoSuchWayError, match=r"backward of CubesBackward, which"):
+        jacobian(Tensor.detach)
+    require_close(jacobian(Tensor.detach, check=False).detach(), right.detach())
+    assert right.requires_grad
+    x.requires_grad_()
+    y = CUBED[name](x, Tensor.detach)
+    with pytest.raises(NoSuchWayError, match=r"backward of CubesBackward, which"):
+        gradlib.per_sample_jacobian_from_graph(y, x, create_graph=True)
+    gradlib.per_sample_jacobian_from_graph(y, x)
+
+
 def test_a_loss_of_a_jacobian_beside_a_backward_marked_once_differentiable() -> None:
     weight = torch.ones(3, dtype=torch.double, requires_grad=True)
     beside = cast(Any, OnceOnly.apply)(weight)
