@@ -638,7 +638,7 @@ def cubed(x: Tensor, how: Function) -> Tensor:
     return cast(Any, Cubes.apply)(x, by, how)
 
 
-CUBED: dict[str, Function] = {
+CUBED: dict[str, Callable[[Tensor, Function], Tensor]] = {
     "all": cubed,
     "inside": lambda x, how: (cubed(x.sin(), how) * x).exp(),
     "beside others": lambda x, how: x.sin() + cubed(x, how),
