@@ -57,6 +57,14 @@ def dim_of(value: int, count: int) -> int:
     return signed(value) % max(count, 1)
 
 
+def of_each_axis(saved: list[int], axes: int) -> list[int]:
+    """Return a number for each axis of a convolution, which may have saved one for all.
+
+    It has where it was given a list of one, or ``padding="valid"``.
+    """
+    return saved * axes if len(saved) == 1 else saved
+
+
 def signed(value: int) -> int:
     """Return a number that a node may have as an unsigned one."""
     return value - 2**64 if value >= 2**63 else value

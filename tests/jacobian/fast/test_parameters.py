@@ -168,6 +168,10 @@ ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
         ),
         [(3, 2, 2, 2), (3,)],
     ),
+    "convolution by lists of one": (
+        lambda x, w: F.conv2d(x[:, None], w, stride=[2], padding=[1], dilation=[2]),
+        [(3, 1, 2, 2)],
+    ),
     "convolution of groups": (
         lambda x, w, b: F.conv2d(
             x[:, None].expand(-1, 4, -1, -1), w, b, padding=1, groups=2

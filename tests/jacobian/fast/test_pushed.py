@@ -42,11 +42,20 @@ IMAGES: dict[str, Function] = {
         x, weights(40, 2, 2, 3), stride=(2, 1), padding=1, dilation=(1, 2)
     ),
     "convolution in groups": lambda x: F.conv2d(x, weights(20, 1, 2, 2), groups=2),
+    "convolution, unpadded": lambda x: F.conv2d(
+        x, weights(20, 2, 2, 2), padding="valid"
+    ),
+    "convolution by lists of one": lambda x: F.conv2d(
+        x, weights(30, 2, 2, 2), stride=[2], padding=[1], dilation=[2]
+    ),
     "convolution of lines": lambda x: F.conv1d(x.flatten(2), weights(9, 2, 3)),
     "convolution of spaces": lambda x: F.conv3d(x[:, None], weights(9, 1, 2, 2, 2)),
     "transposed": lambda x: TRANSPOSED(x, weights(2, 3, 3, 3), weights(3)),
     "transposed in strides": lambda x: TRANSPOSED(
         x, weights(2, 3, 3, 3), stride=2, padding=1, output_padding=1
+    ),
+    "transposed by lists of one": lambda x: TRANSPOSED(
+        x, weights(2, 3, 3, 3), stride=[2]
     ),
     "transposed in groups": lambda x: TRANSPOSED(
         x, weights(2, 3, 2, 2), stride=2, groups=2, dilation=2

@@ -152,6 +152,20 @@ def test_a_random_net(seed: int) -> None:
     require_same(graph, chance.choice([2, 7, 100]))
 
 
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_a_classifier_whose_padding_is_said_in_a_word(argnums: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding="valid"), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, padding="valid"), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
+    )
+    x = torch.randn(4, 3, 12, 12)
+    found = gradlib.per_sample_jacobian(net, x, argnums=argnums)
+    truth = gradlib.per_sample_jacobian(net, x, argnums=argnums, mode="loop")
+    torch.testing.assert_close(found, truth)
+
+
 class Images(nn.Module):
     """A residual net of images, up and down again."""
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradlib.jacobian.fast.operation import of_each_axis
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.passes import chunks
 
@@ -149,16 +150,17 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
     if use.saved("transposed"):
         return None
     x, groups = use.saved("input"), use.saved("groups")
-    pad = [it for it in reversed(use.saved("padding")) for _ in range(2)]
     inside, places = tuple(param.shape[2:]), use.shape[2:]
+    axes = len(inside)
+    pad = [it for it in reversed(of_each_axis(use.saved("padding"), axes)) for _ in range(2)]
     size = x.shape[1] * math.prod((*inside, *places)) * x.element_size()
     step = max(1, COLUMNS // max(1, size))
 
     def columns(x: Tensor) -> Tensor:  # torch's unfold takes several times as long
         x = F.pad(x, pad).contiguous()
         steps = x.stride()[2:]
-        within = map(operator.mul, use.saved("dilation"), steps)
-        along = map(operator.mul, use.saved("stride"), steps)
+        within = map(operator.mul, of_each_axis(use.saved("dilation"), axes), steps)
+        along = map(operator.mul, of_each_axis(use.saved("stride"), axes), steps)
         strides = (*x.stride()[:2], *within, *along)
         found = x.as_strided((*x.shape[:2], *inside, *places), strides)
         return found.reshape(len(x), groups, -1, math.prod(places))

@@ -8,13 +8,9 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.chains.convolutions import is_plain_back
 from gradlib.jacobian.fast.chains.layers import aten
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import Operation, of_each_axis
 from gradlib.jacobian.fast.stacked.back import Back
 from gradlib.jacobian.fast.stacked.mixing import INPUT_ALONE, is_of_input_alone
-
-HOW = "stride", "padding", "dilation", "transposed", "output_padding", "groups"
-"""What a convolution's node has saved of how it is done."""
-
 
 class Convolution(NamedTuple):
     """A convolution, or a transposed one, without its bias.
@@ -85,7 +81,18 @@ def read(op: Operation, size: Sequence[int]) -> Convolution:
         op: The operation.
         size: Of a sample of its input.
     """
-    return Convolution(op.saved("weight").detach(), size, *map(op.saved, HOW))
+    weight = op.saved("weight").detach()
+    axes = weight.dim() - 2
+    return Convolution(
+        weight,
+        size,
+        of_each_axis(op.saved("stride"), axes),
+        of_each_axis(op.saved("padding"), axes),
+        of_each_axis(op.saved("dilation"), axes),
+        op.saved("transposed"),
+        of_each_axis(op.saved("output_padding"), axes),
+        op.saved("groups"),
+    )
 
 
 def way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
