@@ -24,23 +24,17 @@ _LEAVES_AUTOGRAD: dict[Any, str] = {
     cast(Any, Tensor.data).__get__: ".data",
 }
 
-# Where an integer says which entry is meant, and no amount.
+# Functions to which an integer says which entry is meant, and no amount: their names, as
+# what a call of torch.nn.functional runs inside has no others that are public.
 _INDEXING = frozenset(
-    {
-        Tensor.__getitem__,
-        Tensor.index_select,
-        Tensor.gather,
-        Tensor.take,
-        Tensor.take_along_dim,
-        torch.index_select,
-        torch.gather,
-        torch.take,
-        torch.take_along_dim,
-        torch.nn.functional.embedding,
-        torch.embedding,
-        Tensor.scatter,
-        torch.scatter,
-    }
+    (
+        *("__getitem__", "index_select", "gather", "take", "take_along_dim"),
+        *("scatter", "scatter_add", "scatter_reduce"),
+        *("index_add", "index_copy", "index_fill", "index_put", "index_reduce"),
+        *("embedding", "embedding_bag", "one_hot"),
+        *("cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd"),
+        *("multi_margin_loss", "multilabel_margin_loss"),
+    )
 )
 
 _CASTS = frozenset(
@@ -106,7 +100,7 @@ class Lifted(Double):
             sums = args[0].detach().sum(dtype=torch.float64)
             self.casts.append(_Cast(_place(), sums, [result]))
             return
-        if not self.casts or func in _INDEXING:
+        if not self.casts or _out_of_place(func) in _INDEXING:
             return
         given = {id(it) for it in tensors_in(args)}
         for cast_ in self.casts:
@@ -120,7 +114,13 @@ class Lifted(Double):
 def _writes(func: Callable[..., Any]) -> int:
     """Return 1 for a function that writes into its first argument, else 0."""
     name = getattr(func, "__name__", "")
-    return int(name == "__setitem__" or (name.endswith("_") and name[-2:] != "__"))
+    return int(name == "__setitem__" or name != _out_of_place(func))
+
+
+def _out_of_place(func: Callable[..., Any]) -> str:
+    """Return the name of a function, or of what does the same out of place."""
+    name: str = getattr(func, "__name__", "")
+    return name if name.endswith("__") else name.removesuffix("_")
 
 
 def _lifted(value: Any) -> Any:

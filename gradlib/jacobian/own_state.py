@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, cast
@@ -15,7 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import without_ours
 from gradlib.private import (
+    BACKWARD_HOOKS,
     BUFFERS,
+    CHILDREN,
     FORWARD_HOOKS,
     PARAMETERS,
     never_compiled,
@@ -142,6 +145,8 @@ class _States:
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
+        for kind in (CHILDREN, *BACKWARD_HOOKS):
+            state[kind] = copy(state[kind])
 
 
 MANY = 1000

@@ -781,6 +781,9 @@ CUT: dict[str, Callable[..., Any]] = {
     "NumPy": by_numpy,
     "an integer cast": lambda x: x.sin() + (10 * x).long() * 0.1,
     "an integer cast and a product": lambda x: x * (3 * x).int(),
+    "integers put where an index says": lambda x: (
+        x.sin() + (x * 0).scatter(1, (x > 0).long(), (10 * x).long().to(x) / 10)
+    ),
     "integers computed from a cast": lambda x: x.sin() + (1 - (10 * x).long()) * 0.1,
     "item": lambda x: (
         x * torch.stack([r.sum().sin() * 0 + r[0].item() for r in x])[:, None]
@@ -910,6 +913,10 @@ def rows(x: Tensor) -> Tensor:
     return x.long().sum(1) % 9
 
 
+def places(x: Tensor) -> Tensor:
+    return (10 * x.double()).long().abs() % 9
+
+
 HARMLESS: dict[str, Function] = {
     "log-sum-exp": shifted,
     "logging": logged,
@@ -919,6 +926,27 @@ HARMLESS: dict[str, Function] = {
     "a row by index_select": lambda x: x * table(x).index_select(0, rows(x)),
     "a condition on integers": lambda x: torch.where(x.long() > 0, x.sin(), x.cos()),
     "an embedding of integers": lambda x: x * F.embedding(rows(x), table(x)),
+    "a bag of rows": lambda x: x * F.embedding_bag(rows(x)[:, None], table(x)),
+    "added where an index says": lambda x: torch.zeros(
+        (len(x), 9), dtype=x.dtype
+    ).scatter_add(1, places(x), x),
+    "added there in place": lambda x: x.new_zeros(len(x), 9).scatter_add_(
+        1, places(x), x
+    ),
+    "put where an index says": lambda x: x.new_zeros(len(x), 9).scatter(
+        1, places(x), x.sin()
+    ),
+    "the largest at an index": lambda x: x.new_zeros(len(x), 9).scatter_reduce(
+        1, places(x), x.sin(), "amax", include_self=False
+    ),
+    "put by an index": lambda x: (x * 0).index_put(
+        (torch.arange(len(x)), x.long()[:, 0].abs() % 3), x.sin()[:, 1]
+    ),
+    "one hot": lambda x: x * F.one_hot(rows(x) % 3, 3).to(x),
+    "a class": lambda x: F.cross_entropy(x, rows(x) % 3, reduction="none"),
+    "a class, by its logarithms": lambda x: F.nll_loss(
+        x.sin(), rows(x) % 3, reduction="none"
+    ),
     "a detached condition": lambda x: torch.where(x.detach() > 0.1, x.sin(), x.cos()),
     "a mask of a detached value": lambda x: x * (x.detach() > 0),
     "normalised and undone": lambda x: (x / x.detach().norm()) * x.detach().norm(),

@@ -842,6 +842,39 @@ def test_a_method_changes_its_module_once(x: Tensor, how: str) -> None:
     assert model.calls == 1
 
 
+class Rebuilds(nn.Module):
+    """Makes a layer anew at each call, takes the next of several, and sets hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm: nn.Module = nn.Identity()
+        self.pool = nn.ModuleList([nn.Tanh(), nn.Tanh(), nn.Tanh()])
+        self.now: nn.Module = self.pool[2]
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm = nn.LayerNorm(x.shape[-1], device=x.device)
+        self.norm.to(torch.float32)
+        self.now = self.pool[self.calls]
+        self.calls += 1
+        self.register_full_backward_hook(lambda *_: None)
+        return self.now(self.norm(x.float()).to(x))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_children_and_hooks_that_a_call_sets_are_those_of_one(
+    x: Tensor, check: bool
+) -> None:
+    model = Rebuilds()
+    gradlib.plan_jacobian(model, x)
+    assert (type(model.norm), model.now, model.calls) == (nn.Identity, model.pool[2], 0)
+    assert not model._backward_hooks
+    gradlib.per_sample_jacobian(model, x, check=check)
+    assert (model.now, model.calls) == (model.pool[0], 1)
+    assert (len(model._backward_hooks), len(model._modules)) == (1, 3)
+    assert cast(Any, model.norm).weight.dtype == torch.float32
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_script_changes_its_buffers_once(x: Tensor, inside: bool) -> None:
     class Script(Counting):

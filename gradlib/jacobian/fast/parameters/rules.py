@@ -152,7 +152,11 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
     x, groups = use.saved("input"), use.saved("groups")
     inside, places = tuple(param.shape[2:]), use.shape[2:]
     axes = len(inside)
-    pad = [it for it in reversed(of_each_axis(use.saved("padding"), axes)) for _ in range(2)]
+    pad = [
+        it
+        for it in reversed(of_each_axis(use.saved("padding"), axes))
+        for _ in range(2)
+    ]
     size = x.shape[1] * math.prod((*inside, *places)) * x.element_size()
     step = max(1, COLUMNS // max(1, size))
 

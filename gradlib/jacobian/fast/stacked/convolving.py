@@ -12,6 +12,7 @@ from gradlib.jacobian.fast.operation import Operation, of_each_axis
 from gradlib.jacobian.fast.stacked.back import Back
 from gradlib.jacobian.fast.stacked.mixing import INPUT_ALONE, is_of_input_alone
 
+
 class Convolution(NamedTuple):
     """A convolution, or a transposed one, without its bias.
 
