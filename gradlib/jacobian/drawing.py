@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.autograd.graph import Node
 
-from gradlib.jacobian.form import Form, form
+from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.form import NESTED, Form, form
 from gradlib.private import forms_at, sequence_number
 from gradlib.vjp.connection import Place
 
@@ -88,7 +89,10 @@ def drawn(
     spots = tuple([(numbers[node], number) for node, number in here])
     spot_of = dict(zip(here, spots, strict=True))
     metas = list(map(forms_at, nodes))
-    looks = [_look(metas[node][number]) for node, number in spots]
+    try:
+        looks = [_look(metas[node][number]) for node, number in spots]
+    except RuntimeError as error:  # of a nested one nobody knows the shape
+        raise NoSuchWayError(NESTED) from error
     made = list(map(sequence_number, nodes))
     return (_kept if len(nodes) <= MOST else _kept.__wrapped__)(
         tuple([node.name() for node in nodes]),

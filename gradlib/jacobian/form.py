@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from gradlib.errors import NoSuchWayError
 from gradlib.private import forms_at
 from gradlib.vjp.connection import Place
 
@@ -28,7 +29,19 @@ def form_at(place: Place) -> Form:
 
 @lru_cache(maxsize=1024)  # most are like one before
 def form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
-    """Return what a gradient of that shape, dtype and device looks like."""
-    return Form(
-        tuple(map(int, shape)), dtype, device, math.prod(shape) * dtype.itemsize
-    )
+    """Return what a gradient of that shape, dtype and device looks like.
+
+    Raises:
+        NoSuchWayError: It is nested, and has no such shape.
+    """
+    try:
+        sizes = tuple(map(int, shape))
+    except AttributeError as error:  # a size of the jagged layout is no number
+        raise NoSuchWayError(NESTED) from error
+    return Form(sizes, dtype, device, math.prod(sizes) * dtype.itemsize)
+
+
+NESTED = (
+    "fn computes with nested tensors, whose rows differ in size. Pad them before, with "
+    "torch.nested.to_padded_tensor, and let fn compute with a mask."
+)

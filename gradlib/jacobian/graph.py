@@ -1,7 +1,7 @@
 """The one forward pass, and the graph it leaves: what every way starts from."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -139,6 +139,7 @@ def run(
         NotPerSampleError: The function returned no tensors, or not one row a sample.
         NotDifferentiableDtypeError: An output is integer or complex.
         IndependentOutputError: An output or input is not part of the graph.
+        JacobianArgumentError: The function froze a parameter that is asked for.
     """
     asked = {it.place for it in arguments.asked}
     batched = set(arguments.batched()) if track_inputs else set[int]()
@@ -170,6 +171,7 @@ def run(
         it.value if it.place is None else _made(points[it.place])
         for it in arguments.asked
     )
+    _require_unfrozen(arguments, chosen)
     graph = Graph(
         outputs,
         places,
@@ -182,6 +184,20 @@ def run(
     )
     _require_connection(graph, parameters=arguments.of_parameters)
     return graph, points
+
+
+def _require_unfrozen(arguments: Arguments, points: Sequence[Tensor]) -> None:
+    frozen = [
+        it.name
+        for it, point in zip(arguments.asked, points, strict=True)
+        if not point.requires_grad
+    ]
+    if frozen:
+        raise JacobianArgumentError(
+            f"fn froze {_listed(tuple(frozen))} in the call, as with "
+            "requires_grad_(False). Freeze what is to be left out before the call, and "
+            "nothing in it."
+        )
 
 
 def _require_apart(arguments: Arguments) -> None:

@@ -669,6 +669,35 @@ def test_a_loss_of_a_jacobian_through_a_backward_without_a_graph(
     gradlib.per_sample_jacobian_from_graph(y, x)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_inside_are_refused(layout: torch.layout, check: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        rows: Any = [row.sin() for row in x]
+        nested = torch.nested.as_nested_tensor(rows, layout=layout)
+        return torch.nested.to_padded_tensor(nested, 0.0)
+
+    for call in (gradlib.per_sample_jacobian, gradlib.plan_jacobian):
+        with pytest.raises(NoSuchWayError, match=r"to_padded_tensor"):
+            call(fn, torch.randn(3, 4), mode="loop", check=check)
+
+
+def test_a_parameter_that_is_frozen_in_the_call_is_named() -> None:
+    class Freezes(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name)
+            cast(nn.Module, self[0]).requires_grad_(False)
+            return super().forward(input)
+
+    model = Freezes(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    with pytest.raises(
+        gradlib.JacobianArgumentError, match=r"froze 0\.weight, 0\.bias in"
+    ):
+        gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
+    found = gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
+    assert set(found) == {"2.weight", "2.bias"}
+
+
 def test_a_loss_of_a_jacobian_beside_a_backward_marked_once_differentiable() -> None:
     weight = torch.ones(3, dtype=torch.double, requires_grad=True)
     beside = cast(Any, OnceOnly.apply)(weight)
