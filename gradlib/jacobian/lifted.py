@@ -24,8 +24,8 @@ _LEAVES_AUTOGRAD: dict[Any, str] = {
     cast(Any, Tensor.data).__get__: ".data",
 }
 
-# Functions to which an integer says which entry is meant, and no amount: their names, as
-# what a call of torch.nn.functional runs inside has no others that are public.
+# Functions to which an integer says which entry is meant, and no amount. By name: what
+# those of torch.nn.functional call inside is not public.
 _INDEXING = frozenset(
     (
         *("__getitem__", "index_select", "gather", "take", "take_along_dim"),
