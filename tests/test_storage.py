@@ -640,9 +640,8 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     assert {*own, *by_default} == {*saving.AS_IT_IS, *own_form, *left_out}
     assert {field.name for field in fields(Block)} == {
         *("fields", "left_out", "numbers", "copies", "with_graph", "batched"),
-        "happened",
+        *("happened", "unfinished"),
         "history",  # left out: it holds the weights
-        "unfinished",  # left out: only a replay asks
         "_inverse",  # of `numbers`
     }
 

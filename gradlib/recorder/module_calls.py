@@ -184,10 +184,19 @@ class ModuleCalls:
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
         stack.append(frame)
 
+    def end(self) -> None:
+        """Note at the end of the block which calls were broken off.
+
+        Of those of other threads nobody knows.
+        """
+        if self._now.stack:
+            self._drop_broken_off(self._now, running_frame(1))
+
     def _drop_broken_off(self, now: "_Running", caller: FrameType | None) -> None:
         """Forget calls that ended without a word, as on KeyboardInterrupt.
 
-        They show when their module is called again: is its call still running?
+        They show when their module is called again, or when the block ends: is its call
+        still running?
         """
         stack = now.stack
         running: set[FrameType | None] = set()

@@ -280,6 +280,7 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def __exit__(self, *_: object) -> None:
         """End it."""
+        self._calls.end()
         self._remove_hooks()
 
     def _attach_hooks(self) -> None:

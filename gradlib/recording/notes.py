@@ -18,6 +18,7 @@ DISABLED = "gradients were disabled when it was called"
 NO_GRAD_OUT = "it returned no tensor that requires grad"
 RAISED = "its forward raised {}"
 BROKEN_OFF = "its forward was broken off"
+NOT_RETURNED = "its forward has not returned"
 NOT_REACHED = "no backward pass reached it inside the block"
 
 # Why something of it has no gradient, or one that is not the call's alone.
@@ -38,6 +39,7 @@ SECOND_ORDER = (
 # What else there is to know.
 BATCHED = "a backward pass with is_grads_batched is not recorded"
 RECOMPUTED = "a checkpoint computed it again for the backward pass"
+UNFINISHED = "backward pass {} raised, or has not ended yet"
 
 
 def note(call: CallTrace) -> str:
@@ -49,13 +51,23 @@ def note(call: CallTrace) -> str:
     if call.recomputed_in is not None:
         remarks.append(RECOMPUTED)
     for number in passes:
-        remarks += _missed(call, number)
+        missed = _missed(call, number)
+        remarks += missed
+        if missed and number in call.block.unfinished:
+            remarks.append(UNFINISHED.format(number))
     remarks += _second_order(call, passes)
     return "; ".join(remarks)
 
 
 def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
-    return [] if passes else [call.no_pass_because or NOT_REACHED]
+    if passes:
+        return []
+    if call.no_pass_because:
+        return [call.no_pass_because]
+    if call.output is None:
+        return [NOT_RETURNED]
+    unfinished = map(UNFINISHED.format, sorted(call.block.unfinished))
+    return [NOT_REACHED, *unfinished]
 
 
 def _why_never(call: CallTrace) -> list[str]:

@@ -48,6 +48,7 @@ def plain(
         "with_graph": sorted(block.with_graph),
         "batched": sorted(block.batched),
         "happened": dict(block.happened),
+        "unfinished": sorted(block.unfinished),
         "names": dict(names),
         "calls": [_plain_call(trace) for trace in tuple(traces)],
     }
@@ -65,6 +66,7 @@ def restored(
         batched=set(content["batched"]),
         happened=content["happened"],
         left_out=content["left_out"],
+        unfinished=set(content["unfinished"]),
     )
     traces = [_restored_call(block, call) for call in content["calls"]]
     return block, content["names"], traces

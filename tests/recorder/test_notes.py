@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -78,6 +81,27 @@ def interrupted(model: nn.Module, x: Tensor) -> None:
     model(x)
 
 
+def interrupted_at_last(model: nn.Module, x: Tensor) -> None:
+    with suppress(KeyboardInterrupt):
+        model(x)
+
+
+def elsewhere(model: nn.Module, x: Tensor) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert isinstance(pool.submit(model, x).exception(), KeyboardInterrupt)
+
+
+def broken_backward(model: nn.Module, x: Tensor) -> None:
+    output = model(x)
+
+    def fail(_grad: Tensor) -> None:
+        raise ValueError
+
+    output.register_hook(fail)
+    with suppress(ValueError):
+        output.sum().backward()
+
+
 def left_only(model: nn.Module, x: Tensor) -> None:
     model(x)[0].sum().backward()
 
@@ -139,6 +163,8 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NO_GRAD_OUT, nn.ReLU(), forward_only),
     (notes.RAISED, Fails(), failing),
     (notes.BROKEN_OFF, Interrupted(), interrupted),
+    (notes.BROKEN_OFF, Interrupted(), interrupted_at_last),
+    (notes.NOT_RETURNED, Interrupted(), elsewhere),
     (notes.NOT_REACHED, nn.Linear(2, 1), forward_only),
     (notes.NO_GRAD, nn.Linear(2, 1), backward),
     (notes.NOTHING_GIVEN, Parts(), left_only),
@@ -147,6 +173,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
+    (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),
     (notes.BATCHED, nn.Linear(2, 1), batched),
 ]
 
@@ -160,6 +187,59 @@ def test_it_is_said_when_it_happens(text: str, model: nn.Module, run: Run) -> No
     with gradlib.record(model) as recording:
         run(model, torch.randn(3, 2))
     assert fits(text, next(iter(recording)).note)
+
+
+def test_what_an_interrupt_has_broken_off_is_said_when_the_block_ends() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Interrupted())
+    with gradlib.record(model) as recording:
+        interrupted_at_last(model, torch.ones(3, 2))
+        assert [it.note.partition(";")[0] for it in recording] == [
+            *(notes.NOT_RETURNED, notes.NOT_REACHED, notes.NOT_RETURNED)
+        ]
+    assert [recording[name].note for name in ("", "1")] == [notes.BROKEN_OFF] * 2
+
+
+def test_what_goes_on_when_the_block_ends_is_not_broken_off() -> None:
+    class Records(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            block = gradlib.record(self)
+            recording = block.__enter__()
+            y = self.inner(x)
+            assert recording["inner"].note.startswith(notes.NOT_REACHED)
+            block.__exit__(None, None, None)
+            return y
+
+    model = nn.Sequential(Records())
+    with gradlib.record(model) as recording:
+        model(torch.ones(3, 2)).sum().backward()
+    assert not any(notes.BROKEN_OFF in it.note for it in recording)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_call_that_a_pass_did_not_reach_says_that_it_raised(
+    tmp_path: Path, loaded: bool
+) -> None:
+    class Raises(torch.autograd.Function):
+        forward: Any = staticmethod(lambda _, x: x.clone())
+        backward: Any = staticmethod(lambda _, grad: grad.nothing)
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    with gradlib.record(model) as recording:
+        hidden = cast(Tensor, cast(Any, Raises.apply)(model[:2](torch.ones(3, 2))))
+        with pytest.raises(AttributeError):
+            model[2](hidden).sum().backward()
+        model[:2](torch.ones(3, 2)).sum().backward()
+    if loaded:
+        recording.save(tmp_path / "run")
+        recording = gradlib.load_recording(tmp_path / "run")
+    said = notes.UNFINISHED.format(0)
+    assert recording["0", 0].note.startswith(f"{notes.NOT_REACHED}; {said}")
+    assert said not in recording["2"].note  # it got all
+    assert said not in recording["0", 1].note
 
 
 def test_nothing_asked() -> None:
