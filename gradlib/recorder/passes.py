@@ -22,16 +22,15 @@ from gradlib.private import (
     gradients_are_batched,
     hook_tensor,
     hooks_set,
+    next_sequence_number,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
+from gradlib.recorder.second_order import Part, Ways, edges_to
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
-Part: TypeAlias = Callable[[Tensor], Tensor | None]
-"""What is meant of a gradient; ``None`` for nothing of it."""
-
-Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
+Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow, Ways]
 """Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
@@ -178,7 +177,9 @@ class NodeHook:
             return
         keep_share = passes.keep
         with_graph, reduces = passes.with_graph, passes.reduces
-        for entry, grads, part, flow in self.receivers:
+        if with_graph and running in passes.began:
+            passes.follow(self.receivers, grads_in, grads_out, passes.began[running])
+        for entry, grads, part, flow, _ in self.receivers:
             grad = grads_in[entry]
             if grad is None:
                 continue
@@ -210,6 +211,8 @@ class Passes:
         # torch's number of each pass that reached a call -> ours, from 0 as they began.
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
+        # By torch's number of these, autograd's sequence number as they began.
+        self.began: dict[int, int] = {}
         self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
         # Called as a pass meets a hook that does not know it yet, as it first reaches a
@@ -305,6 +308,32 @@ class Passes:
         self.handles.append(node.register_hook(note))
         self._on_nodes += 1
 
+    def follow(
+        self,
+        receivers: list[Receiver],
+        grads_in: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
+        began: int,
+    ) -> None:
+        """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
+
+        Args:
+            receivers: Of the node that it has just gone through.
+            grads_in: What that has computed.
+            grads_out: From what.
+            began: autograd's sequence number as the pass began.
+        """
+        node = current_node()
+        if node is None:
+            return
+        made: dict[Node, list[Receiver]] = {}
+        for flow, ways in {id(it[3]): it[3:] for it in receivers}.values():
+            found = edges_to(ways, node, grads_in, grads_out, began)
+            for maker, entry, grads, part in found:
+                made.setdefault(maker, []).append((entry, grads, part, flow, ways))
+        for maker, its in made.items():
+            self.hook_node(maker, its, None)
+
     def note_batched(self, receivers: list[Receiver]) -> None:
         """Note which calls a pass with is_grads_batched has reached, if it has a graph.
 
@@ -313,7 +342,7 @@ class Passes:
         if not torch.is_grad_enabled():
             return
         behind = len(set(self.numbers.values()))
-        for *_, flow in receivers:
+        for *_, flow, _ in receivers:
             if flow.behind_batched is None:
                 flow.behind_batched = behind
 
@@ -452,6 +481,8 @@ class Passes:
             if within not in self.numbers:
                 self.reached(within, None)
             self.numbers[running] = self.numbers[within]
+        if torch.is_grad_enabled():
+            self.began[running] = next_sequence_number()
 
     def are_last(self) -> None:
         """Take it that nobody has set a hook that ours do not come after."""

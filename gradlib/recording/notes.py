@@ -31,9 +31,9 @@ RETURNED = (
 )
 
 SECOND_ORDER = (
-    "backward pass {} may have gone through the graph of {} too: what came that "
-    "way is in its totals, and in its shares only if it came through a tensor made "
-    "inside the call"
+    "backward pass {} may have gone through the graph of a pass with is_grads_batched "
+    "too: what came that way is in its totals, and in its shares only if it came "
+    "through a tensor made inside the call"
 )
 
 # What else there is to know.
@@ -95,9 +95,8 @@ def _missed(call: CallTrace, number: int) -> list[str]:
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
-    """Say which passes may have gone through the graph that an earlier one made."""
-    before = {number: call.graph_before(number) for number in passes}
-    return [SECOND_ORDER.format(*it) for it in before.items() if it[1] is not None]
+    """Say which passes may have gone through the graph of one that is not recorded."""
+    return [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:

@@ -172,10 +172,12 @@ class CallTrace:
         before = [it for it in self.passes() if it in self.block.with_graph]
         if before and before[0] < number:
             return f"pass {before[0]}"
+        return BATCHED_PASS if self.is_behind_batched(number) else None
+
+    def is_behind_batched(self, number: int) -> bool:
+        """Tell whether one with is_grads_batched had create_graph=True before a pass."""
         behind = [flow.behind_batched for flow in self.flows]
-        if any(it is not None and it <= number for it in behind):
-            return BATCHED_PASS
-        return None
+        return any(it is not None and it <= number for it in behind)
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return what got a gradient in one backward pass."""

@@ -127,12 +127,6 @@ def batched(model: nn.Module, x: Tensor) -> None:
     )
 
 
-def twice(model: nn.Module, x: Tensor) -> None:
-    output = model(x).pow(2).sum()
-    gradients = torch.autograd.grad(output, list(model.parameters()), create_graph=True)
-    gradients[0].sum().backward()
-
-
 def left_and_penalty(model: nn.Module, x: Tensor) -> None:
     """The weight of the right layer gets a gradient, and none through a call."""
     assert isinstance(model, Both)
@@ -170,7 +164,6 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NOTHING_GIVEN, Parts(), left_only),
     (notes.NOT_THROUGH_IT, Both(), left_and_penalty),
     (notes.RETURNED, nn.Identity(), with_gradient),
-    (notes.SECOND_ORDER, nn.Linear(2, 1), twice),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),

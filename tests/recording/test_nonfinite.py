@@ -563,5 +563,5 @@ def test_made_by_a_penalty_that_goes_through_a_graph() -> None:
         (output.mean() + grad.square().sum(1).sqrt().sum()).backward()
     found = recording.first_nonfinite()
     assert found is not None
-    field = "passes[1].param_grads_total['weight']"
+    field = "passes[1].param_grads['weight']"
     assert (found.name, found.field) == ("2", field)
