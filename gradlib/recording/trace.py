@@ -175,7 +175,7 @@ class CallTrace:
         return BATCHED_PASS if self.is_behind_batched(number) else None
 
     def is_behind_batched(self, number: int) -> bool:
-        """Tell whether one with is_grads_batched had create_graph=True before a pass."""
+        """Tell whether a batched pass had create_graph=True before another."""
         behind = [flow.behind_batched for flow in self.flows]
         return any(it is not None and it <= number for it in behind)
 
