@@ -13,8 +13,7 @@ from gradlib.private import LAID_OUT, is_of_torch
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.passes import Receiver
-from gradlib.recorder.second_order import Part, Ways
+from gradlib.recorder.second_order import Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
 
 Receivers: TypeAlias = dict[Node, list[Receiver]]
@@ -93,7 +92,6 @@ class Frame:
         ends = self._ends()
         graph, since, until = self.graph, self.since, self.until
         made_to, flow = graph.leading_to, self.flow
-        ways = Ways(ends, {}, graph.latest)
         of_torch = is_of_torch(type(self.module))
         for end, grads in ends.items():
             for made in made_to(end, since, until):
@@ -103,25 +101,21 @@ class Frame:
                     if cast[0] in ends or graph.has_walked(cast[0]):
                         continue
                     part = partial(Tensor.to, dtype=cast[1])
-                    ways.parts[cast[0]] = grads, part
                 # Nobody but torch has the tensor, so nobody has hooked it.
                 is_laid_out = of_torch and node.__class__ in LAID_OUT
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):
                     part = partial(_laid_out_again, node, part)
-                    ways.parts[node, 0] = grads, part
                     for _, node, entry, _ in inside:
-                        receiver = entry, grads, part, flow, ways
-                        found.setdefault(node, []).append(receiver)
+                        found.setdefault(node, []).append((entry, grads, part, flow))
                 elif node in found:
-                    found[node].append((entry, grads, part, flow, ways))
+                    found[node].append((entry, grads, part, flow))
                 else:
-                    found[node] = [(entry, grads, part, flow, ways)]
+                    found[node] = [(entry, grads, part, flow)]
         # With create_graph=True a later pass may go through what they are made by, and
         # then it goes through the call.
         for value in self.unasked:
             for _, node, entry, _ in made_to(value.end, since, until):
-                receiver = entry, NOWHERE, _nothing_of, flow, ways
-                found.setdefault(node, []).append(receiver)
+                found.setdefault(node, []).append((entry, NOWHERE, _nothing_of, flow))
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -129,8 +123,9 @@ class Frame:
                 if end not in ends:
                     grads = ends[value.end]
                     for _, node, entry, _ in made_to(end, since, until):
-                        receiver = entry, grads, region.of, flow, ways
-                        found.setdefault(node, []).append(receiver)
+                        found.setdefault(node, []).append(
+                            (entry, grads, region.of, flow)
+                        )
 
     def _ends(self) -> dict[End, Grads]:
         """Make room for the gradients of its inputs and own parameters.

@@ -56,7 +56,7 @@ class ForwardGraph:
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: set[Node] = set()
         self._left_out: set[Node] = set()
-        self.latest = 0  # the highest number met
+        self._latest = 0  # the highest number met
         self._older: list[Node] = []  # met, and taken for what was there before
         # Most ends have one edge, so of these it stands alone; of others there are all.
         self._edges: dict[End, Made] = {}
@@ -82,8 +82,8 @@ class ForwardGraph:
             if number < since:
                 self._older.append(node)
                 continue
-            if number > self.latest:
-                self.latest = number
+            if number > self._latest:
+                self._latest = number
             walked.add(node)
             for entry, edge in enumerate(node.next_functions):
                 target = edge[0]
@@ -119,9 +119,9 @@ class ForwardGraph:
         if any(map(is_passed_elsewhere, self._older)):
             return True
         self._older.clear()
-        if self.latest < next_sequence_number():
+        if self._latest < next_sequence_number():
             return False
-        made = (it for it in self._walked if sequence_number(it) == self.latest)
+        made = (it for it in self._walked if sequence_number(it) == self._latest)
         return any(map(is_passed_elsewhere, made))
 
     def find_mixed(self, given: Collection[Node]) -> bool:
@@ -131,7 +131,7 @@ class ForwardGraph:
             given: Nodes that were there before the forward.
         """
         older = [it for it in self._older if it not in given]
-        self.is_mixed = self.latest >= next_sequence_number() or leads_to_newer(
+        self.is_mixed = self._latest >= next_sequence_number() or leads_to_newer(
             older, self.since, {*given, *self._left_out}
         )
         self._older.clear()

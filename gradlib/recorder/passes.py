@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import methodcaller
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,9 @@ from gradlib.private import (
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
-from gradlib.recorder.second_order import Part, Ways, edges_to
+from gradlib.recorder.second_order import Part, Receiver, made_by
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
-
-Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow, Ways]
-"""Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
 class Tap:
@@ -179,7 +176,7 @@ class NodeHook:
         with_graph, reduces = passes.with_graph, passes.reduces
         if with_graph and running in passes.began:
             passes.follow(self.receivers, grads_in, grads_out, passes.began[running])
-        for entry, grads, part, flow, _ in self.receivers:
+        for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
                 continue
@@ -327,10 +324,8 @@ class Passes:
         if node is None:
             return
         made: dict[Node, list[Receiver]] = {}
-        for flow, ways in {id(it[3]): it[3:] for it in receivers}.values():
-            found = edges_to(ways, node, grads_in, grads_out, began)
-            for maker, entry, grads, part in found:
-                made.setdefault(maker, []).append((entry, grads, part, flow, ways))
+        for maker, it in made_by(node, receivers, grads_in, grads_out, began):
+            made.setdefault(maker, []).append(it)
         for maker, its in made.items():
             self.hook_node(maker, its, None)
 
@@ -342,7 +337,7 @@ class Passes:
         if not torch.is_grad_enabled():
             return
         behind = len(set(self.numbers.values()))
-        for *_, flow, _ in receivers:
+        for *_, flow in receivers:
             if flow.behind_batched is None:
                 flow.behind_batched = behind
 

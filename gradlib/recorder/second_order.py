@@ -8,74 +8,65 @@ part of its share, as it would be of an alias that the call alone had.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.private import leaf_of, sequence_number
 from gradlib.recorder.graph import End, ForwardGraph
-from gradlib.recording.trace import Grads
+from gradlib.recording.trace import Flow, Grads
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
 """What is meant of a gradient; ``None`` for nothing of it."""
 
-
-class Ways(NamedTuple):
-    """Where gradients leave a call.
-
-    Attributes:
-        ends: Its inputs and own parameters, each with where its gradient is gathered.
-        parts: What it has made of these before it used them, as a weight transposed,
-            and which part of the gradient of that is meant.
-        latest: The highest number of a node that its forward made.
-    """
-
-    ends: dict[End, Grads]
-    parts: dict[End, tuple[Grads, Part]]
-    latest: int
+Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
+"""Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
-NO_WAYS = Ways({}, {}, 0)
-"""Those of what is a part of a call only."""
-
-
-def edges_to(
-    ways: Ways,
+def made_by(
     node: Node,
+    receivers: Sequence[Receiver],
     grads_in: Sequence[Tensor | None],
     grads_out: Sequence[Tensor | None],
     began: int,
-) -> Iterator[tuple[Node, int, Grads, Part | None]]:
-    """Return what a node's backward has made that leads out of a call.
+) -> Iterator[tuple[Node, Receiver]]:
+    """Return what a node's backward has made that leads where the node itself does.
 
     It leads to what the backward was given, and to what the node has saved: that is
-    what once went into it, and came out.
+    what once went into it, and what came out.
 
     Args:
-        ways: Where it is to lead.
         node: The node.
-        grads_in: What it has computed.
+        receivers: Where what it computes goes.
+        grads_in: That.
         grads_out: From what.
         began: autograd's sequence number as the pass began.
     """
-    graph = ForwardGraph()
-    # Where another thread has counted the nodes of the forward, their numbers say
-    # nothing of which were there before.
-    graph.since = began if ways.latest < began else 0
+    edges: Sequence[tuple[Node | None, int]] = node.next_functions
     given = [it.grad_fn for it in grads_out if it is not None]
-    saved = [node, *(before for before, _ in node.next_functions)]
-    before = {it for it in (*given, *saved) if it is not None}
+    before = {it for it in (node, *given, *(to for to, _ in edges)) if it is not None}
+    graph = ForwardGraph()
+    # Where another thread has counted the nodes of the forward, numbers do not tell
+    # which were there before.
+    graph.since = began if sequence_number(node) < began else 0
     graph.leave_out((it, 0) for it in before)
-    graph.leave_out(ways.ends)
     made = [it.grad_fn for it in grads_in if it is not None]
     graph.roots = [it for it in made if it is not None]
     graph.walk()
-    for end, grads in ways.ends.items():
-        for _, maker, entry, cast in graph.leading_to(end, 0, sys.maxsize):
+    for entry, grads, part, flow in receivers:
+        for _, maker, number, cast in graph.leading_to(
+            _end_of(edges[entry]), 0, sys.maxsize
+        ):
             if cast is None:
-                yield maker, entry, grads, None
-            elif cast[0] not in ways.parts and cast[0][0] not in before:
-                yield maker, entry, grads, partial(Tensor.to, dtype=cast[1])
-    for end, (grads, part) in ways.parts.items():
-        for _, maker, entry, _ in graph.leading_to(end, 0, sys.maxsize):
-            yield maker, entry, grads, part
+                yield maker, (number, grads, part, flow)
+            elif cast[0][0] not in before:
+                cast_back = partial(Tensor.to, dtype=cast[1])
+                yield maker, (number, grads, cast_back, flow)
+
+
+def _end_of(edge: tuple[Node | None, int]) -> End:
+    node, number = edge
+    assert node is not None, "a gradient goes there"
+    leaf = leaf_of(node)
+    return (node, number) if leaf is None else id(leaf)

@@ -10,8 +10,8 @@ from gradlib.private import backward_pass_id
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import End, inner_edges, overwriting
-from gradlib.recorder.passes import Passes, Receiver, Tap
-from gradlib.recorder.second_order import NO_WAYS, Part
+from gradlib.recorder.passes import Passes, Tap
+from gradlib.recorder.second_order import Part, Receiver
 from gradlib.recorder.views import Region, watch
 from gradlib.recording.trace import Grads
 
@@ -116,7 +116,7 @@ class ValueHooks:
                 part = partial(_seen_through, value.base[2], region)
             if part is not None:
                 share = frame.flow.shares[place]
-                receivers[id(share)] = 0, share, part, frame.flow, NO_WAYS
+                receivers[id(share)] = 0, share, part, frame.flow
         if receivers and not isinstance(end, int):
             for node in overwriting(base, end):
                 self._passes.hook_node(node, [*receivers.values()], frame.within)
