@@ -44,6 +44,19 @@ lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
 # A view that shows every entry with its sign changed.
 negative_view: Callable[[Tensor], Tensor] = torch._neg_view
 
+
+def copy_of_quantized(tensor: Tensor) -> Tensor:
+    """Do what ``clone`` does, also for what it does not take: floating zero points."""
+    if tensor.qscheme() != torch.per_channel_affine_float_qparams:
+        return tensor.clone()
+    return cast(Any, torch)._make_per_channel_quantized_tensor(
+        tensor.int_repr(),
+        tensor.q_per_channel_scales(),
+        tensor.q_per_channel_zero_points(),
+        tensor.q_per_channel_axis(),
+    )
+
+
 # Whether a tensor still shares its memory with a lazy clone: nobody has written to it.
 is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
 

@@ -190,7 +190,8 @@ def norm(values: Iterable[Tensor | TensorStats]) -> float:
 
     Returns:
         The square root of the sum of squared magnitudes; 0 without tensors; NaN where
-        there are no values, as on the meta device.
+        there are no values, as on the meta device, or of a dtype that torch does not
+        turn into numbers.
     """
     return math.hypot(*map(_norm, values))
 
@@ -200,7 +201,10 @@ def _norm(values: Tensor | TensorStats) -> float:
         return values.norm
     if values.is_meta:
         return math.nan
-    return _sum_of_squares_root(wide(values)).item()
+    try:
+        return _sum_of_squares_root(wide(values)).item()
+    except NotImplementedError:
+        return math.nan
 
 
 def _sum_of_squares_root(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradlib.private import (
+    copy_of_quantized,
     data_address,
     dispatch_modes,
     enable_grad,
@@ -49,7 +50,7 @@ def clone(tensor: Tensor) -> Tensor:
         # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
         return tensor.clone()
     if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
-        return tensor.clone()
+        return copy_of_quantized(tensor)
     # A lazy clone would have it moved.
     if dispatch_modes() and saved_are_known_by_address():
         return tensor.clone()

@@ -3557,6 +3557,41 @@ def test_quantized_tensors(reduce: Any) -> None:
     assert recording.to_frame()["output"].tolist() == [3]
 
 
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_channel")
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_quantized_tensors_with_floating_zero_points(reduce: Any) -> None:
+    class Quantizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scales, zeros = torch.full((3,), 0.5), torch.zeros(3)
+            return torch.quantize_per_channel(x, scales, zeros, 1, torch.quint8)
+
+    with gradlib.record(model := Quantizes(), reduce=reduce) as recording:
+        output = model(torch.tensor([[1.0, 2.0, 2.0]]))
+    kept = recording[""].output
+    assert kept is not output
+    found = gradlib.tensor_stats(kept) if reduce is None else kept
+    assert (found.norm, found.dtype) == (3, torch.quint8)
+    if reduce is None:
+        assert torch.equal(kept.int_repr(), output.int_repr())
+        assert (kept.qscheme(), kept.q_per_channel_axis()) == (output.qscheme(), 1)
+
+
+@pytest.mark.cpu
+def test_a_dtype_that_torch_does_not_turn_into_numbers() -> None:
+    class Packs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(torch.bits8)
+
+    with gradlib.record(model := Packs()) as recording:
+        model(torch.ones(3, dtype=torch.uint8))
+    assert "bits8" in str(recording[""].output.dtype)
+    assert str(recording).splitlines()[2].split() == [
+        *("(root)", "Packs", "[3]", "-", "-", "-")
+    ]
+    assert "nan" in str(recording[""])
+
+
 class Attends(nn.Module):
     """Attention of a tensor to itself, maybe behind a checkpoint."""
 
