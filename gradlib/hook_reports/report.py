@@ -305,7 +305,7 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
             "may give them another last node."
         )
     if hooks := sum(map(len, backward_hooks(module))):
-        yield f"Left out of the copies: {hooks} backward hook(s) of the module itself."
+        yield f"Left out of the copies: {hooks} backward hook(s), of it or inside it."
     if changed:
         yield (
             f"The copies have changed {', '.join(changed)} of the module itself, which "

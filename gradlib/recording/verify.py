@@ -27,24 +27,27 @@ from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.notes import note, share_name
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.replay import Replayed, replay
-from gradlib.recording.replayable import must_be_replayable
+from gradlib.recording.replayable import must_be_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A call that was not replayed.
+    """A call that was not replayed, or not for all passes.
 
     Attributes:
         name: The module's name; the root is ``""``.
         index: Which call of this module in the block, from 0.
         reason: Why not.
+        backward: For which backward pass, as `Pass.backward` gives it; ``None`` for
+            none at all.
     """
 
     name: str
     index: int
     reason: str
+    backward: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class Verification(Printable):
     Attributes:
         disagreements: What came out differently, in the order of the calls. Where a
             call inside another disagrees, the one around it is not listed, nor checked.
-        skipped: The calls that could not be replayed.
-        agreed: How many calls agree.
+        skipped: The calls that could not be replayed, or not for all passes.
+        agreed: How many calls agree, in every pass that was replayed.
         calls: How many there are.
     """
 
@@ -75,15 +78,18 @@ class Verification(Printable):
             (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
             for it in self.disagreements[:ROWS]
         ]
-        why: defaultdict[str, list[str]] = defaultdict(list)
+        why: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for it in self.skipped:
-            why[it.reason].append(numbered(it.name, it.index))
+            which = "" if it.backward is None else f"pass {it.backward} of "
+            why[it.reason, which].append(numbered(it.name, it.index))
         more = len(self.disagreements) - len(rows)
         footer = [f"and {more} more, all in .disagreements"] if more else []
         footer += [
-            f"not replayed, {_few(names)} ({reason})" for reason, names in why.items()
+            f"not replayed, {which}{_few(names)} ({reason})"
+            for (reason, which), names in why.items()
         ]
-        listed = {(it.name, it.index) for it in (*self.disagreements, *self.skipped)}
+        whole = [it for it in self.skipped if it.backward is None]
+        listed = {(it.name, it.index) for it in (*self.disagreements, *whole)}
         around = self.calls - self.agreed - len(listed)
         if around:
             footer.append(f"not checked: {around}, with a disagreement inside")
@@ -137,7 +143,10 @@ def verify(
         if trace.moment not in around:
             try:
                 for it in _check(trace, traces, numerical, tolerance):
-                    wrong.append(it)  # noqa: PERF402 (kept if a later pass raises)
+                    if isinstance(it, Skipped):
+                        skipped.append(it)
+                    else:
+                        wrong.append(it)  # kept if a later pass raises
                 agreed += not wrong
             except CannotReplayError as error:
                 skipped.append(Skipped(trace.name, trace.index, error.args[0]))
@@ -152,7 +161,7 @@ def _check(
     traces: Sequence[CallTrace],
     numerical: bool,
     tolerance: Tolerance,
-) -> Iterator[Difference]:
+) -> Iterator[Difference | Skipped]:
     passes = trace.passes()
     if trace.world is not None:  # autocast may have been on in the backward too
         least = rtol_of(trace.world.autocast.values())
@@ -160,11 +169,17 @@ def _check(
     if not passes:
         raise CannotReplayError(note(trace))
     others: list[tuple[str, Gap]] = []
-    through = [bool(trace.gradients("outputs", number)) for number in passes]
-    for place, number in enumerate(passes):
+    left = dict(_not_whole(trace, passes))
+    replayable = [number for number in passes if number not in left]
+    if not replayable:
+        raise CannotReplayError(left[passes[0]])
+    for number, reason in left.items():
+        yield Skipped(trace.name, trace.index, reason, number)
+    through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
+    for number in replayable:
         # In the state after the forward, a backward could draw what it drew then.
         replayed = replay(trace, number, turn=_draw_others)
-        if place == 0:
+        if number == replayable[0]:
             others = [
                 (path, it)
                 for path, it in _outputs(trace, replayed)
@@ -177,8 +192,9 @@ def _check(
                 yield _difference(trace, "output" + path, it.error, reason)
             if replayed.shares is None and not others:
                 yield _difference(trace, "output", math.inf, NO_SUCH_OUTPUT)
-        if replayed.shares is None or not through[place]:
+        if replayed.shares is None or not through[number]:
             continue
+        place = passes.index(number)
         prefix = f"passes[{place}]." if len(passes) > 1 else ""
         shares = _shares(trace.gradients("shares", number), replayed.shares)
         apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
@@ -196,8 +212,22 @@ def _check(
             for key, error in wrong_shares(trace, number, tolerance.rtol).items():
                 field = prefix + share_name(trace, key)
                 yield _difference(trace, field, error, "finite differences disagree")
-    if not any(through):
+    if not any(through.values()):
         raise CannotReplayError(BEGAN_INSIDE)
+
+
+def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Return the passes that gave a call more than its VJP, or not all, each with why.
+
+    Args:
+        trace: The call.
+        passes: Those that reached it, by our numbers.
+    """
+    for number in passes:
+        try:
+            require_whole(trace, number)
+        except CannotReplayError as error:
+            yield number, error.args[0]
 
 
 def _draws_elsewhere(trace: CallTrace, number: int) -> bool:

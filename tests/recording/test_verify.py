@@ -398,6 +398,53 @@ def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
     assert not any(module._forward_hooks for module in (net, inner, inner[0]))
 
 
+class Forgets(torch.autograd.Function):
+    """Squares, with a backward that forgets a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x * grads[0]
+
+
+class Squares(nn.Module):
+    def __init__(self, square: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.square = square
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.square(x)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_of_a_penalty_the_pass_that_made_the_graph_is_checked(is_right: bool) -> None:
+    square: Any = torch.square if is_right else Forgets.apply
+    net = nn.Sequential(nn.Linear(3, 4), Squares(square), nn.Linear(4, 1))
+    x = torch.randn(5, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        y = net(x)
+        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.mean() + grad.square().sum()).backward()
+    found = recording.verify(numerical=True)
+    names = ["", "0", "1", "2"] if is_right else ["0", "1", "2"]
+    assert [(it.backward, it.name) for it in found.skipped] == [
+        (1, name) for name in names
+    ]
+    footer = " ".join(str(found).split())
+    assert f"not replayed, pass 1 of {len(names)} calls: " in footer
+    if is_right:
+        assert (found.ok, found.agreed) == (True, 4)
+    else:
+        (wrong,) = found.disagreements
+        assert (wrong.name, wrong.field) == ("1", "passes[0].grad_input[0]")
+        assert "not checked: 1, with a disagreement inside" in footer
+
+
 class Doubles(nn.Module):
     """It doubles what it is given, in place."""
 
