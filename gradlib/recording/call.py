@@ -24,7 +24,9 @@ class Pass(Printable):
     A gradient has the shape and dtype of the tensor it belongs to. A name without
     ``_total`` is this call's share: what flowed through this call alone. One with
     ``_total`` is the gradient of the tensor over all its uses. The two differ if the
-    tensor has other uses.
+    tensor has other uses. What comes back through the graph that an earlier pass with
+    ``create_graph=True`` made in this call, as for a gradient penalty, is a part of its
+    share.
 
     Example:
         ```python
