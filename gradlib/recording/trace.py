@@ -181,6 +181,10 @@ class CallTrace:
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return what got a gradient in one backward pass."""
+        dropped = self._dropped(number) if gathered == "shares" else set[Key]()
+        return self._reached(gathered, number) - dropped
+
+    def _reached(self, gathered: str, number: int) -> set[Key]:
         asked = self.block.torch_numbers(number)
         return {
             key
@@ -188,6 +192,16 @@ class CallTrace:
             for key, grads in getattr(flow, gathered).items()
             if any(torch_number in grads for torch_number in asked)
         }
+
+    def _dropped(self, number: int) -> set[Key]:
+        """Return the own parameters of which a pass has dropped what it computed.
+
+        The backward of somebody's Function computes a gradient for each of its inputs,
+        also in a pass that was asked for those of others.
+        """
+        hooked = {key for flow in self.flows for key in flow.totals}
+        parameters = hooked.intersection(self.parameters)
+        return parameters - self._reached("totals", number)
 
     def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
         """Return the gradients of one field of `Flow` in one backward pass."""
@@ -201,6 +215,9 @@ class CallTrace:
                 found.setdefault(key, []).extend(parts)
                 if gathered == "totals":
                     break  # what a checkpoint makes of a tensor hands on the same
+        if gathered == "shares":
+            for key in self._dropped(number):
+                found.pop(key, None)
         wholes = {key: whole(parts) for key, parts in found.items()}
         self.block.copies.wait()
         return wholes

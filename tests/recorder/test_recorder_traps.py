@@ -3557,6 +3557,38 @@ def test_quantized_tensors(reduce: Any) -> None:
     assert recording.to_frame()["output"].tolist() == [3]
 
 
+def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, by: Tensor) -> Tensor:
+            ctx.save_for_backward(x, by)
+            return x * by
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+            x, by = ctx.saved_tensors
+            return grads[0] * by, (grads[0] * x).sum(0)
+
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Any, Scale.apply)(x, self.by)
+
+    model = Scales()
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        y = model(x).sum()
+        torch.autograd.grad(y, x, retain_graph=True)
+        y.backward()
+    first, second = recording[""].passes
+    assert first.param_grads == first.param_grads_total == {"by": None}
+    assert_close(second.param_grads["by"], grad_of(model.by))
+    assert recording[""].note == "backward pass 0 gave by no gradient"
+
+
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_channel")
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
