@@ -26,7 +26,7 @@ from gradlib.private import (
     own_buffers,
     own_parameters,
 )
-from gradlib.recording.attributes import Copies, attributes
+from gradlib.recording.attributes import Copies, attributes, fill_slots, in_slots
 from gradlib.values import keep, same_values
 
 
@@ -101,6 +101,7 @@ class _States:
         self._parameter_of = parameter_of
         self._copies = Copies(change)
         self._before: dict[nn.Module, dict[str, Any]] = {}
+        self._slots: dict[nn.Module, dict[Any, Any]] = {}  # where there are some
         self._scripted: list[tuple[Tensor, Tensor]] = []  # buffers, and what they held
 
     def exchange(self, module: nn.Module) -> None:
@@ -114,6 +115,9 @@ class _States:
         for inner in list(self._before)[known:]:  # they may hold any of the parameters
             for name, value in attributes(inner):
                 vars(inner)[name] = self._copies.of(value)
+            if filled := in_slots(inner):
+                self._slots[inner] = filled
+                fill_slots(inner, {it: self._copies.of(filled[it]) for it in filled})
 
     def put_back(self) -> None:
         """Give every module what it had."""
@@ -122,6 +126,8 @@ class _States:
         for module, state in self._before.items():
             vars(module).clear()
             vars(module).update(state)
+        for module, filled in self._slots.items():
+            fill_slots(module, filled)
 
     def _exchange_tensors(self, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):  # it lets nobody exchange them

@@ -875,6 +875,32 @@ def test_children_and_hooks_that_a_call_sets_are_those_of_one(
     assert cast(Any, model.norm).weight.dtype == torch.float32
 
 
+class Slotted(nn.Module):
+    """Keeps what it counts in slots."""
+
+    __slots__ = ("calls", "log", "seen")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, torch.zeros(())
+        self.log: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(len(x))
+        self.seen += 1
+        return x.sin()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_slots_are_those_of_one_call(x: Tensor, check: bool) -> None:
+    model = Slotted()
+    gradlib.plan_jacobian(model, x)
+    assert (model.calls, model.log, model.seen) == (0, [], 0)
+    gradlib.per_sample_jacobian(model, x, check=check)
+    assert (model.calls, model.log, model.seen) == (1, [len(x)], 1)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_script_changes_its_buffers_once(x: Tensor, inside: bool) -> None:
     class Script(Counting):
