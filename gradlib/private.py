@@ -69,6 +69,9 @@ AccumulateGrad: type[Node] = _C._functions.AccumulateGrad
 # The node of an in-place operation on a view: it hands on the gradient of the base.
 CopySlices: type[Node] = _C._functions.CopySlices
 
+# The node of Tensor.clone().
+CloneNode: type[Node] = _C._functions.CloneBackward0
+
 # The node of Tensor.to() and of autocast's casts.
 ToCopy: type[Node] = _C._functions.ToCopyBackward0
 

@@ -19,10 +19,10 @@ from torch.autograd.graph import Node
 from gradlib.private import (
     backward_pass_id,
     current_node,
+    grad_is_enabled,
     gradients_are_batched,
     hook_tensor,
     hooks_set,
-    next_sequence_number,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
@@ -174,8 +174,8 @@ class NodeHook:
             return
         keep_share = passes.keep
         with_graph, reduces = passes.with_graph, passes.reduces
-        if with_graph and running in passes.began:
-            passes.follow(self.receivers, grads_in, grads_out, passes.began[running])
+        if with_graph and grad_is_enabled():
+            passes.follow(self.receivers, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
@@ -208,8 +208,6 @@ class Passes:
         # torch's number of each pass that reached a call -> ours, from 0 as they began.
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
-        # By torch's number of these, autograd's sequence number as they began.
-        self.began: dict[int, int] = {}
         self.batched: set[int] = set()  # torch's numbers of those that are not kept
         self.handles: list[Any] = []
         # Called as a pass meets a hook that does not know it yet, as it first reaches a
@@ -310,7 +308,6 @@ class Passes:
         receivers: list[Receiver],
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
-        began: int,
     ) -> None:
         """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
 
@@ -318,13 +315,12 @@ class Passes:
             receivers: Of the node that it has just gone through.
             grads_in: What that has computed.
             grads_out: From what.
-            began: autograd's sequence number as the pass began.
         """
         node = current_node()
         if node is None:
             return
         made: dict[Node, list[Receiver]] = {}
-        for maker, it in made_by(node, receivers, grads_in, grads_out, began):
+        for maker, it in made_by(node, receivers, grads_in, grads_out):
             made.setdefault(maker, []).append(it)
         for maker, its in made.items():
             self.hook_node(maker, its, None)
@@ -476,8 +472,6 @@ class Passes:
             if within not in self.numbers:
                 self.reached(within, None)
             self.numbers[running] = self.numbers[within]
-        if torch.is_grad_enabled():
-            self.began[running] = next_sequence_number()
 
     def are_last(self) -> None:
         """Take it that nobody has set a hook that ours do not come after."""

@@ -5,16 +5,14 @@ through a call lead to what the call was given, and used: what comes back that w
 part of its share, as it would be of an alias that the call alone had.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import leaf_of, sequence_number
-from gradlib.recorder.graph import End, ForwardGraph
+from gradlib.private import CloneNode, leaf_of, next_sequence_number, sequence_number
+from gradlib.recorder.graph import End
 from gradlib.recording.trace import Flow, Grads
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
@@ -24,12 +22,15 @@ Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
 """Which of the gradients a node computes goes where; without `Part` all of it."""
 
 
+FEW = 1000
+"""More nodes than the backward of one makes."""
+
+
 def made_by(
     node: Node,
     receivers: Sequence[Receiver],
     grads_in: Sequence[Tensor | None],
     grads_out: Sequence[Tensor | None],
-    began: int,
 ) -> Iterator[tuple[Node, Receiver]]:
     """Return what a node's backward has made that leads where the node itself does.
 
@@ -41,32 +42,53 @@ def made_by(
         receivers: Where what it computes goes.
         grads_in: That.
         grads_out: From what.
-        began: autograd's sequence number as the pass began.
     """
     edges: Sequence[tuple[Node | None, int]] = node.next_functions
+    inputs = {to for to, _ in edges}
+    wanted: dict[End, dict[tuple[int, int], Receiver]] = {}
+    for it in receivers:
+        entry, grads, _, flow = it
+        # What goes in at two places is one tensor, and has one share.
+        end = _end_of(edges[entry], inputs)
+        wanted.setdefault(end, {})[id(grads), id(flow)] = it
     given = [it.grad_fn for it in grads_out if it is not None]
-    before = {it for it in (node, *given, *(to for to, _ in edges)) if it is not None}
-    graph = ForwardGraph()
-    # Where another thread has counted the nodes of the forward, numbers do not tell
-    # which were there before.
-    graph.since = began if sequence_number(node) < began else 0
-    graph.leave_out((it, 0) for it in before)
-    made = [it.grad_fn for it in grads_in if it is not None]
-    graph.roots = [it for it in made if it is not None]
-    graph.walk()
-    for entry, grads, part, flow in receivers:
-        for _, maker, number, cast in graph.leading_to(
-            _end_of(edges[entry]), 0, sys.maxsize
-        ):
-            if cast is None:
-                yield maker, (number, grads, part, flow)
-            elif cast[0][0] not in before:
-                cast_back = partial(Tensor.to, dtype=cast[1])
-                yield maker, (number, grads, cast_back, flow)
+    seen: set[Node | None] = {node, None, *given, *inputs}
+    newer = _newer_than(node)
+    stack = [it.grad_fn for it in grads_in if it is not None]
+    while stack:
+        maker = stack.pop()
+        if maker is None or maker in seen or sequence_number(maker) <= newer:
+            continue
+        seen.add(maker)
+        for number, edge in enumerate(maker.next_functions):
+            end = _end_of(edge, inputs)
+            if end in wanted:
+                for _, grads, part, flow in wanted[end].values():
+                    yield maker, (number, grads, part, flow)
+            else:
+                stack.append(edge[0])
 
 
-def _end_of(edge: tuple[Node | None, int]) -> End:
+def _newer_than(node: Node) -> int:
+    """Return a number above which what a node's backward has made has its own.
+
+    Another thread may have counted the nodes of the forward: then there is none.
+    """
+    number = sequence_number(node)
+    return number if number + FEW < next_sequence_number() else -1
+
+
+def _end_of(edge: tuple[Node | None, int], inputs: Collection[Node | None]) -> End:
+    """Return where an edge leads.
+
+    What overwrites a tensor that it needs has saved a copy, and that leads on to it.
+
+    Args:
+        edge: The edge.
+        inputs: The nodes of what went into the forward as it was.
+    """
     node, number = edge
-    assert node is not None, "a gradient goes there"
-    leaf = leaf_of(node)
-    return (node, number) if leaf is None else id(leaf)
+    while type(node) is CloneNode and node not in inputs:
+        ((node, number),) = node.next_functions
+    leaf = None if node is None else leaf_of(node)
+    return cast(End, (node, number)) if leaf is None else id(leaf)

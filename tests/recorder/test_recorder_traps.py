@@ -368,8 +368,31 @@ DEEP: dict[str, Callable[[], list[nn.Module]]] = {
     "one three times": lambda: (
         lambda it: [it, nn.Tanh(), it, nn.Sigmoid(), it, nn.Linear(3, 1)]
     )(nn.Linear(3, 3)),
+    "squares": lambda: [nn.Linear(3, 3), Powers(2), nn.Linear(3, 1), Powers(3)],
+    "scales at first": lambda: [Waves(), Powers(2), nn.Linear(3, 2)],
+    "norm at first": lambda: [nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)],
+    "copies": lambda: [nn.Linear(3, 3), WithCopies(), nn.Linear(3, 1)],
     "GRU": lambda: [nn.Unflatten(1, (1, 3)), nn.GRUCell(3, 3), nn.Linear(3, 1)],
 }
+
+
+class Powers(nn.Module):
+    """A power, by products of what it is given with itself."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * x
+        return y if self.power == 2 else y * x
+
+
+class WithCopies(nn.Module):
+    """A product of what it is given with a copy of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.clone() + x.clone().sin()
 
 
 class Doubled(nn.Module):
@@ -420,6 +443,52 @@ def test_the_share_of_a_call_where_a_pass_goes_through_the_graph_of_another(
             assert len(calls) == len(it.calls)
             for call, expected in zip(calls, it.calls, strict=True):
                 assert_adds_up(call, expected)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.SiLU(inplace=True),
+        lambda: nn.Mish(inplace=True),
+        lambda: nn.ELU(inplace=True),
+    ],
+)
+def test_the_share_of_what_is_overwritten_and_differentiated_again(
+    make: Callable[[], nn.Module], times: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), make(), nn.Linear(3, 1)).double()
+    x = torch.randn(4, 3).double().requires_grad_()
+    with gradlib.record(model) as recording:
+        y = model(x).square().sum()
+        grads = [
+            *(torch.autograd.grad(y, x, create_graph=True)[0] for _ in range(times))
+        ]
+        sum(grads, start=torch.zeros(()).double()).square().sum().backward()
+    last = recording["1"].passes[-1]
+    assert last.grad_input[0] is not None
+    assert_close(last.grad_input, last.grad_input_total)
+    assert "through this call" not in recording["1"].note
+
+
+def test_a_pass_that_first_meets_a_call_by_a_node() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.h = x.sin() * self.w
+            return x + 1
+
+    model = Leaves()
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x)
+        (grad,) = torch.autograd.grad(model.h.sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert_close(recording[""].passes[1].param_grads["w"], grad_of(model.w))
 
 
 def assert_adds_up(call: gradlib.Call, aliases: dict[str, Tensor]) -> None:
