@@ -88,7 +88,7 @@ def _end_of(edge: tuple[Node | None, int], inputs: Collection[Node | None]) -> E
         inputs: The nodes of what went into the forward as it was.
     """
     node, number = edge
-    while type(node) is CloneNode and node not in inputs:
+    while node is not None and type(node) is CloneNode and node not in inputs:
         ((node, number),) = node.next_functions
     leaf = None if node is None else leaf_of(node)
     return cast(End, (node, number)) if leaf is None else id(leaf)
