@@ -498,9 +498,11 @@ class ModuleCalls:
             found: dict[int | None, Receivers] = {}
             for frame in returned:
                 frame.find_receivers(found.setdefault(frame.within, {}))
+            # Where a pass has it done, another thread may have made the nodes.
+            thread = threading.get_ident() if backward_pass_id() == -1 else 0
             for within, by_node in found.items():
                 for node, receivers in by_node.items():
-                    self._passes.hook_node(node, receivers, within)
+                    self._passes.hook_node(node, receivers, within, thread)
 
     def _note_when(self, number: int) -> None:
         """Write down inside of which call a pass runs, and when it ends."""

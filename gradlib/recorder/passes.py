@@ -23,6 +23,7 @@ from gradlib.private import (
     gradients_are_batched,
     hook_tensor,
     hooks_set,
+    next_sequence_number,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
@@ -146,10 +147,14 @@ class Tap:
 class NodeHook:
     """The hook of a graph node: it adds what the node computes to where it belongs."""
 
-    __slots__ = ("passes", "receivers", "within")
+    __slots__ = ("known", "passes", "receivers", "thread", "within")
 
     def __init__(
-        self, passes: "Passes", receivers: list[Receiver], within: int | None
+        self,
+        passes: "Passes",
+        receivers: list[Receiver],
+        within: int | None,
+        thread: int,
     ) -> None:
         """Say where the node's gradients go.
 
@@ -157,7 +162,10 @@ class NodeHook:
             passes: The passes of the block.
             receivers: Which of them goes where.
             within: The pass in which a checkpoint made the node.
+            thread: The one that made it, or 0.
         """
+        self.known = 0  # autograd's sequence number when it was followed last
+        self.thread = thread
         self.passes = passes
         self.receivers = receivers
         self.within = within
@@ -175,7 +183,7 @@ class NodeHook:
         keep_share = passes.keep
         with_graph, reduces = passes.with_graph, passes.reduces
         if with_graph and grad_is_enabled():
-            passes.follow(self.receivers, grads_in, grads_out)
+            passes.follow(self, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
@@ -270,12 +278,17 @@ class Passes:
         return tap
 
     def hook_node(
-        self, node: Node, receivers: list[Receiver], within: int | None
+        self,
+        node: Node,
+        receivers: list[Receiver],
+        within: int | None,
+        thread: int = 0,
     ) -> None:
         """Take what `node` computes: shares of gradients, which may come in parts."""
         if self.reduces:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
-        self.handles.append(node.register_hook(NodeHook(self, receivers, within)))
+        hook = NodeHook(self, receivers, within, thread)
+        self.handles.append(node.register_hook(hook))
         self._on_nodes += 1
 
     def hook_way_back(
@@ -305,14 +318,14 @@ class Passes:
 
     def follow(
         self,
-        receivers: list[Receiver],
+        hook: NodeHook,
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
         """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
 
         Args:
-            receivers: Of the node that it has just gone through.
+            hook: Of the node that it has just gone through.
             grads_in: What that has computed.
             grads_out: From what.
         """
@@ -320,10 +333,14 @@ class Passes:
         if node is None:
             return
         made: dict[Node, list[Receiver]] = {}
-        for maker, it in made_by(node, receivers, grads_in, grads_out):
+        here = threading.get_ident()
+        known = hook.known if hook.thread == here else None
+        for maker, it in made_by(node, hook.receivers, grads_in, grads_out, known):
             made.setdefault(maker, []).append(it)
+        # A copy that the forward has saved is there for each pass, and hooked once.
+        hook.known = next_sequence_number() - 1
         for maker, its in made.items():
-            self.hook_node(maker, its, None)
+            self.hook_node(maker, its, None, here)
 
     def note_batched(self, receivers: list[Receiver]) -> None:
         """Note which calls a pass with is_grads_batched has reached, if it has a graph.

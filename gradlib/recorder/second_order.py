@@ -31,6 +31,7 @@ def made_by(
     receivers: Sequence[Receiver],
     grads_in: Sequence[Tensor | None],
     grads_out: Sequence[Tensor | None],
+    known: int | None,
 ) -> Iterator[tuple[Node, Receiver]]:
     """Return what a node's backward has made that leads where the node itself does.
 
@@ -42,6 +43,8 @@ def made_by(
         receivers: Where what it computes goes.
         grads_in: That.
         grads_out: From what.
+        known: autograd's sequence number up to which it is known what the node leads
+            to; ``None`` where another thread may have counted its own.
     """
     edges: Sequence[tuple[Node | None, int]] = node.next_functions
     inputs = {to for to, _ in edges}
@@ -53,7 +56,7 @@ def made_by(
         wanted.setdefault(end, {})[id(grads), id(flow)] = it
     given = [it.grad_fn for it in grads_out if it is not None]
     seen: set[Node | None] = {node, None, *given, *inputs}
-    newer = _newer_than(node)
+    newer = _newer_than(node) if known is None else max(sequence_number(node), known)
     stack = [it.grad_fn for it in grads_in if it is not None]
     while stack:
         maker = stack.pop()
@@ -72,7 +75,7 @@ def made_by(
 def _newer_than(node: Node) -> int:
     """Return a number above which what a node's backward has made has its own.
 
-    Another thread may have counted the nodes of the forward: then there is none.
+    There is none if this thread has not counted as far as the node's own.
     """
     number = sequence_number(node)
     return number if number + FEW < next_sequence_number() else -1
