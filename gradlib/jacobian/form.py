@@ -45,3 +45,4 @@ NESTED = (
     "fn computes with nested tensors, whose rows differ in size. Pad them before, with "
     "torch.nested.to_padded_tensor, and let fn compute with a mask."
 )
+"""What is said of what has no shape of its own."""

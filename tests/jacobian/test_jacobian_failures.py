@@ -669,7 +669,7 @@ def test_a_loss_of_a_jacobian_through_a_backward_without_a_graph(
     gradlib.per_sample_jacobian_from_graph(y, x)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # may change
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_inside_are_refused(layout: torch.layout, check: bool) -> None:

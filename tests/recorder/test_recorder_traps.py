@@ -3658,8 +3658,8 @@ def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
     assert recording[""].note == "backward pass 0 gave by no gradient"
 
 
-@pytest.mark.cpu
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_channel")
+@pytest.mark.cpu  # no GPU was asked whether it has such tensors
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_channel")  # it is deprecated
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
 def test_quantized_tensors_with_floating_zero_points(reduce: Any) -> None:
     class Quantizes(nn.Module):
@@ -3678,7 +3678,7 @@ def test_quantized_tensors_with_floating_zero_points(reduce: Any) -> None:
         assert (kept.qscheme(), kept.q_per_channel_axis()) == (output.qscheme(), 1)
 
 
-@pytest.mark.cpu
+@pytest.mark.cpu  # no GPU was asked whether it has such tensors
 def test_a_dtype_that_torch_does_not_turn_into_numbers() -> None:
     class Packs(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
