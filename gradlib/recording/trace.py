@@ -194,14 +194,13 @@ class CallTrace:
         }
 
     def _dropped(self, number: int) -> set[Key]:
-        """Return the own parameters of which a pass has dropped what it computed.
+        """Return that of which a pass has dropped what it computed.
 
         The backward of somebody's Function computes a gradient for each of its inputs,
         also in a pass that was asked for those of others.
         """
         hooked = {key for flow in self.flows for key in flow.totals}
-        parameters = hooked.intersection(self.parameters)
-        return parameters - self._reached("totals", number)
+        return hooked - self._reached("totals", number)
 
     def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
         """Return the gradients of one field of `Flow` in one backward pass."""
