@@ -174,7 +174,8 @@ def _product(
     if matrix is None or set(op.shapes) != {place}:
         return None
     matrix = matrix.detach() * scale if scale != 1 else matrix.detach()
-    return lambda given: given[place] @ matrix
+    push = _once(_as_samples(lambda t: t @ matrix))
+    return lambda given: push(given[place])
 
 
 def _softmax(op: Operation) -> Forth:
@@ -216,10 +217,15 @@ def _whole(grads: Mapping[int, Tensor | Part]) -> Tensor:
 def _convolved(op: Operation) -> Forth | None:
     if set(op.shapes) != {0}:
         return None
-    it = read(op, op.shapes[0][1:])
+    push = _through(read(op, op.shapes[0][1:]), op.shape[1:])
+    return _of_one(_once(_as_samples(push)))
+
+
+def _through(it: Convolution, size: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Return the way through a convolution, to outputs of a size."""
     if it.transposed and _is_way_back(it):
-        return _for_all(op, way_back(it.turned_back(op.shape[1:])))
-    return _for_all(op, lambda t: torch.convolution(t, it.weight, None, *it[2:]))
+        return way_back(it.turned_back(size))
+    return lambda t: torch.convolution(t, it.weight, None, *it[2:])
 
 
 def _is_way_back(it: Convolution) -> bool:
@@ -232,10 +238,30 @@ def _is_way_back(it: Convolution) -> bool:
     return all(more < stride for more, stride in moves)
 
 
-def _for_all(op: Operation, push: Callable[[Tensor], Tensor]) -> Forth:
+def _as_samples(push: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return the way of all vectors, as if they were more samples."""
-    shape = op.shape
-    return _of_one(lambda t: push(t.flatten(0, 1)).view(t.size(0), *shape))
+
+    def go(t: Tensor) -> Tensor:
+        made = push(t.flatten(0, 1))
+        return made.view(*t.shape[:2], *made.shape[1:])
+
+    return go
+
+
+def _once(push: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a way that is gone once for all samples, where their tangents are one.
+
+    So they are as far as no slope of a sample's own has come into them.
+    """
+
+    def go(t: Tensor) -> Tensor:
+        count = t.size(1)
+        if t.stride(1) or count == 1:
+            return push(t)
+        made = push(t[:, :1])
+        return made.expand(-1, count, *made.shape[2:])
+
+    return go
 
 
 def _by_kernel(kernel: Any, *names: str) -> Rule:
@@ -248,7 +274,7 @@ def _by_kernel(kernel: Any, *names: str) -> Rule:
 
     def rule(op: Operation) -> Forth:
         rest = [op.saved(name) for name in names]
-        return _for_all(op, lambda t: kernel(t, *rest))
+        return _of_one(_as_samples(lambda t: kernel(t, *rest)))
 
     return rule
 
