@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gradlib.figure import message, require_axes
 from gradlib.hook_reports.graph import CallGraph, Flow, Key
-from gradlib.hook_reports.words import FULL, LEGACY
+from gradlib.hook_reports.hooks import FULL, LEGACY
 from gradlib.plot_graph import (
     ABOVE,
     BELOW,

@@ -1,26 +1,21 @@
 """What each kind of backward hook receives for a module, every entry named by value."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gradlib.errors import NotAModuleError, NotCopyableError, no_module
 from gradlib.hook_reports.graph import CallGraph
-from gradlib.hook_reports.known import kept
-from gradlib.hook_reports.trial import (
-    backward_hooks,
-    differentiable,
-    left_as_it_is,
-)
-from gradlib.hook_reports.words import KINDS, TENSOR, HookedCall
+from gradlib.hook_reports.hooks import KINDS, Got, place, set_hook
+from gradlib.hook_reports.trial import backward_hooks, left_as_it_is
+from gradlib.hook_reports.words import HookedCall
 from gradlib.private import any_global_backward_hook, values_are_stand_ins
 from gradlib.render import Printable, Table
-from gradlib.tree import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +29,8 @@ class HookEntry:
     """One entry of what a hook received.
 
     Attributes:
-        place: Where it stood, as ``"grad_input[0]"``.
+        place: Where it stood, as ``"grad_input[0]"``; of a hook on a tensor, of what
+            it is the gradient, as ``"grad of output"`` or ``"weight.grad"``.
         value: The gradient, of any shape, or ``None``.
         what: What it is, as ``"gradient of weight, transposed"``.
     """
@@ -49,9 +45,9 @@ class HookKind(Printable):
     """What hooks of one kind received.
 
     Attributes:
-        name: The method that sets such a hook.
+        name: The method or function that sets such a hook.
         entries: What the hook received, in order; for a hook on a tensor, what the
-            hook on each output received. Empty where it was never called.
+            hook on each tensor received. Empty where it was never called.
         why: Why there are that many entries, and what would change it.
         warnings: What was warned of with this hook, and not without it.
         error: What was raised with this hook, and not without it, or ``""``.
@@ -92,7 +88,7 @@ class HookReport(Printable):
         last_node_inputs: One name for each input of its operation: that of an argument
             or parameter, or else of the node the input comes from; ``"-"`` where the
             input needs no gradient.
-        kinds: By the name of the method that sets the hook.
+        kinds: By the name of the method or function that sets the hook.
         notes: What to know about the whole.
     """
 
@@ -224,28 +220,28 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     return HookReport(type(module).__name__, name, inputs, kinds, notes, call.graph)
 
 
-_Received: TypeAlias = dict[str, list[Tensor | None]]
-
-
 def _tried(call: HookedCall, kind: str) -> HookKind:
     """Try one kind of hook on a copy of its own."""
     if why_not := call.why_not_tried(kind):
         return HookKind(kind, (), why_not, (), "")
     trial = call.trial()
-    received: _Received = {}
+    got: list[Got] = []
+
+    def write(entries: list[Got]) -> None:
+        got[:] = entries
+
     error = ""
     try:
-        trial.run(_set_hook(trial.module, kind, received))
+        named = partial(call.named, kind, trial)
+        trial.run(set_hook(kind, trial.module, named, write))
     except Exception as raised:
         said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
         error = f"{type(raised).__name__}: {said}"
     entries = tuple(
-        HookEntry(call.place(field, i), grad, call.what(kind, field, i, grad))
-        for field, grads in received.items()
-        for i, grad in enumerate(grads)
+        HookEntry(place(kind, it), it.grad, call.what(kind, it)) for it in got
     )
-    if received:
-        why = call.why(kind, {field: len(grads) for field, grads in received.items()})
+    if got:
+        why = call.why(kind, Counter(it.field for it in got))
     elif error:
         why = (
             "Never called: with this hook there is an error, without it there is none."
@@ -254,38 +250,6 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
         why = call.why_never(kind)
     fresh = dict.fromkeys(w for w in trial.warnings if w not in call.warnings)
     return HookKind(kind, entries, why, tuple(fresh), error)
-
-
-def _set_hook(
-    module: nn.Module, kind: str, received: _Received
-) -> Callable[[Tree], None]:
-    """Set a hook that writes down what it gets; return what sets one on the outputs."""
-
-    def on_module(_module: nn.Module, *tuples: tuple[Tensor | None, ...]) -> None:
-        fields = ("grad_input", "grad_output")[-len(tuples) :]
-        for field, grads in zip(fields, tuples, strict=True):
-            received[field] = [None if grad is None else kept(grad) for grad in grads]
-
-    def on_outputs(output: Tree) -> None:
-        tensors = differentiable(output)
-        if tensors:
-            received["grad"] = [None] * len(tensors)
-        for i, tensor in enumerate(tensors.values()):
-            cast(Any, tensor).register_hook(partial(on_tensor, i))
-
-    def on_tensor(i: int, grad: Tensor) -> None:
-        received["grad"][i] = kept(grad)
-
-    if kind == TENSOR:
-        return on_outputs
-    handle = getattr(module, kind)(on_module)
-    # A module may call itself: torch has taken up the hook of the outermost call.
-    module.register_forward_pre_hook(partial(_remove, handle))
-    return lambda _: None
-
-
-def _remove(handle: RemovableHandle, *_: object) -> None:
-    handle.remove()
 
 
 def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -10,6 +10,18 @@ from torch.autograd.graph import Node
 
 from gradlib.hook_reports.first_tensor import ENDLESS, first_node, first_tensor
 from gradlib.hook_reports.graph import name_of, read
+from gradlib.hook_reports.hooks import (
+    ACCUMULATED,
+    FULL,
+    FULL_PRE,
+    LEGACY,
+    NODE,
+    NODE_PRE,
+    ON_NODE,
+    SEVERAL,
+    TENSOR,
+    Got,
+)
 from gradlib.hook_reports.known import (
     COMPUTED,
     OUTSIDE,
@@ -30,11 +42,23 @@ from gradlib.private import own_parameters
 from gradlib.selection import has_own_call
 from gradlib.tree import Tree, tensors_in
 
-LEGACY = "register_backward_hook"
-FULL = "register_full_backward_hook"
-FULL_PRE = "register_full_backward_pre_hook"
-TENSOR = "Tensor.register_hook"
-KINDS = (LEGACY, FULL, FULL_PRE, TENSOR)
+SAME = (LEGACY, NODE)
+"""The kinds whose ``grad_input`` is that of the last node."""
+
+BORDER = (FULL, FULL_PRE)
+"""The kinds that sit at the border of a module."""
+
+_WHY_ON_TENSORS = {
+    TENSOR: "No tuple: each output that requires grad has a hook of its own.",
+    ACCUMULATED: (
+        "No tuple: the hook gets the leaf, and reads its .grad, to which this pass has "
+        "just added. Here each argument and own parameter that is a leaf has one."
+    ),
+    SEVERAL: (
+        "One tuple for all the tensors it was set on, in their order: here the "
+        "arguments that require grad, and the module's own parameters."
+    ),
+}
 
 
 class HookedCall:
@@ -56,6 +80,7 @@ class HookedCall:
         each_inner_output(plain.module, self._name_inner)
         self._output = plain.run(backward=False)
         self._plain_args = plain.inputs.build()[0]
+        self._hooked = [*self.named(SEVERAL, plain, self._output)]
         self._node = first_node(self._output)
         self._edges = self._node.next_functions if self._node else ()
         self._before = [node for node, _ in self._edges]
@@ -114,40 +139,64 @@ class HookedCall:
             return "Not tried: torch would look for a tensor in the output for ever."
         return ""
 
-    def place(self, field: str, i: int) -> str:
-        """Return where an entry stood: a hook on a tensor has no tuple."""
-        if field != "grad":
-            return f"{field}[{i}]"
-        return f"grad of output{self._output.path([*differentiable(self._output)][i])}"
+    def named(self, kind: str, trial: Trial, output: Tree) -> dict[str, Tensor]:
+        """Return the tensors that a kind of hook is tried on, by their names.
 
-    def what(self, kind: str, field: str, i: int, grad: Tensor | None) -> str:
+        Args:
+            kind: Of a hook that is set on tensors.
+            trial: The copy that has run.
+            output: What it returned.
+        """
+        outputs = {
+            f"output{output.path(i)}": it for i, it in differentiable(output).items()
+        }
+        if kind == TENSOR or not outputs:
+            return outputs
+        given = {
+            self._names.of_input(trial.inputs, i): it
+            for i, it in differentiable(trial.inputs).items()
+        }
+        own = {
+            name: it
+            for name, it in own_parameters(trial.module).items()
+            if it is not None and it.requires_grad
+        }
+        named = given | own
+        if kind == ACCUMULATED:
+            return {name: it for name, it in named.items() if it.is_leaf}
+        return named
+
+    def what(self, kind: str, got: Got) -> str:
         """Name an entry by its value, or say why it has none."""
+        field, i, grad, tensor = got
         if grad is None:
+            if tensor and self._known.arrives(tensor):
+                return "None: torch called the hook without it"
             return f"None: {self._why_nothing(kind, field, i)}"
         if grad.numel() and not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
-            return f"{dtype}zeros: {self._why_zeros(kind, field, i)}"
-        of_last_node = kind == LEGACY and field == "grad_input"
+            return f"{dtype}zeros: {self._why_zeros(kind, got)}"
+        of_last_node = kind in SAME and field == "grad_input"
         needed = not of_last_node or self._before[i] is not None
         if not needed and (name := name_by_value(grad, {}, self._idle)):
             return f"{name}, which does not require grad"
-        name = self._known.name(grad, outputs_first=field != "grad_input")
+        of_output = field == "grad_output" or tensor.startswith("output")
+        name = self._known.name(grad, outputs_first=of_output)
         if name is not None:
             return name
         if not self._known.repeats:
             return "not known: it is another gradient at each run"
-        if not of_last_node and field == "grad":  # as of an argument that is returned
-            output = self.place(field, i).removeprefix("grad of ")
-            return f"gradient of {output}, with all its other uses"
+        if tensor:  # as of an argument that is returned
+            return f"gradient of {tensor}, with all its other uses"
         if not of_last_node:
             return "gradient of an inner tensor"
         if not needed:
             return "gradient for a tensor that does not require grad"
-        tensor = self._tensors[i]
-        if tensor in (OUTSIDE, COMPUTED):
-            return f"gradient for {tensor}"
-        if tensor:
-            return f"a part of the gradient of {tensor}, which has other uses, too"
+        end = self._tensors[i]
+        if end in (OUTSIDE, COMPUTED):
+            return f"gradient for {end}"
+        if end:
+            return f"a part of the gradient of {end}, which has other uses, too"
         return self._what_inner(*self._edges[i])
 
     def _what_inner(self, node: Node | None, number: int) -> str:
@@ -159,7 +208,7 @@ class HookedCall:
             return f"a part of the gradient of {name}, which has other uses, too"
         return f"a part of the {said}"
 
-    def why(self, kind: str, lengths: dict[str, int]) -> str:
+    def why(self, kind: str, lengths: Mapping[str, int]) -> str:
         """Say why the tuples have their lengths, and what would change them."""
         if kind == LEGACY:
             return self._why_legacy(lengths["grad_input"])
@@ -168,7 +217,9 @@ class HookedCall:
         if kind == FULL_PRE:
             count = _entries(lengths["grad_output"])
             return f"{count} in grad_output: one for each output. No grad_input."
-        return "No tuple: each output that requires grad has a hook of its own."
+        if kind in ON_NODE:
+            return self._why_node(kind, lengths)
+        return _WHY_ON_TENSORS[kind]
 
     def why_never(self, kind: str) -> str:
         """Say why a hook was never called, though nothing was raised."""
@@ -179,18 +230,33 @@ class HookedCall:
         if not differentiable(self._output):
             off = "" if torch.is_grad_enabled() else ": gradients are disabled"
             return f"Never called: no output requires grad{off}."
-        if kind == LEGACY and self._node is None:
+        if kind in (LEGACY, *ON_NODE) and self._node is None:
             return (
                 "Never called: the first output tensor has no autograd node, as it is "
                 "a leaf or does not require grad."
             )
-        if kind != LEGACY and not isinstance(output, Tensor | tuple):
+        if kind == ACCUMULATED:
+            return (
+                "Never called: neither an argument nor a parameter of the module's own "
+                "is a leaf that requires grad."
+            )
+        if kind == SEVERAL and any(map(self._known.arrives, self._hooked)):
+            return (
+                "Never called: torch does not count a tensor that the backward pass "
+                "begins at."
+            )
+        if kind == SEVERAL:
+            return (
+                "Never called: no gradient comes to an argument or to a parameter of "
+                "the module's own."
+            )
+        if kind in BORDER and not isinstance(output, Tensor | tuple):
             return (
                 f"Never called: the output is of type {type(output).__name__}, and "
                 "this hook needs a tensor or a tuple of tensors."
             )
         top = cast(Any, output if isinstance(output, tuple) else (output,))
-        if kind != LEGACY and not any(map(requires_grad, top)):
+        if kind in BORDER and not any(map(requires_grad, top)):
             return "Never called: no tensor that requires grad is at the top level."
         if has_own_call(self.module):
             kind_of = type(self.module).__name__
@@ -222,6 +288,17 @@ class HookedCall:
         general = "Another last operation would give another length."
         return " ".join([said, *(changes or [general])])
 
+    def _why_node(self, kind: str, lengths: Mapping[str, int]) -> str:
+        """Say what decides the lengths of the tuples that a node's hook gets."""
+        name, _ = self.last_node()
+        where = f"{name}, the node that register_backward_hook sets its hook on too"
+        said = f"one for each output of {where}."
+        if kind == NODE_PRE:
+            count = _entries(lengths["grad_output"])
+            return f"{count} in grad_output: {said} No grad_input."
+        count = _entries(lengths["grad_input"])
+        return f"{count} in grad_input: {said.replace('output', 'input', 1)}"
+
     def _why_full(self, length: int) -> str:
         said = f"{_entries(length)} in grad_input: one for each positional argument."
         if self._keywords:
@@ -230,19 +307,21 @@ class HookedCall:
             said += " No tensor among them requires grad."
         return said + " The operations inside do not change that."
 
-    def _why_zeros(self, kind: str, field: str, i: int) -> str:
+    def _why_zeros(self, kind: str, got: Got) -> str:
         """Say what gradient is zero, from where it stands, or why there is none."""
-        name = None
-        if kind == LEGACY and field == "grad_input" and self._before[i] is not None:
+        field, i, _, name = got
+        if kind in SAME and field == "grad_input" and self._before[i] is not None:
             name = self._tensors[i] or f"input {i} of {self.last_node()[0]}"
-        elif kind != LEGACY and field == "grad_input" and i < len(self._args):
+            return f"gradient of {name}"
+        if kind == FULL and field == "grad_input" and i < len(self._args):
             name = self._position(field, i)[0]
-            name = name if self._known.arrives(name) else None
-        return f"gradient of {name}" if name else self._why_nothing(kind, field, i)
+        if name and self._known.arrives(name):
+            return f"gradient of {name}"
+        return self._why_nothing(kind, field, i)
 
     def _why_nothing(self, kind: str, field: str, i: int) -> str:
         """Say why an entry is ``None``, or zeros that stand for it."""
-        if kind == LEGACY:
+        if kind in (LEGACY, *ON_NODE):
             name, _ = self.last_node()
             if field == "grad_output":
                 return f"nothing flows into output {i} of {name}"

@@ -12,16 +12,27 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import graph
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import NotCopyableError
+from gradlib.hook_reports.hooks import (
+    ACCUMULATED,
+    FULL,
+    FULL_PRE,
+    KINDS,
+    LEGACY,
+    NODE,
+    NODE_PRE,
+    SEVERAL,
+    TENSOR,
+)
 from gradlib.hook_reports.known import KnownGradients, Names
 from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.trial import Trial, cotangent
-from gradlib.hook_reports.words import FULL, FULL_PRE, KINDS, LEGACY, TENSOR
 from gradlib.tree import Tree
 
 from ..elsewhere import passes_elsewhere
@@ -79,8 +90,15 @@ def whats(kind: gradlib.HookKind) -> dict[str, str]:
 
 
 def test_every_kind_this_torch_has_is_tried() -> None:
-    has = {name for name in dir(nn.Module) if re.match("register_.*backward", name)}
-    assert set(KINDS) == has | {TENSOR}
+    of_modules = {it for it in dir(nn.Module) if re.match("register_.*backward", it)}
+    of_others = {
+        f"{kind.__name__}.{it}"
+        for kind in (Tensor, graph.Node)
+        for it in dir(kind)
+        if re.match("register.*hook", it)
+    }
+    of_graphs = {it for it in dir(graph) if re.match("register.*hook", it)}
+    assert set(KINDS) == of_modules | of_others | of_graphs
     assert tuple(report_of(nn.Linear(3, 2), given(4, 3)).kinds) == KINDS
 
 
@@ -409,6 +427,88 @@ def test_an_argument_that_is_returned_and_used_elsewhere() -> None:
     assert (
         found["grad of output[0]"] == "gradient of output[0], with all its other uses"
     )
+
+
+# Hooks of tensors and of nodes, each against what somebody who sets one gets
+
+
+def test_what_hooks_of_tensors_and_nodes_get() -> None:
+    linear, x = nn.Linear(3, 2), given(4, 3)
+    kinds = report_of(linear, x).kinds
+    named = {"input": x, "weight": linear.weight, "bias": linear.bias}
+    got: dict[str, list[Any]] = {}
+    y = linear(x)
+    graph.register_multi_grad_hook(
+        [*named.values()], lambda grads: got.update({SEVERAL: [*grads]})
+    )
+    y.grad_fn.register_hook(lambda i, o: got.update({NODE: [*i, *o]}))
+    y.grad_fn.register_prehook(lambda o: got.update({NODE_PRE: [*o]}))
+    accumulated: dict[str, Tensor] = {}
+    for name, leaf in named.items():
+        leaf.register_post_accumulate_grad_hook(
+            lambda it, name=name: accumulated.update({f"{name}.grad": it.grad.clone()})
+        )
+    y.backward(cotangent(0, y))
+    for kind, expected in got.items():
+        assert_close([entry.value for entry in kinds[kind].entries], expected)
+    found = {entry.place: entry.value for entry in kinds[ACCUMULATED].entries}
+    assert_close(found, accumulated)
+    of_all = [f"gradient of {name}" for name in named]
+    assert [*whats(kinds[ACCUMULATED]).values()] == of_all
+    assert [*whats(kinds[SEVERAL]).values()] == of_all
+    assert whats(kinds[NODE]) == whats(kinds[LEGACY])
+    assert whats(kinds[NODE_PRE]) == {"grad_output[0]": "gradient of output"}
+    assert "3 entries in grad_input: one for each input of Addmm" in kinds[NODE].why
+    assert "1 entry in grad_output: one for each output of Addmm" in kinds[NODE_PRE].why
+
+
+def test_a_tensor_that_gets_nothing() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Parameter(torch.full((3,), 2.0))
+            self.unused = nn.Parameter(torch.full((3,), 2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.used
+
+    kinds = report_of(Leaves(), given(3).exp()).kinds
+    nothing = "None: nothing flows to it"
+    assert whats(kinds[ACCUMULATED]) == {  # x is no leaf
+        "used.grad": "gradient of used",
+        "unused.grad": nothing,
+    }
+    assert whats(kinds[SEVERAL]) == {
+        "grads[0]": "gradient of x",
+        "grads[1]": "gradient of used",
+        "grads[2]": nothing,
+    }
+
+
+def test_a_tensor_that_the_pass_begins_at_is_not_counted() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, x: Tensor, by: Tensor) -> Tensor:
+            return x.mul_(by)
+
+    several = report_of(nn.Identity(), given(3)).kinds[SEVERAL]
+    assert several.entries == ()
+    assert several.why.startswith("Never called: torch does not count a tensor")
+    several = report_of(Overwrites(), given(3).exp(), given(3)).kinds[SEVERAL]
+    assert [*whats(several).values()] == [
+        "None: torch called the hook without it",
+        "gradient of by",
+    ]
+
+
+def test_no_leaf_and_no_gradient() -> None:
+    kinds = report_of(nn.Tanh(), given(3).exp()).kinds
+    assert kinds[ACCUMULATED].entries == ()
+    assert kinds[ACCUMULATED].why.startswith("Never called: neither an argument nor")
+    assert [*whats(kinds[SEVERAL]).values()] == ["gradient of input"]
+    alone = report_of(Of(lambda: torch.ones(3, requires_grad=True).exp())).kinds
+    assert alone[SEVERAL].entries == ()
+    assert alone[SEVERAL].why.startswith("Never called: no gradient comes to")
+    assert len(alone[NODE].entries) == 2
 
 
 def test_an_output_used_in_another_output() -> None:

@@ -13,9 +13,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.hook_reports.hooks import FULL, LEGACY
 from gradlib.hook_reports.known import COMPUTED, OUTSIDE
 from gradlib.hook_reports.picture import COLOURS, NOTHING
-from gradlib.hook_reports.words import FULL, LEGACY
 from gradlib.plot_graph import HEIGHT
 
 OF = {COLOURS[FULL]: "full ", COLOURS[LEGACY]: "old "}

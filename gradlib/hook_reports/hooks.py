@@ -1,0 +1,150 @@
+"""A hook of each kind, which writes down what it gets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradlib.hook_reports.first_tensor import first_node
+from gradlib.hook_reports.known import kept
+from gradlib.tree import Tree
+
+LEGACY = "register_backward_hook"
+FULL = "register_full_backward_hook"
+FULL_PRE = "register_full_backward_pre_hook"
+TENSOR = "Tensor.register_hook"
+ACCUMULATED = "Tensor.register_post_accumulate_grad_hook"
+SEVERAL = "register_multi_grad_hook"
+NODE = "Node.register_hook"
+NODE_PRE = "Node.register_prehook"
+
+ON_MODULE = (LEGACY, FULL, FULL_PRE)
+ON_TENSORS = (TENSOR, ACCUMULATED, SEVERAL)
+ON_NODE = (NODE, NODE_PRE)
+KINDS = (*ON_MODULE, *ON_TENSORS, *ON_NODE)
+
+FIELDS = ("grad_input", "grad_output")
+
+
+class Got(NamedTuple):
+    """One thing that a hook got.
+
+    Attributes:
+        field: In which tuple, ``"grad_input"`` or ``"grad_output"``; ``"grad"`` of a
+            hook of tensors.
+        number: Where in it, or of which tensor.
+        grad: The gradient.
+        tensor: The name of the tensor that the hook is on, if it is on one.
+    """
+
+    field: str
+    number: int
+    grad: Tensor | None
+    tensor: str = ""
+
+
+Grads: TypeAlias = Sequence[Tensor | None]
+
+Write: TypeAlias = Callable[[list[Got]], None]
+"""Takes what a hook got; of a hook that is called again, what it got last."""
+
+
+def place(kind: str, got: Got) -> str:
+    """Return where one thing stood that a hook got."""
+    if kind == TENSOR:
+        return f"grad of {got.tensor}"
+    if kind == ACCUMULATED:
+        return f"{got.tensor}.grad"
+    return f"{'grads' if kind == SEVERAL else got.field}[{got.number}]"
+
+
+def set_hook(
+    kind: str,
+    module: nn.Module,
+    named: Callable[[Tree], Mapping[str, Tensor]],
+    write: Write,
+) -> Callable[[Tree], None]:
+    """Set a hook before the forward, or return what sets it after.
+
+    Args:
+        kind: One of `KINDS`.
+        module: The module.
+        named: Gives the tensors to hook by their names, once there is an output.
+        write: Takes what a hook gets.
+
+    Returns:
+        What is to be called with the output.
+    """
+    if kind in ON_MODULE:
+        handle = getattr(module, kind)(partial(_take_of_module, write))
+        # A module may call itself: torch has taken up the hook of the outermost call.
+        module.register_forward_pre_hook(partial(_remove, handle))
+        return lambda _: None
+    if kind in ON_NODE:
+        return lambda output: _on_node(kind, output, write)
+    return lambda output: _on_tensors(kind, named(output), write)
+
+
+def _take_of_module(write: Write, _module: object, *tuples: Grads) -> None:
+    _take_tuples(write, *tuples)
+
+
+def _take_tuples(write: Write, *tuples: Grads) -> None:
+    fields = zip(FIELDS[-len(tuples) :], tuples, strict=True)
+    write(
+        [
+            Got(field, number, None if grad is None else kept(grad))
+            for field, grads in fields
+            for number, grad in enumerate(grads)
+        ]
+    )
+
+
+def _on_node(kind: str, output: Tree, write: Write) -> None:
+    """Hook the node that the old hook would sit on."""
+    node = first_node(output)
+    if node is not None:
+        method = kind.removeprefix("Node.")
+        getattr(node, method)(partial(_take_tuples, write))
+
+
+def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
+    """Hook tensors. One whose hook is never called has got nothing."""
+    found: dict[str, Tensor | None] = dict.fromkeys(named)
+
+    def take(name: str, grad: Tensor | None) -> None:
+        found[name] = None if grad is None else kept(grad)
+        tell()
+
+    def tell() -> None:
+        write([Got("grad", i, it, name) for i, (name, it) in enumerate(found.items())])
+
+    def take_all(grads: Grads) -> None:
+        for name, grad in zip(named, grads, strict=True):
+            take(name, grad)
+
+    if kind == SEVERAL:
+        if named:
+            register_multi_grad_hook([*named.values()], take_all)
+        return
+    for name, tensor in named.items():
+        hooked = cast(Any, tensor)
+        if kind == TENSOR:
+            hooked.register_hook(partial(take, name))
+        else:
+            accumulated = partial(_take_accumulated, name, take)
+            hooked.register_post_accumulate_grad_hook(accumulated)
+    tell()
+
+
+def _take_accumulated(
+    name: str, take: Callable[[str, Tensor | None], None], leaf: Tensor
+) -> None:
+    take(name, leaf.grad)
+
+
+def _remove(handle: RemovableHandle, *_: object) -> None:
+    handle.remove()
