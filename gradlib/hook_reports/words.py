@@ -135,9 +135,13 @@ class HookedCall:
 
     def why_not_tried(self, kind: str) -> str:
         """Say why a kind of hook cannot even be tried, or ``""``."""
-        if kind == LEGACY and first_tensor(self._output.build()) is ENDLESS:
+        if kind not in (LEGACY, *ON_NODE):
+            return ""
+        if first_tensor(self._output.build()) is not ENDLESS:
+            return ""
+        if kind == LEGACY:
             return "Not tried: torch would look for a tensor in the output for ever."
-        return ""
+        return f"Not tried: there is no node that {LEGACY} would sit on."
 
     def named(self, kind: str, trial: Trial, output: Tree) -> dict[str, Tensor]:
         """Return the tensors that a kind of hook is tried on, by their names.
@@ -258,6 +262,13 @@ class HookedCall:
         top = cast(Any, output if isinstance(output, tuple) else (output,))
         if kind in BORDER and not any(map(requires_grad, top)):
             return "Never called: no tensor that requires grad is at the top level."
+        given = [self._names.of_argument(i) for i in range(len(self._args))]
+        asked = any(map(requires_grad, self._args))
+        if kind == FULL and asked and not any(map(self._known.arrives, given)):
+            return (
+                "Never called: where an argument requires grad, this hook waits for "
+                "the gradient of one, and none comes."
+            )
         if has_own_call(self.module):
             kind_of = type(self.module).__name__
             return f"Never called: {kind_of} has a __call__ of its own, without hooks."

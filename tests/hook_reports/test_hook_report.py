@@ -500,6 +500,29 @@ def test_a_tensor_that_the_pass_begins_at_is_not_counted() -> None:
     ]
 
 
+def test_no_gradient_comes_to_an_argument() -> None:
+    class GivesItsOwn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            del x
+            return self.own.sin()
+
+    kinds = report_of(GivesItsOwn(), given(3)).kinds
+    assert kinds[FULL].entries == ()
+    assert "waits for the gradient of one, and none comes" in kinds[FULL].why
+    assert len(report_of(GivesItsOwn(), torch.ones(3)).kinds[FULL].entries) == 2
+
+
+def test_no_node_where_no_tensor_is_the_first() -> None:
+    kinds = report_of(Of(lambda x: ["a word", x * 2]), given(3)).kinds
+    assert {kinds[kind].why for kind in (NODE, NODE_PRE)} == {
+        "Not tried: there is no node that register_backward_hook would sit on."
+    }
+
+
 def test_no_leaf_and_no_gradient() -> None:
     kinds = report_of(nn.Tanh(), given(3).exp()).kinds
     assert kinds[ACCUMULATED].entries == ()
