@@ -3651,11 +3651,16 @@ def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
     with gradlib.record(model) as recording:
         y = model(x).sum()
         torch.autograd.grad(y, x, retain_graph=True)
+        torch.autograd.grad(y, model.by, retain_graph=True)
         y.backward()
-    first, second = recording[""].passes
+    first, second, third = recording[""].passes
     assert first.param_grads == first.param_grads_total == {"by": None}
-    assert_close(second.param_grads["by"], grad_of(model.by))
-    assert recording[""].note == "backward pass 0 gave by no gradient"
+    assert second.grad_input == second.grad_input_total == (None,)
+    assert_close(third.param_grads["by"], grad_of(model.by))
+    assert_close(third.grad_input, (x.grad,))
+    assert recording[""].note == (
+        "backward pass 0 gave by no gradient; backward pass 1 gave args[0] no gradient"
+    )
 
 
 @pytest.mark.cpu  # no GPU was asked whether it has such tensors
