@@ -115,16 +115,19 @@ def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
     """Hook tensors. One whose hook is never called has got nothing."""
     found: dict[str, Tensor | None] = dict.fromkeys(named)
 
-    def take(name: str, grad: Tensor | None) -> None:
-        found[name] = None if grad is None else kept(grad)
-        tell()
-
-    def tell() -> None:
+    def take(grads: Mapping[str, Tensor | None]) -> None:
+        for name, grad in grads.items():
+            found[name] = None if grad is None else kept(grad)
         write([Got("grad", i, it, name) for i, (name, it) in enumerate(found.items())])
 
     def take_all(grads: Grads) -> None:
-        for name, grad in zip(named, grads, strict=True):
-            take(name, grad)
+        take(dict(zip(named, grads, strict=True)))
+
+    def take_one(name: str, grad: Tensor) -> None:
+        take({name: grad})
+
+    def take_accumulated(name: str, leaf: Tensor) -> None:
+        take({name: leaf.grad})
 
     if kind == SEVERAL:
         if named:
@@ -133,17 +136,10 @@ def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
     for name, tensor in named.items():
         hooked = cast(Any, tensor)
         if kind == TENSOR:
-            hooked.register_hook(partial(take, name))
+            hooked.register_hook(partial(take_one, name))
         else:
-            accumulated = partial(_take_accumulated, name, take)
-            hooked.register_post_accumulate_grad_hook(accumulated)
-    tell()
-
-
-def _take_accumulated(
-    name: str, take: Callable[[str, Tensor | None], None], leaf: Tensor
-) -> None:
-    take(name, leaf.grad)
+            hooked.register_post_accumulate_grad_hook(partial(take_accumulated, name))
+    take({})
 
 
 def _remove(handle: RemovableHandle, *_: object) -> None:

@@ -16,7 +16,6 @@ from gradlib.hook_reports.hooks import (
     FULL_PRE,
     LEGACY,
     NODE,
-    NODE_PRE,
     ON_NODE,
     SEVERAL,
     TENSOR,
@@ -42,8 +41,8 @@ from gradlib.private import own_parameters
 from gradlib.selection import has_own_call
 from gradlib.tree import Tree, tensors_in
 
-SAME = (LEGACY, NODE)
-"""The kinds whose ``grad_input`` is that of the last node."""
+ON_LAST_NODE = (LEGACY, *ON_NODE)
+"""The kinds that sit on the last node."""
 
 BORDER = (FULL, FULL_PRE)
 """The kinds that sit at the border of a module."""
@@ -135,7 +134,7 @@ class HookedCall:
 
     def why_not_tried(self, kind: str) -> str:
         """Say why a kind of hook cannot even be tried, or ``""``."""
-        if kind not in (LEGACY, *ON_NODE):
+        if kind not in ON_LAST_NODE:
             return ""
         if first_tensor(self._output.build()) is not ENDLESS:
             return ""
@@ -180,7 +179,7 @@ class HookedCall:
         if grad.numel() and not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
             return f"{dtype}zeros: {self._why_zeros(kind, got)}"
-        of_last_node = kind in SAME and field == "grad_input"
+        of_last_node = kind in ON_LAST_NODE and field == "grad_input"
         needed = not of_last_node or self._before[i] is not None
         if not needed and (name := name_by_value(grad, {}, self._idle)):
             return f"{name}, which does not require grad"
@@ -234,7 +233,7 @@ class HookedCall:
         if not differentiable(self._output):
             off = "" if torch.is_grad_enabled() else ": gradients are disabled"
             return f"Never called: no output requires grad{off}."
-        if kind in (LEGACY, *ON_NODE) and self._node is None:
+        if kind in ON_LAST_NODE and self._node is None:
             return (
                 "Never called: the first output tensor has no autograd node, as it is "
                 "a leaf or does not require grad."
@@ -301,14 +300,13 @@ class HookedCall:
 
     def _why_node(self, kind: str, lengths: Mapping[str, int]) -> str:
         """Say what decides the lengths of the tuples that a node's hook gets."""
-        name, _ = self.last_node()
-        where = f"{name}, the node that register_backward_hook sets its hook on too"
-        said = f"one for each output of {where}."
-        if kind == NODE_PRE:
-            count = _entries(lengths["grad_output"])
-            return f"{count} in grad_output: {said} No grad_input."
-        count = _entries(lengths["grad_input"])
-        return f"{count} in grad_input: {said.replace('output', 'input', 1)}"
+        field = "grad_input" if kind == NODE else "grad_output"
+        said = (
+            f"{_entries(lengths[field])} in {field}: one for each "
+            f"{field.removeprefix('grad_')} of {self.last_node()[0]}, the node that "
+            f"{LEGACY} sets its hook on too."
+        )
+        return said if kind == NODE else f"{said} No grad_input."
 
     def _why_full(self, length: int) -> str:
         said = f"{_entries(length)} in grad_input: one for each positional argument."
@@ -321,7 +319,11 @@ class HookedCall:
     def _why_zeros(self, kind: str, got: Got) -> str:
         """Say what gradient is zero, from where it stands, or why there is none."""
         field, i, _, name = got
-        if kind in SAME and field == "grad_input" and self._before[i] is not None:
+        if (
+            kind in ON_LAST_NODE
+            and field == "grad_input"
+            and self._before[i] is not None
+        ):
             name = self._tensors[i] or f"input {i} of {self.last_node()[0]}"
             return f"gradient of {name}"
         if kind == FULL and field == "grad_input" and i < len(self._args):
@@ -332,7 +334,7 @@ class HookedCall:
 
     def _why_nothing(self, kind: str, field: str, i: int) -> str:
         """Say why an entry is ``None``, or zeros that stand for it."""
-        if kind in (LEGACY, *ON_NODE):
+        if kind in ON_LAST_NODE:
             name, _ = self.last_node()
             if field == "grad_output":
                 return f"nothing flows into output {i} of {name}"

@@ -267,20 +267,20 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
     many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
     if last and many and goes_by_shifts(module) and not grad_is_enabled():
         return _pulled_by_shifts(convolved, v)
-    left_over = _left_over(module, shape)
-    apart = any(left_over) and _are_zeros_apart(module, v)
+    left = left_over(module, _pair(module.padding), shape[1:])
+    apart = any(left) and _are_zeros_apart(module, v)
     made = F.conv_transpose2d(
         v.contiguous() if _is_wide(module, v) else v,
         module.weight,
         None,
         module.stride,
         _pair(module.padding),
-        (0, 0) if apart else left_over,
+        (0, 0) if apart else left,
         module.groups,
         module.dilation,
     )
     if apart:
-        below, right = left_over
+        below, right = left
         made = F.pad(made, (0, right, 0, below))
     return channels_last(made) if last else made
 
@@ -298,23 +298,25 @@ def _are_zeros_apart(module: nn.Conv2d, v: Tensor) -> bool:
     return many and module.in_channels <= CHANNELS and max(_pair(module.padding)) == 0
 
 
-def _left_over(module: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
-    """Return how many places strides have left over at the far edges: below, right."""
-    if max(module.stride) == 1:
-        return 0, 0
+def left_over(
+    taps: Taps, padding: Sequence[int], sides: Sequence[int]
+) -> tuple[int, ...]:
+    """Return how many places strides have left over at the far edges: below, right.
+
+    Args:
+        taps: The sizes of the convolution.
+        padding: How many zeros are put around.
+        sides: How many places there are along each axis, without these.
+    """
+    if max(taps.stride) == 1:
+        return (0,) * len(sides)
     moves = zip(
-        shape[1:],
-        _pair(module.padding),
-        module.dilation,
-        module.kernel_size,
-        module.stride,
-        strict=True,
+        sides, padding, taps.dilation, taps.kernel_size, taps.stride, strict=True
     )
-    below, right = (
-        (size + 2 * padding - dilation * (kernel - 1) - 1) % stride
-        for size, padding, dilation, kernel, stride in moves
+    return tuple(
+        (size + 2 * added - dilation * (kernel - 1) - 1) % stride
+        for size, added, dilation, kernel, stride in moves
     )
-    return below, right
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.convolutions import is_plain_back
+from gradlib.jacobian.fast.chains.convolutions import is_plain_back, left_over
 from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.jacobian.fast.operation import Operation, of_each_axis
 from gradlib.jacobian.fast.stacked.back import Back
@@ -144,11 +144,8 @@ def _is_strided(it: Convolution) -> bool:
 
 def _transposed(it: Convolution, grad: Tensor) -> Tensor:
     last = grad.contiguous(memory_format=torch.channels_last)
-    reaches = zip(it.dilation, it.kernel_size, it.padding, strict=True)
-    covered = [apart * (taps - 1) + 1 - 2 * added for apart, taps, added in reaches]
-    places = zip(it.size[1:], grad.shape[2:], it.stride, covered, strict=True)
-    left_over = [size - (n - 1) * stride - by for size, n, stride, by in places]
-    how: list[Any] = [it.stride, it.padding, left_over, it.groups, it.dilation]
+    left = left_over(it, it.padding, it.size[1:])
+    how: list[Any] = [it.stride, it.padding, left, it.groups, it.dilation]
     return F.conv_transpose2d(last, it.weight, None, *how).contiguous()
 
 
