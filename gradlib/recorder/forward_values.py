@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private import CtcLoss
-from gradlib.recorder.graph import End
+from gradlib.recorder.graph import End, end_of
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
 from gradlib.values import Keep, place_of, same_values
@@ -110,12 +110,6 @@ class Values:
     def clear(self) -> None:
         """Forget the tensors of the forward that ended."""
         self._known.clear()
-
-
-def end_of(tensor: Tensor) -> End:
-    """Return where the gradient of `tensor` goes."""
-    node = tensor.grad_fn
-    return id(tensor) if node is None else (node, tensor.output_nr)
 
 
 UNKNOWN = -1

@@ -13,7 +13,7 @@ from gradlib.private import LAID_OUT, is_of_torch
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.second_order import Part, Receiver
+from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
 
 Receivers: TypeAlias = dict[Node, list[Receiver]]
@@ -38,6 +38,7 @@ class Frame:
     roots: Sequence[Node] = ()  # of what it returned
     has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
+    hooks = 0  # how many others have set, as it began
     # autograd's sequence numbers: its first, and the first after it.
     since = until = sys.maxsize
 
@@ -121,11 +122,9 @@ class Frame:
             if value.base is not None:
                 _, end, region = value.base
                 if end not in ends:
-                    grads = ends[value.end]
+                    grads, part = ends[value.end], OfView(region, value.end)
                     for _, node, entry, _ in made_to(end, since, until):
-                        found.setdefault(node, []).append(
-                            (entry, grads, region.of, flow)
-                        )
+                        found.setdefault(node, []).append((entry, grads, part, flow))
 
     def _ends(self) -> dict[End, Grads]:
         """Make room for the gradients of its inputs and own parameters.

@@ -35,6 +35,12 @@ Made: TypeAlias = tuple[int, Node, int, Cast | None]
 the gradients that it computes; if it is known by the leaf that is cast, the cast."""
 
 
+def end_of(tensor: Tensor) -> End:
+    """Return where the gradient of `tensor` goes."""
+    node = tensor.grad_fn
+    return id(tensor) if node is None else (node, tensor.output_nr)
+
+
 FAR = 10_000
 """Through how many nodes at most `leads_to_newer` goes."""
 

@@ -182,6 +182,7 @@ class ModuleCalls:
         elif frame.graph.is_mixed:
             frame.has_threads, frame.older = True, _nodes_in(frame.module)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
+        frame.hooks = self._passes.set_by_others()
         stack.append(frame)
 
     def end(self) -> None:
@@ -386,6 +387,8 @@ class ModuleCalls:
     ) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
         call = frame.call
+        if self._passes.set_by_others() > frame.hooks:
+            call.hooks_inside = True
         asked: dict[int, Value] = {}
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):

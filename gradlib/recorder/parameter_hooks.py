@@ -3,8 +3,8 @@
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradlib.recorder.forward_values import end_of
 from gradlib.recorder.frame import Frame
+from gradlib.recorder.graph import end_of
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Passes, Tap
 from gradlib.recording.trace import Block, Grads

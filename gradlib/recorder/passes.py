@@ -7,10 +7,10 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,14 @@ from gradlib.private import (
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
-from gradlib.recorder.second_order import Part, Receiver, made_by
+from gradlib.recorder.second_order import Part, Receiver, made_by, of_its_own
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
+
+
+Inner: TypeAlias = tuple[Tensor, Tensor | None]
+"""What a call itself gives to one of its outputs: the sum, and what came, if it came
+at once."""
 
 
 class Tap:
@@ -141,7 +146,7 @@ class Tap:
                 self.grads[backward_pass_id()] = self.keep(grad)
 
         handle = node.register_prehook(take)
-        self.passes.handles.append(handle)
+        self.passes.remember(handle)
 
 
 class NodeHook:
@@ -174,16 +179,21 @@ class NodeHook:
         self,
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
-    ) -> None:
-        """Keep the parts of `grads_in` in the running pass."""
+    ) -> tuple[Tensor | None, ...] | None:
+        """Keep the parts of `grads_in` in the running pass.
+
+        Returns:
+            What to go on with instead: aliases of the same; ``None`` for no others.
+        """
+        given = grads_in
         passes, running = self.passes, backward_pass_id()
         if running not in passes.numbers and not passes.admits(running, self.within):
             passes.note_batched(self.receivers)
-            return
+            return None
         keep_share = passes.keep
         with_graph, reduces = passes.with_graph, passes.reduces
         if with_graph and grad_is_enabled():
-            passes.follow(self, grads_in, grads_out)
+            grads_in = passes.follow(self, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
@@ -196,6 +206,7 @@ class NodeHook:
                 passes.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)
+        return None if grads_in is given else grads_in
 
 
 class Passes:
@@ -229,7 +240,7 @@ class Passes:
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         # Sums to which more parts may come: where each stands, by torch's number.
         self._open: list[tuple[Grads, int]] = []
-        self._inner: list[dict[int, Tensor]] = []
+        self._inner: list[dict[int, Inner]] = []
         self._finishing = threading.Lock()
         self._many = 0  # from how many hooks on some are let go of
         self._on_nodes = 0  # how many hooks of ours torch has set
@@ -285,11 +296,30 @@ class Passes:
         thread: int = 0,
     ) -> None:
         """Take what `node` computes: shares of gradients, which may come in parts."""
+        hook = NodeHook(self, receivers, within, thread)
+        self.remember(node.register_hook(hook), receivers)
+
+    def remember(self, handle: Any, receivers: Sequence[Receiver] = ()) -> None:
+        """Take note of a hook that was set on a node."""
         if self.reduces:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
-        hook = NodeHook(self, receivers, within, thread)
-        self.handles.append(node.register_hook(hook))
+        self.handles.append(handle)
         self._on_nodes += 1
+
+    def _hook_for_more(self, node: Any, receivers: list[Receiver], thread: int) -> None:
+        """Take what `node` computes, less what hooks of it take already."""
+        hook = NodeHook(self, [], None, thread)
+        handle = node.register_hook(hook)
+        known = {
+            (entry, id(grads))
+            for it in handle.hooks_dict_ref().values()
+            if isinstance(it, NodeHook)
+            for entry, grads, *_ in it.receivers
+        }
+        hook.receivers = [it for it in receivers if (it[0], id(it[1])) not in known]
+        self.remember(handle, hook.receivers)
+        if not hook.receivers:
+            handle.remove()
 
     def hook_way_back(
         self, grad: Tensor, grads_out: Iterable[Tensor | None], flow: Flow
@@ -313,25 +343,28 @@ class Passes:
             if running in self.numbers or self.admits(running, None):
                 flow.gone_through |= {running}
 
-        self.handles.append(node.register_hook(note))
-        self._on_nodes += 1
+        self.remember(node.register_hook(note))
 
     def follow(
         self,
         hook: NodeHook,
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
-    ) -> None:
+    ) -> tuple[Tensor | None, ...]:
         """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
 
         Args:
             hook: Of the node that it has just gone through.
             grads_in: What that has computed.
             grads_out: From what.
+
+        Returns:
+            What to go on with: the same, or aliases.
         """
         node = current_node()
         if node is None:
-            return
+            return grads_in
+        grads_in = of_its_own(node, grads_in, grads_out)
         made: dict[Node, list[Receiver]] = {}
         here = threading.get_ident()
         known = hook.known if hook.thread == here else None
@@ -340,7 +373,8 @@ class Passes:
         # A copy that the forward has saved is there for each pass, and hooked once.
         hook.known = next_sequence_number() - 1
         for maker, its in made.items():
-            self.hook_node(maker, its, None, here)
+            self._hook_for_more(maker, its, here)
+        return grads_in
 
     def note_batched(self, receivers: list[Receiver]) -> None:
         """Note which calls a pass with is_grads_batched has reached, if it has a graph.
@@ -371,7 +405,8 @@ class Passes:
             if grad is not None:
                 tap.take(grad)
 
-        self.handles += [node.register_hook(take) for node in nodes]
+        for node in nodes:
+            self.remember(node.register_hook(take))
 
     def _added(self, grads: Grads, grad: Tensor) -> Any:
         """Return what to keep when a part comes of a gradient."""
@@ -382,16 +417,16 @@ class Passes:
             return Sum(known.total + grad.detach(), 0, self.keep)
         return self.keep_total(grad) if known is None else known + keep(grad)
 
-    def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Tensor]:
+    def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Inner]:
         """Add up what nodes give to one tensor, each with which of its gradients.
 
         Returns:
             The sum for each pass, by torch's number.
         """
-        sums: dict[int, Tensor] = {}
+        sums: dict[int, Inner] = {}
         for node, entry in nodes:
             hook = partial(_add_entry, sums, entry)
-            self.handles.append(node.register_hook(hook))
+            self.remember(node.register_hook(hook))
         self._inner.append(sums)
         return sums
 
@@ -492,7 +527,11 @@ class Passes:
 
     def are_last(self) -> None:
         """Take it that nobody has set a hook that ours do not come after."""
-        self._by_others = hooks_set() - self._on_nodes
+        self._by_others = self.set_by_others()
+
+    def set_by_others(self) -> int:
+        """Return how many hooks others than we have set in this process."""
+        return hooks_set() - self._on_nodes
 
     def _be_last(self) -> None:
         """Put our hooks after those set since: these may change gradients."""
@@ -537,11 +576,13 @@ def _nothing(*_: object) -> None:
 
 
 def _add_entry(
-    sums: dict[int, Tensor],
+    sums: dict[int, Inner],
     entry: int,
     grads_in: tuple[Tensor | None, ...],
     _grads_out: tuple[Tensor | None, ...],
 ) -> None:
     grad, running = grads_in[entry], backward_pass_id()
-    if grad is not None:
-        sums[running] = sums[running] + grad if running in sums else keep(grad)
+    if grad is None:
+        return
+    before = sums.get(running)
+    sums[running] = (keep(grad), grad) if before is None else (before[0] + grad, None)

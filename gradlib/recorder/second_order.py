@@ -6,13 +6,16 @@ part of its share, as it would be of an alias that the call alone had.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private import CloneNode, leaf_of, next_sequence_number, sequence_number
-from gradlib.recorder.graph import End
+from gradlib.recorder.graph import End, end_of
+from gradlib.recorder.views import Region
 from gradlib.recording.trace import Flow, Grads
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
@@ -20,6 +23,24 @@ Part: TypeAlias = Callable[[Tensor], Tensor | None]
 
 Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
 """Which of the gradients a node computes goes where; without `Part` all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfView:
+    """What is meant of a base's gradient: a view's part, as the view was overwritten.
+
+    Attributes:
+        region: The part.
+        end: Where the view's own gradient went before. It still goes there in a later
+            pass, from the copy that is saved of what the view was.
+    """
+
+    region: Region
+    end: End
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        """Return the part."""
+        return self.region.of(grad)
 
 
 FEW = 1000
@@ -36,7 +57,8 @@ def made_by(
     """Return what a node's backward has made that leads where the node itself does.
 
     It leads to what the backward was given, and to what the node has saved: that is
-    what once went into it, and what came out.
+    what once went into it, and what came out. What a view was before it was overwritten
+    leads on through what made the view.
 
     Args:
         node: The node.
@@ -49,27 +71,72 @@ def made_by(
     edges: Sequence[tuple[Node | None, int]] = node.next_functions
     inputs = {to for to, _ in edges}
     wanted: dict[End, dict[tuple[int, int], Receiver]] = {}
+    views: set[End] = set()
     for it in receivers:
-        entry, grads, _, flow = it
+        entry, grads, part, flow = it
+        if isinstance(part, OfView):
+            end, it = part.end, (entry, grads, None, flow)
+            views.add(end)
+        else:
+            end = _end_of(edges[entry], inputs)
         # What goes in at two places is one tensor, and has one share.
-        end = _end_of(edges[entry], inputs)
         wanted.setdefault(end, {})[id(grads), id(flow)] = it
     given = [it.grad_fn for it in grads_out if it is not None]
     seen: set[Node | None] = {node, None, *given, *inputs}
     newer = _newer_than(node) if known is None else max(sequence_number(node), known)
-    stack = [it.grad_fn for it in grads_in if it is not None]
+    # With each, whether it has made what was overwritten: then it is older.
+    stack = [(it.grad_fn, False) for it in grads_in if it is not None]
     while stack:
-        maker = stack.pop()
-        if maker is None or maker in seen or sequence_number(maker) <= newer:
+        maker, is_older = stack.pop()
+        if maker is None or maker in seen:
+            continue
+        if not is_older and sequence_number(maker) <= newer:
             continue
         seen.add(maker)
         for number, edge in enumerate(maker.next_functions):
             end = _end_of(edge, inputs)
-            if end in wanted:
-                for _, grads, part, flow in wanted[end].values():
-                    yield maker, (number, grads, part, flow)
-            else:
-                stack.append(edge[0])
+            for _, grads, part, flow in wanted.get(end, {}).values():
+                yield maker, (number, grads, part, flow)
+            is_way_on = end not in wanted or end in views
+            if is_way_on and edge[0] is not None and isinstance(end, tuple):
+                is_saved = end[0] is not edge[0] and sequence_number(edge[0]) <= newer
+                stack.append((end[0], is_older or is_saved))
+
+
+def of_its_own(
+    node: Node,
+    grads_in: tuple[Tensor | None, ...],
+    grads_out: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """Return what a node has computed, with an alias for what is what went into it.
+
+    The backward of a Function may return a tensor that it has saved. A later pass would
+    go from there past the call.
+
+    Args:
+        node: The node.
+        grads_in: What it has computed.
+        grads_out: From what. Who gave that may have given what went in.
+
+    Returns:
+        `grads_in` itself, if there is no such tensor.
+    """
+    edges: Sequence[tuple[Node | None, int]] = node.next_functions
+    inputs = {_end_of(edge, ()) for edge in edges}
+    went_in = [
+        it is not None
+        and it.requires_grad
+        and it.layout == torch.strided
+        and end_of(it) in inputs
+        and not any(it is given for given in grads_out)
+        for it in grads_in
+    ]
+    if not any(went_in):
+        return grads_in
+    both = zip(grads_in, went_in, strict=True)
+    return tuple(
+        it.view_as(it) if it is not None and is_in else it for it, is_in in both
+    )
 
 
 def _newer_than(node: Node) -> int:

@@ -10,7 +10,7 @@ from gradlib.private import backward_pass_id
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import End, inner_edges, overwriting
-from gradlib.recorder.passes import Passes, Tap
+from gradlib.recorder.passes import Inner, Passes, Tap
 from gradlib.recorder.second_order import Part, Receiver
 from gradlib.recorder.views import Region, watch
 from gradlib.recording.trace import Grads
@@ -153,7 +153,10 @@ def _seen_through(shown: Region, region: Region, grad: Tensor) -> Tensor:
     return shown.of(region.alone(grad))
 
 
-def _without(inner: dict[int, Tensor], grad: Tensor) -> Tensor:
+def _without(inner: dict[int, Inner], grad: Tensor) -> Tensor | None:
     """Return a gradient less what the running pass has put in `inner`."""
-    part = inner.get(backward_pass_id())
-    return grad if part is None else grad.detach() - part
+    part, only = inner.get(backward_pass_id(), (None, None))
+    if part is None:
+        return grad
+    # Where nothing else has come, autograd hands on the very tensor.
+    return None if grad is only else grad.detach() - part

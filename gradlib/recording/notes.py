@@ -35,6 +35,11 @@ SECOND_ORDER = (
     "too: what came that way is in its totals, and in its shares only if it came "
     "through a tensor made inside the call"
 )
+HOOKS_INSIDE = (
+    "backward pass {} may have gone through what a hook has made that was set inside "
+    "the call: what came that way is in its totals, and in its shares only if it came "
+    "through a tensor made inside the call"
+)
 
 # What else there is to know.
 BATCHED = "a backward pass with is_grads_batched is not recorded"
@@ -95,8 +100,11 @@ def _missed(call: CallTrace, number: int) -> list[str]:
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
-    """Say which passes may have gone through the graph of one that is not recorded."""
-    return [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
+    """Say which passes may have gone through graphs that nobody has seen made."""
+    behind = [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
+    if not call.hooks_inside:
+        return behind
+    return behind + [HOOKS_INSIDE.format(it) for it in passes if call.graph_before(it)]
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:

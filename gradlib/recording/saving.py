@@ -24,6 +24,7 @@ AS_IT_IS = (
     "caller",
     "parameters",
     "calls_others",
+    "hooks_inside",
     "no_pass_because",
 )
 GATHERED = ("shares", "totals", "outputs")

@@ -140,6 +140,7 @@ class CallTrace:
     # inf, as `nonfinite_state` gives it.
     nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
+    hooks_inside = False  # whether somebody set hooks of autograd's while it ran
     no_pass_because = ""
 
     def __init__(

@@ -57,6 +57,16 @@ class Interrupted(nn.Module):
         return 2 * x
 
 
+class Slopes(nn.Module):
+    """Sets a hook that multiplies by what the module was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad * x)
+        return y.square()
+
+
 def forward_only(model: nn.Module, x: Tensor) -> None:
     model(x)
 
@@ -143,6 +153,12 @@ def twice_batched(model: nn.Module, x: Tensor) -> None:
     grads.sum().backward()
 
 
+def penalty(model: nn.Module, x: Tensor) -> None:
+    loss = model(x.requires_grad_()).sum()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    slope.square().sum().backward()
+
+
 def captured(model: nn.Module, x: Tensor) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -165,6 +181,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NOT_THROUGH_IT, Both(), left_and_penalty),
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
+    (notes.HOOKS_INSIDE, Slopes(), penalty),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),
     (notes.BATCHED, nn.Linear(2, 1), batched),

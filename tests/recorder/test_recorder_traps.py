@@ -372,6 +372,7 @@ DEEP: dict[str, Callable[[], list[nn.Module]]] = {
     "scales at first": lambda: [Waves(), Powers(2), nn.Linear(3, 2)],
     "norm at first": lambda: [nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)],
     "copies": lambda: [nn.Linear(3, 3), WithCopies(), nn.Linear(3, 1)],
+    "saved tensors": lambda: [nn.Linear(3, 3), nn.Tanh(), Products()],
     "GRU": lambda: [nn.Unflatten(1, (1, 3)), nn.GRUCell(3, 3), nn.Linear(3, 1)],
 }
 
@@ -386,6 +387,32 @@ class Powers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * x
         return y if self.power == 2 else y * x
+
+
+class Product(torch.autograd.Function):
+    """The sum of a product, whose backward returns what it has saved as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return (x * w).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor, ...]:
+        x, w = ctx.saved_tensors
+        return w, x
+
+
+class Products(nn.Module):
+    """Such a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Any = Product.apply(x, self.w)
+        return product
 
 
 class WithCopies(nn.Module):
@@ -443,6 +470,7 @@ def test_the_share_of_a_call_where_a_pass_goes_through_the_graph_of_another(
             assert len(calls) == len(it.calls)
             for call, expected in zip(calls, it.calls, strict=True):
                 assert_adds_up(call, expected)
+    assert not any("a hook has made" in call.note for call in recording)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -470,6 +498,88 @@ def test_the_share_of_what_is_overwritten_and_differentiated_again(
     assert last.grad_input[0] is not None
     assert_close(last.grad_input, last.grad_input_total)
     assert "through this call" not in recording["1"].note
+
+
+class Reshaped(nn.Module):
+    """What a view of its input is, overwritten in it or by the module after it."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor], then: nn.Module) -> None:
+        super().__init__()
+        self.view, self.then = view, then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.view(x))
+
+
+class UsedBefore(Reshaped):
+    """The same, and what is overwritten was used before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = self.view(x)
+        return 2 * view + self.then(view)
+
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshaped": lambda x: x.view(-1),
+    "a part": lambda x: x[:, :2],
+    "a part of a part": lambda x: x.view(2, 6)[:, 1:].t(),
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    "where", ["inside", "by a child", "by a child at last", "by the next"]
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_view_that_is_overwritten_and_differentiated_again(
+    form: str, where: str, elsewhere: bool
+) -> None:
+    """What it was before is saved as a copy, through which the later pass comes back.
+
+    It is the same as without overwriting anything.
+    """
+    view = FORMS[form]
+
+    def built(inplace: bool) -> nn.Sequential:
+        torch.manual_seed(0)
+        last = nn.SiLU(inplace)
+        if where == "inside":
+            act: list[nn.Module] = [
+                Reshaped(lambda x: F.silu(view(x), inplace), nn.Identity())
+            ]
+        elif where == "by a child":
+            act = [Reshaped(view, last)]
+        elif where == "by a child at last":
+            act = [UsedBefore(view, last)]
+        else:
+            act = [Reshaped(view, nn.Identity()), last]
+        return nn.Sequential(nn.Linear(3, 3), *act, nn.Softplus()).double()
+
+    x = torch.randn(4, 3).double()
+
+    def recorded(net: nn.Module) -> gradlib.Recording:
+        given = x.clone().requires_grad_()
+
+        def backward(loss: Tensor) -> None:
+            (grad,) = torch.autograd.grad(loss, given, create_graph=True)
+            grad.square().sum().backward()
+
+        with gradlib.record(net) as recording:
+            loss = net(given).square().sum()
+            if elsewhere:  # in a thread that numbers what it makes for itself
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(backward, loss).result()
+            else:
+                backward(loss)
+        return recording
+
+    recording, plain = recorded(built(inplace=True)), recorded(built(inplace=False))
+    for call, expected in zip(recording, plain, strict=True):
+        for pass_, it in zip(call.passes, expected.passes, strict=True):
+            assert_close(pass_.grad_input, it.grad_input)
+            assert_close(pass_.grad_input_total, it.grad_input_total)
+            assert_close(pass_.grad_output, it.grad_output)
+        assert call.note == expected.note
 
 
 def test_a_pass_that_first_meets_a_call_by_a_node() -> None:
@@ -549,7 +659,11 @@ def test_a_pass_through_the_gradient_that_one_was_given() -> None:
         v = other(torch.randn(4, 3))
         torch.autograd.grad(model(x), x, v, create_graph=True)
         v.square().sum().backward()  # which the shift has nothing to do with
-    assert [it.backward for it in recording["shift"].passes] == [0]
+        w = other(torch.randn(4, 3))
+        (same,) = torch.autograd.grad(model(w), w, w, create_graph=True)
+        same.square().sum().backward()
+    for number, call in enumerate(recording.calls("shift")):
+        assert [it.backward for it in call.passes] == [2 * number]
     assert recording.verify().ok
 
 
@@ -2883,6 +2997,38 @@ def test_a_hidden_tensor_with_other_data_is_summed_up_anew() -> None:
     before = F.linear(x, model.first.weight, model.first.bias).sum().item()
     assert_close(recording["first"].output, before)
     assert_close(recording["second"].args, (2 * before,))
+
+
+class Chained(nn.Module):
+    """Two outputs, one made of the other."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = 2 * x
+        return h, 3 * h
+
+
+@pytest.mark.parametrize(
+    ("weights", "grads"),
+    [((0, 1), (None, 1.0)), ((1, 0), (1.0, None)), ((5, 1), (5, 1))],
+)
+@pytest.mark.parametrize("reduce", [None, Tensor.clone])
+def test_an_output_that_only_another_output_is_made_of(
+    weights: tuple[int, int], grads: tuple[float | None, ...], reduce: Any
+) -> None:
+    """What the call itself gives to its output is no gradient of that output's."""
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model := Chained(), reduce=reduce) as recording:
+        outputs = model(x)
+        used = zip(weights, outputs, strict=True)
+        torch.stack([it * out.sum() for it, out in used if it]).sum().backward()
+    call = recording[""]
+    found = [None if it is None else it.mean().item() for it in call.grad_output]
+    assert found == [*grads]
+    for place, grad in enumerate(grads):
+        said = f"backward pass 0 gave output[{place}] no gradient"
+        assert (said in call.note) == (grad is None)
+    if reduce is None:
+        assert recording.verify().ok
 
 
 def test_several_inputs_that_a_call_returns() -> None:
