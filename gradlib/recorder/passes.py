@@ -31,7 +31,6 @@ from gradlib.recorder.second_order import Part, Receiver, made_by, of_its_own
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
-
 Inner: TypeAlias = tuple[Tensor, Tensor | None]
 """What a call itself gives to one of its outputs: the sum, and what came, if it came
 at once."""
