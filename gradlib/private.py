@@ -482,6 +482,12 @@ def referent(reference: weakref.ref[Tensor]) -> Tensor | None:
     return tensor
 
 
+def dtype_at(edge: tuple[Any, int]) -> torch.dtype:
+    """Return the dtype of the output of a node that an edge leads to."""
+    node, number = edge
+    return node._input_metadata[number].dtype
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
     leaf: Any = node

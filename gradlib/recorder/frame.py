@@ -6,10 +6,11 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import LAID_OUT, is_of_torch
+from gradlib.private import LAID_OUT, dtype_at, is_of_torch
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
@@ -95,13 +96,16 @@ class Frame:
         made_to, flow = graph.leading_to, self.flow
         of_torch = is_of_torch(type(self.module))
         for end, grads in ends.items():
-            for made in made_to(end, since, until):
+            every = made_to(end, since, until)
+            for made in every:
                 _, node, entry, cast = made
                 part: Part | None = None
                 if cast is not None:
                     if cast[0] in ends or graph.has_walked(cast[0]):
                         continue
-                    part = partial(Tensor.to, dtype=cast[1])
+                    part = partial(_cast_back, cast[1])
+                    if len(every) > 1:
+                        self.call.summed_in |= {dtype_at(cast[0])}
                 # Nobody but torch has the tensor, so nobody has hooked it.
                 is_laid_out = of_torch and node.__class__ in LAID_OUT
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):
@@ -161,6 +165,12 @@ NOWHERE: Grads = {}
 
 def _nothing_of(_: Tensor) -> None:
     """Leave a gradient alone."""
+
+
+def _cast_back(dtype: torch.dtype, grad: Tensor) -> Tensor:
+    """Return the gradient of a leaf from that of its cast."""
+    is_part = grad.is_complex() and not dtype.is_complex
+    return (grad.real if is_part else grad).to(dtype)
 
 
 def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:

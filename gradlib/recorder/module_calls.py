@@ -57,6 +57,7 @@ from gradlib.recorder.value_hooks import ValueHooks, Views
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
+from gradlib.storage import NotSaved
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
 
@@ -274,12 +275,15 @@ class ModuleCalls:
     def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
         """Put what is kept of what the call is given in place of it, and hook it."""
         call, outermost = frame.call, not now.stack
+        closed: list[int] = []
         gathers = frame.gathers and self._gathers_inputs
         # What is computed again in the backward pass is given other tensors there.
         listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
+                if type(leaves[place]) is NotSaved:
+                    closed.append(place)
                 continue
             value = now.values.of(leaf, outermost)
             leaves[place] = value.kept
@@ -298,6 +302,8 @@ class ModuleCalls:
                     self._values.hook(value, frame.within, now.views)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
+        if closed:
+            call.closed_inputs = closed
 
     def _leave_out_older(self, now: "_Running", frame: Frame) -> None:
         """Never walk what was there before the forward that begins."""
@@ -361,6 +367,7 @@ class ModuleCalls:
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
+            self._returned += now.closed
             self._hook_graphs()
             self._values.settle(now.views, now.handed_on)
             now.end_forward()
@@ -390,16 +397,24 @@ class ModuleCalls:
         if self._passes.set_by_others() > frame.hooks:
             call.hooks_inside = True
         asked: dict[int, Value] = {}
+        idle: list[int] = []
+        closed: list[int] = []
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
+                if type(leaves[place]) is NotSaved:
+                    closed.append(place)
                 continue
             value = now.values.of(leaf)
             leaves[place] = value.kept
             if leaf.requires_grad:
                 asked[place] = value
+            else:
+                idle.append(place)
         call.output = Tree(leaves, spec)
+        if closed:
+            call.closed_outputs = closed
         if not frame.gathers:
             return
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
@@ -428,13 +443,16 @@ class ModuleCalls:
             frame.graph.roots += frame.roots
             if may_go_back:
                 self._look_for_others(now, frame)
-        if not asked:
+        if not (asked or closed):
             call.no_pass_because = notes.NO_GRAD_OUT
-        elif len(asked) > 1 and "grad_output" in self._block.fields:
-            self._values.hook_inner(frame, asked)
+        else:
+            call.idle_outputs = idle
+            if len(asked) > 1 and "grad_output" in self._block.fields:
+                self._values.hook_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
-        self._returned.append(frame)
+        # What has come of a value that is not opened shows as the forward ends.
+        (now.closed if closed else self._returned).append(frame)
         if frame.in_backward or may_go_back:
             self._hook_graphs()
 
@@ -547,12 +565,14 @@ class _Running(threading.local):
         self.values = Values(keep)  # the tensors met
         self.views: Views = []
         self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
+        self.closed: list[Frame] = []  # calls that returned what is not opened
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
         self.values.clear()
         self.views.clear()
         self.handed_on.clear()
+        self.closed.clear()
 
 
 _MOMENT: Callable[[Frame], int] = attrgetter("call.moment")

@@ -24,12 +24,16 @@ from gradlib.private import (
     hook_tensor,
     hooks_set,
     next_sequence_number,
+    sequence_number,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
-from gradlib.recorder.second_order import Part, Receiver, made_by, of_its_own
+from gradlib.recorder.second_order import Part, Receiver, gives_back, made_by
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
+
+NO_NUMBER = 2**64 - 1
+"""The sequence number of what has none: a node that adds to a leaf's ``.grad``."""
 
 Inner: TypeAlias = tuple[Tensor, Tensor | None]
 """What a call itself gives to one of its outputs: the sum, and what came, if it came
@@ -43,6 +47,7 @@ class Tap:
         "grads",
         "hooks",
         "keep",
+        "maker",
         "number",
         "part",
         "passes",
@@ -78,6 +83,10 @@ class Tap:
         self.passes = passes
         self.grads = grads
         self.keep = keep
+        node = tensor.grad_fn
+        # Of the node that has made it. After detach_() it keeps its hooks, and is
+        # another tensor.
+        self.maker = NO_NUMBER if node is None else sequence_number(node)
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
         # All of the tensor, in their order; gone with it and the graphs through it.
         self.hooks = weakref.ref(hook_tensor(tensor, self))
@@ -85,6 +94,9 @@ class Tap:
     def __call__(self, grad: Tensor | None) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
         if grad is None:  # of a backward that gives nothing
+            return
+        node = current_node()
+        if node is not None and sequence_number(node) != self.maker:
             return
         hooks, running = self.hooks() or {}, backward_pass_id()
         if (  # as most are: alone, and in a pass that has reached a call
@@ -178,21 +190,16 @@ class NodeHook:
         self,
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
-    ) -> tuple[Tensor | None, ...] | None:
-        """Keep the parts of `grads_in` in the running pass.
-
-        Returns:
-            What to go on with instead: aliases of the same; ``None`` for no others.
-        """
-        given = grads_in
+    ) -> None:
+        """Keep the parts of `grads_in` in the running pass."""
         passes, running = self.passes, backward_pass_id()
         if running not in passes.numbers and not passes.admits(running, self.within):
             passes.note_batched(self.receivers)
-            return None
+            return
         keep_share = passes.keep
         with_graph, reduces = passes.with_graph, passes.reduces
         if with_graph and grad_is_enabled():
-            grads_in = passes.follow(self, grads_in, grads_out)
+            passes.follow(self, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
@@ -205,11 +212,12 @@ class NodeHook:
                 passes.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)
-        return None if grads_in is given else grads_in
 
 
 class Passes:
     """The backward passes of a block, and the hooks that gather their gradients."""
+
+    set_by_us = 0  # how many hooks torch has set for us, in this process
 
     def __init__(self, keep: Keep, keep_total: Keep, *, reduces: bool) -> None:
         """Begin with no pass seen.
@@ -242,7 +250,6 @@ class Passes:
         self._inner: list[dict[int, Inner]] = []
         self._finishing = threading.Lock()
         self._many = 0  # from how many hooks on some are let go of
-        self._on_nodes = 0  # how many hooks of ours torch has set
         self._by_others = -1  # and how many others have, at the last look
 
     def hook_tensor(
@@ -303,7 +310,7 @@ class Passes:
         if self.reduces:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
         self.handles.append(handle)
-        self._on_nodes += 1
+        Passes.set_by_us += 1
 
     def _hook_for_more(self, node: Any, receivers: list[Receiver], thread: int) -> None:
         """Take what `node` computes, less what hooks of it take already."""
@@ -349,21 +356,20 @@ class Passes:
         hook: NodeHook,
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
-    ) -> tuple[Tensor | None, ...]:
+    ) -> None:
         """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
 
         Args:
             hook: Of the node that it has just gone through.
             grads_in: What that has computed.
             grads_out: From what.
-
-        Returns:
-            What to go on with: the same, or aliases.
         """
         node = current_node()
         if node is None:
-            return grads_in
-        grads_in = of_its_own(node, grads_in, grads_out)
+            return
+        if gives_back(node, grads_in, grads_out):
+            for *_, flow in hook.receivers:
+                flow.gave_back = True
         made: dict[Node, list[Receiver]] = {}
         here = threading.get_ident()
         known = hook.known if hook.thread == here else None
@@ -373,7 +379,6 @@ class Passes:
         hook.known = next_sequence_number() - 1
         for maker, its in made.items():
             self._hook_for_more(maker, its, here)
-        return grads_in
 
     def note_batched(self, receivers: list[Receiver]) -> None:
         """Note which calls a pass with is_grads_batched has reached, if it has a graph.
@@ -529,8 +534,8 @@ class Passes:
         self._by_others = self.set_by_others()
 
     def set_by_others(self) -> int:
-        """Return how many hooks others than we have set in this process."""
-        return hooks_set() - self._on_nodes
+        """Return how many hooks torch has set for others in this process."""
+        return hooks_set() - Passes.set_by_us
 
     def _be_last(self) -> None:
         """Put our hooks after those set since: these may change gradients."""

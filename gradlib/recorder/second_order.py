@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -103,39 +102,27 @@ def made_by(
                 stack.append((end[0], is_older or is_saved))
 
 
-def of_its_own(
-    node: Node,
-    grads_in: tuple[Tensor | None, ...],
-    grads_out: Sequence[Tensor | None],
-) -> tuple[Tensor | None, ...]:
-    """Return what a node has computed, with an alias for what is what went into it.
+def gives_back(
+    node: Node, grads_in: Sequence[Tensor | None], grads_out: Sequence[Tensor | None]
+) -> bool:
+    """Tell whether a node's backward has returned a tensor that went into the node.
 
-    The backward of a Function may return a tensor that it has saved. A later pass would
-    go from there past the call.
+    That of a Function may return what it has saved. A later pass goes from there past
+    the call.
 
     Args:
         node: The node.
-        grads_in: What it has computed.
-        grads_out: From what. Who gave that may have given what went in.
-
-    Returns:
-        `grads_in` itself, if there is no such tensor.
+        grads_in: What its backward has returned.
+        grads_out: What it was given. Who gave that may have given what went in.
     """
     edges: Sequence[tuple[Node | None, int]] = node.next_functions
     inputs = {_end_of(edge, ()) for edge in edges}
-    went_in = [
+    return any(
         it is not None
         and it.requires_grad
-        and it.layout == torch.strided
         and end_of(it) in inputs
         and not any(it is given for given in grads_out)
         for it in grads_in
-    ]
-    if not any(went_in):
-        return grads_in
-    both = zip(grads_in, went_in, strict=True)
-    return tuple(
-        it.view_as(it) if it is not None and is_in else it for it, is_in in both
     )
 
 

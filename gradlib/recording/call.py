@@ -1,7 +1,8 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -409,6 +410,16 @@ def shown(name: str) -> str:
     return name or "(root)"
 
 
+NAMES = 4
+
+
+def calls_text(names: Sequence[str]) -> str:
+    """Return how many calls there are, with the names of some."""
+    count, more = len(names), len(names) - NAMES
+    shown = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"{count} call{'s' * (count != 1)}: {shown}"
+
+
 def numbered(name: str, index: int) -> str:
     """Return a module's name for people, with the number of a later call."""
     return shown(name) + (f" ({index})" if index else "")
@@ -448,8 +459,15 @@ def norm_text(structure: object) -> str:
     numbers = numbers_in(structure)
     measured = measured_in(structure)
     if numbers and not measured:
-        return ", ".join(f"{number:.3g}" for number in numbers)
+        return ", ".join(map(_short, numbers))
     return f"{norm(measured):.3g}" if measured else "-"
+
+
+def _short(number: Any) -> str:
+    try:
+        return f"{number:.3g}"
+    except OverflowError:  # an integer beyond all floats
+        return f"{Decimal(number):.3g}"
 
 
 def numbers_in(structure: object) -> list[Any]:

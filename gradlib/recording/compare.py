@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gradlib.recording.call import Call, Pass, numbered
+from gradlib.recording.call import Call, Pass, calls_text, numbered
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -17,6 +17,7 @@ from gradlib.recording.difference import (
     in_one_scale,
     rtol_of,
 )
+from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed
 from gradlib.recording.trace import FIELDS, CallTrace
@@ -243,7 +244,17 @@ class _Both:
             missing = "has no" if any(ran) else "has a"
             which = "the other" if ran[0] else "this" if ran[1] else "neither"
             skipped.append(f"gradients: {which} recording {missing} backward pass")
-        self.skipped = tuple(skipped)
+        self.skipped = (*skipped, *self._closed())
+
+    def _closed(self) -> Iterator[str]:
+        """Say which calls have values in which no tensor is seen."""
+        names: dict[str, list[str]] = {}
+        for trace in self._traces:
+            other = self._pairs.get(id(trace))
+            both = [*closed(trace), *(closed(other) if other else ())]
+            for said in dict.fromkeys(both if other else ()):
+                names.setdefault(said, []).append(numbered(trace.name, trace.index))
+        return (f"{calls_text(found)} ({said})" for said, found in names.items())
 
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
         """Go through both in the order in which it happened."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.private import default_tolerances, no_function_modes
 from gradlib.stats import TensorStats, tensor_stats, wide
+from gradlib.storage import NotSaved
 from gradlib.tree import Tree
 
 T = TypeVar("T")
@@ -170,6 +171,8 @@ def gap(x: Any, y: Any) -> Gap:
             return _incomparable(f"{x!r} and {y!r}")
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         return _incomparable("only one of the two is a tensor")
+    if (x is None) != (y is None) and isinstance(y if x is None else x, NotSaved):
+        return _incomparable("only one of the two is there")
     if isinstance(x, _KNOWN) and isinstance(y, _KNOWN):
         return _incomparable("only one of the two is an array")
     return _NONE  # who knows when two others are equal

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.double import in_double, wider
+from gradlib.errors import CannotReplayError
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
@@ -48,6 +49,11 @@ def wrong_shares(
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
     """
+    if any(it.is_mkldnn for it in inputs_of(trace).values()):
+        raise CannotReplayError(
+            "one of its inputs is in the layout of oneDNN, which knows no float64, and "
+            "finite differences need that"
+        )
     generator = torch.Generator("cpu").manual_seed(SEED)
     allowed = max(TOLERANCE, rtol or 0.0)
     with in_double():

@@ -23,6 +23,7 @@ NOT_REACHED = "no backward pass reached it inside the block"
 
 # Why something of it has no gradient, or one that is not the call's alone.
 NO_GRAD = "{} does not require grad"
+NOT_OPENED = "{} is of type {}: tensors in it, if there are any, are not seen"
 NOTHING_GIVEN = "backward pass {} gave {} no gradient"
 NOT_THROUGH_IT = NOTHING_GIVEN + " through this call"
 RETURNED = (
@@ -40,6 +41,10 @@ HOOKS_INSIDE = (
     "the call: what came that way is in its totals, and in its shares only if it came "
     "through a tensor made inside the call"
 )
+GAVE_BACK = (
+    "its backward returned a tensor that it had saved, in a pass with "
+    "create_graph=True: what a later pass brings through that is in totals alone"
+)
 
 # What else there is to know.
 BATCHED = "a backward pass with is_grads_batched is not recorded"
@@ -50,7 +55,7 @@ UNFINISHED = "backward pass {} raised, or has not ended yet"
 def note(call: CallTrace) -> str:
     """Return why something of `call` is missing, or ``""``."""
     passes = call.passes()
-    remarks = [*_why_no_pass(call, passes), *_why_never(call)]
+    remarks = [*_why_no_pass(call, passes), *_why_never(call), *closed(call)]
     if call.block.batched and call.flows:
         remarks.append(BATCHED)
     if call.recomputed_in is not None:
@@ -69,6 +74,8 @@ def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
         return []
     if call.no_pass_because:
         return [call.no_pass_because]
+    if call.closed_outputs:  # as is said
+        return []
     if call.output is None:
         return [NOT_RETURNED]
     unfinished = map(UNFINISHED.format, sorted(call.block.unfinished))
@@ -79,11 +86,30 @@ def _why_never(call: CallTrace) -> list[str]:
     """Say what no pass can give."""
     if call.no_pass_because:
         return []
-    idle = [input_name(call, key) if isinstance(key, int) else key for key in call.idle]
+    idle = [
+        *(input_name(call, it) if isinstance(it, int) else it for it in call.idle),
+        *(output_name(call, place) for place in call.idle_outputs),
+    ]
     returned = [
         input_name(call, key) if isinstance(key, int) else key for key in call.returned
     ]
     return [*map(NO_GRAD.format, idle), *map(RETURNED.format, returned)]
+
+
+def closed(call: CallTrace) -> list[str]:
+    """Say of what class the values are in which no tensor is seen."""
+    found = [
+        *((input_name(call, it), call.inputs.leaves[it]) for it in call.closed_inputs),
+        *_closed_outputs(call),
+    ]
+    return [NOT_OPENED.format(name, leaf.text) for name, leaf in found]
+
+
+def _closed_outputs(call: CallTrace) -> list[tuple[str, Any]]:
+    if call.output is None:
+        return []
+    leaves = call.output.leaves
+    return [(output_name(call, it), leaves[it]) for it in call.closed_outputs]
 
 
 def _missed(call: CallTrace, number: int) -> list[str]:
@@ -100,11 +126,11 @@ def _missed(call: CallTrace, number: int) -> list[str]:
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
-    """Say which passes may have gone through graphs that nobody has seen made."""
-    behind = [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
-    if not call.hooks_inside:
-        return behind
-    return behind + [HOOKS_INSIDE.format(it) for it in passes if call.graph_before(it)]
+    """Say what may have come through graphs that nobody has seen made."""
+    said = [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
+    if call.hooks_inside:
+        said += [HOOKS_INSIDE.format(it) for it in passes if call.graph_before(it)]
+    return [*said, *[GAVE_BACK] * any(flow.gave_back for flow in call.flows)]
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:

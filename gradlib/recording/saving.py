@@ -84,11 +84,15 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         "passes": passes,
         "gone_through": sorted(gone_through),
         "behind_batched": min(behind, default=None),
+        "gave_back": any(flow.gave_back for flow in trace.flows),
         "recomputed": trace.recomputed_in is not None,
         "gathers": bool(trace.flows),
         "inputs": _plain_tree(trace.inputs),
         "output": None if trace.output is None else _plain_tree(trace.output),
         "idle": trace.idle,
+        "idle_outputs": trace.idle_outputs,
+        "closed_inputs": trace.closed_inputs,
+        "closed_outputs": trace.closed_outputs,
         "returned": trace.returned,
         "nonfinite_state": nonfinite_state(trace),
         **{gathered: _plain_grads(trace, gathered, passes) for gathered in GATHERED},
@@ -126,6 +130,9 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
     trace.nonfinite_state = call["nonfinite_state"]
     trace.recomputed_in = 0 if call["recomputed"] else None
     trace.idle = [input_places.get(key, key) for key in call["idle"]]
+    trace.idle_outputs = [output_places[key] for key in call["idle_outputs"]]
+    trace.closed_inputs = [input_places[key] for key in call["closed_inputs"]]
+    trace.closed_outputs = [output_places[key] for key in call["closed_outputs"]]
     trace.returned = [input_places.get(key, key) for key in call["returned"]]
     flow = Flow()
     for gathered in GATHERED:
@@ -134,6 +141,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
             getattr(flow, gathered)[places.get(key, key)] = grads
     flow.gone_through = frozenset(call["gone_through"])
     flow.behind_batched = call["behind_batched"]
+    flow.gave_back = call["gave_back"]
     trace.flows = [flow] if call["gathers"] else []
     return trace
 

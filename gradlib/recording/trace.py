@@ -53,6 +53,8 @@ class Flow:
     # The first of our numbers after a pass with is_grads_batched that had
     # create_graph=True; it has no number itself.
     behind_batched: int | None = None
+    # Whether its backward returned what it had saved, in one with create_graph=True.
+    gave_back = False
 
     def __init__(self) -> None:
         """Begin with nothing asked."""
@@ -127,12 +129,20 @@ class CallTrace:
     parameters: Sequence[str] = ()  # its own
     # The inputs that are tensors, and own parameters, that require no grad.
     idle: Sequence[Key] = ()
+    # The outputs that are tensors and require no grad, where others do.
+    idle_outputs: Sequence[int] = ()
+    # The inputs and outputs in which no tensor is seen: their classes are not opened.
+    closed_inputs: Sequence[int] = ()
+    closed_outputs: Sequence[int] = ()
     # Several where a checkpoint computed the call again, inside a backward pass.
     flows: Sequence[Flow] = ()
     # The sequence numbers of the reentrant checkpoints that compute it again.
     checkpoints: Set[int] = frozenset[int]()
     recomputed_in: int | None = None  # torch's number of the pass that did
     returned: Sequence[Key] = ()  # inputs and own parameters it returned as they were
+    # The dtypes in which autograd sums up what several casts of one leaf got; we sum up
+    # in that of the leaf.
+    summed_in: Set[Any] = frozenset[Any]()
     # What it takes to compute it again; None where too little was kept.
     module: nn.Module | None = None
     world: World | None = None
@@ -155,18 +165,23 @@ class CallTrace:
 
     def passes(self) -> list[int]:
         """Return our numbers of the backward passes that reached the call."""
-        numbers = self.block.numbers
-        found = {
-            numbers[torch_number]
+        surely = {
+            it
             for flow in self.flows
-            for grads in (
-                *flow.outputs.values(),
-                *flow.shares.values(),
-                flow.gone_through,
-            )
-            for torch_number in grads
+            for grads in (*flow.outputs.values(), flow.gone_through)
+            for it in grads
         }
-        return sorted(found)
+        perhaps = {
+            it
+            for flow in self.flows
+            for grads in flow.shares.values()
+            for it in grads
+            if it not in surely
+        }
+        numbers = self.block.numbers
+        found = {numbers[it] for it in surely}
+        others = {numbers[it] for it in perhaps} - found
+        return sorted(found | {it for it in others if self.given("shares", it)})
 
     def graph_before(self, number: int) -> str | None:
         """Return which pass had create_graph=True before one, in words, if any had."""

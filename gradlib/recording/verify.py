@@ -13,7 +13,7 @@ import torch
 
 from gradlib.errors import CannotReplayError
 from gradlib.progress import progress
-from gradlib.recording.call import numbered
+from gradlib.recording.call import calls_text, numbered
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -24,7 +24,7 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
-from gradlib.recording.notes import note, share_name
+from gradlib.recording.notes import closed, note, share_name
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import must_be_replayable, require_whole
@@ -85,7 +85,7 @@ class Verification(Printable):
         more = len(self.disagreements) - len(rows)
         footer = [f"and {more} more, all in .disagreements"] if more else []
         footer += [
-            f"not replayed, {which}{_few(names)} ({reason})"
+            f"not replayed, {which}{calls_text(names)} ({reason})"
             for (reason, which), names in why.items()
         ]
         whole = [it for it in self.skipped if it.backward is None]
@@ -98,14 +98,6 @@ class Verification(Printable):
 
 COLUMNS = ("module", "field", "error", "reason")
 ROWS = 20
-NAMES = 4
-
-
-def _few(names: list[str]) -> str:
-    """Return how many calls there are, with the names of some."""
-    count, more = len(names), len(names) - NAMES
-    shown = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"{count} call{'s' * (count != 1)}: {shown}"
 
 
 ANOTHER_OUTPUT = (
@@ -164,7 +156,7 @@ def _check(
 ) -> Iterator[Difference | Skipped]:
     passes = trace.passes()
     if trace.world is not None:  # autocast may have been on in the backward too
-        least = rtol_of(trace.world.autocast.values())
+        least = rtol_of({*trace.world.autocast.values(), *trace.summed_in})
         tolerance = dataclasses.replace(tolerance, least=least)
     if not passes:
         raise CannotReplayError(note(trace))
@@ -213,7 +205,7 @@ def _check(
                 field = prefix + share_name(trace, key)
                 yield _difference(trace, field, error, "finite differences disagree")
     if not any(through.values()):
-        raise CannotReplayError(BEGAN_INSIDE)
+        raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
 
 
 def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:

@@ -124,6 +124,45 @@ def test_a_cast_of_the_models_own_under_autocast() -> None:
     assert_close(recording["fc"].param_grads["weight"], alone.fc.weight.grad)
 
 
+def test_a_weight_that_one_call_uses_twice_under_autocast() -> None:
+    """Autograd sums up in bfloat16 what comes to its cast, and we in float32."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                h = torch.nn.functional.linear(x, self.w).relu()
+                return torch.nn.functional.linear(h, self.w).float()
+
+    torch.manual_seed(0)
+    with gradlib.record(model := Twice()) as recording:
+        model(torch.randn(4, 8, requires_grad=True)).square().sum().backward()
+    assert recording.verify().ok
+    call = recording[""]
+    assert call.param_grads is not None
+    assert not torch.equal(call.param_grads["w"], model.w.grad)  # type: ignore[arg-type]
+    assert_close(call.param_grads["w"], model.w.grad, rtol=0.02, atol=0.5)
+
+
+def test_a_real_weight_that_is_cast_to_a_complex_one() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.cfloat) * self.w.to(torch.cfloat) * 1j).abs()
+
+    x = torch.randn(2, 3)
+    # Warnings are errors in these tests, and torch warns where it drops a part.
+    with gradlib.record(model := Filter()) as recording:
+        model(x).sum().backward()
+    assert_close(recording[""].param_grads["w"], model.w.grad)
+
+
 def test_autocasts_own_casts_are_shared_by_use() -> None:
     layer = nn.Linear(2, 2, bias=False)
     model = nn.Sequential(layer, nn.Tanh(), layer)

@@ -67,6 +67,37 @@ class Slopes(nn.Module):
         return y.square()
 
 
+class Product(torch.autograd.Function):
+    """A product whose backward returns what it has saved as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor, ...]:
+        x, w = ctx.saved_tensors
+        return w, x
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Any = Product.apply(x, self.w)
+        return product
+
+
+class Wrapped(nn.Module):
+    """Returns what is not opened."""
+
+    def forward(self, x: Tensor) -> object:
+        return iter((2 * x,))
+
+
 def forward_only(model: nn.Module, x: Tensor) -> None:
     model(x)
 
@@ -182,6 +213,8 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.HOOKS_INSIDE, Slopes(), penalty),
+    (notes.GAVE_BACK, Products(), penalty),
+    (notes.NOT_OPENED, Wrapped(), forward_only),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),
     (notes.BATCHED, nn.Linear(2, 1), batched),
@@ -264,6 +297,77 @@ def test_nothing_missing_nothing_said() -> None:
     with gradlib.record(model) as recording:
         with_gradient(model, torch.ones(3, 2))
     assert recording[""].note == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(Parts(), torch.ones(3, 2)), (nn.MaxPool1d(2, return_indices=True), None)],
+)
+def test_an_output_that_requires_no_grad(
+    model: nn.Module, x: Tensor | None, tmp_path: Path
+) -> None:
+    if x is None:
+        x = torch.ones(1, 1, 4, requires_grad=True)
+    else:
+        model.get_submodule("right").requires_grad_(requires_grad=False)
+    with gradlib.record(model) as recording:
+        model(x)[0].sum().backward()
+    recording.save(tmp_path / "notes.safetensors")
+    for it in recording, gradlib.load_recording(tmp_path / "notes.safetensors"):
+        assert "output[1] does not require grad" in it[""].note
+        assert "output[0]" not in it[""].note
+
+
+class Result:
+    """What is not opened."""
+
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
+
+
+class Results(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Result:
+        return Result(self.factor * (x.y if isinstance(x, Result) else x))
+
+
+class Handing(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.first, self.second = Results(2.0), Results(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x)).y
+        return y
+
+
+def test_what_is_not_opened_is_said_everywhere(tmp_path: Path) -> None:
+    def recorded(factor: float) -> gradlib.Recording:
+        model = Handing(factor)
+        with gradlib.record(model) as recording:
+            model(torch.ones(3, 2, requires_grad=True)).sum().backward()
+        return recording
+
+    recording = recorded(3.0)
+    recording.save(tmp_path / "notes.safetensors")
+    output = notes.NOT_OPENED.format("output", "Result")
+    for it in recording, gradlib.load_recording(tmp_path / "notes.safetensors"):
+        assert it["first"].note == output
+        # As the forward ends, it shows what has come of what was in it.
+        assert torch.equal(it["first"].grad_input[0], torch.full((3, 2), 6.0))
+        given = notes.NOT_OPENED.format("args[0]", "Result")
+        assert it["second"].note.startswith(f"{given}; {output}")
+        compared = it.compare(recorded(3.0))
+        assert any(output in reason for reason in compared.skipped)
+    skipped = {it.name: it.reason for it in recording.verify().skipped}
+    assert skipped["first"] == output
+    # Nobody sees by what it multiplies, but in the output of the whole.
+    compared = recording.compare(recorded(4.0))
+    assert compared.first is not None
+    assert compared.first.name == ""
 
 
 def test_these_are_all() -> None:

@@ -372,7 +372,6 @@ DEEP: dict[str, Callable[[], list[nn.Module]]] = {
     "scales at first": lambda: [Waves(), Powers(2), nn.Linear(3, 2)],
     "norm at first": lambda: [nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)],
     "copies": lambda: [nn.Linear(3, 3), WithCopies(), nn.Linear(3, 1)],
-    "saved tensors": lambda: [nn.Linear(3, 3), nn.Tanh(), Products()],
     "GRU": lambda: [nn.Unflatten(1, (1, 3)), nn.GRUCell(3, 3), nn.Linear(3, 1)],
 }
 
@@ -387,32 +386,6 @@ class Powers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * x
         return y if self.power == 2 else y * x
-
-
-class Product(torch.autograd.Function):
-    """The sum of a product, whose backward returns what it has saved as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return (x * w).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor, ...]:
-        x, w = ctx.saved_tensors
-        return w, x
-
-
-class Products(nn.Module):
-    """Such a product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        product: Any = Product.apply(x, self.w)
-        return product
 
 
 class WithCopies(nn.Module):
@@ -582,6 +555,69 @@ def test_a_view_that_is_overwritten_and_differentiated_again(
         assert call.note == expected.note
 
 
+def test_results_are_the_same_where_a_backward_returns_what_it_has_saved(
+    tmp_path: Path,
+) -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            return (x * w).sum()
+
+        @staticmethod
+        def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor, ...]:
+            x, w = ctx.saved_tensors
+            return w, x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Any:
+            return Product.apply(x, self.w)
+
+    model, x = Model(), torch.ones(3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (grad,) = torch.autograd.grad(model(x), x, create_graph=True)
+        assert grad is model.w
+    recording.save(tmp_path / "it.safetensors")
+    for it in recording, gradlib.load_recording(tmp_path / "it.safetensors"):
+        assert it[""].note.endswith(notes.GAVE_BACK)
+
+
+def test_two_recordings_take_each_others_hooks_for_no_others() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Aliased(nn.Linear(3, 3)), nn.Linear(3, 1))
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as one, gradlib.record(model) as other:
+        penalty(model, x)
+    assert not any("a hook has made" in call.note for call in (*one, *other))
+
+
+def test_a_pass_inside_a_backward_that_gives_a_call_nothing() -> None:
+    """The backward of cat() computes what nobody has asked for: it is dropped."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(torch.cat([x, x], 1)).tanh()
+            z = y.detach().requires_grad_()
+            again = self.fc(torch.cat([z, x], 1)).tanh()
+            y.register_hook(
+                lambda v: v + torch.autograd.grad(again, z, v, retain_graph=True)[0]
+            )
+            return y
+
+    with gradlib.record(model := Model()) as recording:
+        model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    (pass_,) = recording[""].passes
+    assert pass_.grad_output[0] is not None
+    assert [len(call.passes) for call in recording.calls("fc")] == [1, 1]
+
+
 def test_a_pass_that_first_meets_a_call_by_a_node() -> None:
     class Leaves(nn.Module):
         def __init__(self) -> None:
@@ -664,6 +700,7 @@ def test_a_pass_through_the_gradient_that_one_was_given() -> None:
         same.square().sum().backward()
     for number, call in enumerate(recording.calls("shift")):
         assert [it.backward for it in call.passes] == [2 * number]
+        assert notes.GAVE_BACK not in call.note
     assert recording.verify().ok
 
 
@@ -3093,6 +3130,46 @@ def test_a_tensor_detached_in_place() -> None:
     (grad,) = call.grad_output
     assert_close(call.grad_input, (grad @ model.second.weight.detach(),))
     assert recording["first"].passes == ()
+
+
+class Recurrent(nn.Module):
+    """A cell, whose second output is its next state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.cell(x) + state / 2
+        return state.sum(1), state
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_state_detached_in_place_between_forwards(each: bool) -> None:
+    """It keeps the hooks of what it was, and is another tensor since."""
+    model, steps = Recurrent(), torch.randn(3, 2, 3)
+
+    def run(cut: Callable[[Tensor], Tensor]) -> gradlib.Recording:
+        state, losses = torch.zeros(2, 3), []
+        with gradlib.record(model) as recording:
+            for x in steps:
+                y, state = model(x, state)
+                losses.append(y.square().sum())
+                if each:
+                    losses[-1].backward()
+                state = cut(state)
+            if not each:
+                torch.stack(losses).sum().backward()
+        return recording
+
+    inplace = run(lambda state: state.detach_().requires_grad_())
+    apart = run(lambda state: state.detach().requires_grad_())
+    for call, expected in zip(inplace, apart, strict=True):
+        assert call.note == expected.note
+        assert len(call.passes) == len(expected.passes) == 1
+        for field in ("grad_input", "grad_input_total", "grad_output"):
+            assert_same_bits(getattr(call, field), getattr(expected, field))
+    assert inplace.verify().ok
 
 
 @pytest.mark.parametrize("hooked", [False, True])

@@ -656,6 +656,17 @@ def test_each_of_the_statistics_counts(
 def test_what_is_no_value_is_not_compared() -> None:
     for other in (object(), np.ones(3), 1):
         assert returned(object()).compare(returned(other)).ok
+    (reason,) = [
+        it for it in returned(object()).compare(returned(1)).skipped if "type" in it
+    ]
+    assert "(output is of type object: tensors in it" in reason
+
+
+def test_something_and_nothing_part() -> None:
+    for one, other in (object(), None), (None, object()):
+        first = returned(one).compare(returned(other)).first
+        assert first is not None
+        assert first.reason == "only one of the two is there"
 
 
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])

@@ -448,3 +448,14 @@ def test_a_recording_without_its_model_can_be_pickled(
     loaded = gradlib.load_recording(tmp_path / "a.safetensors")
     assert str(again(loaded)) == str(recording)
     assert again(loaded).compare(recording).ok
+
+
+def test_an_integer_beyond_all_floats_prints() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, number: int) -> Tensor:
+            del number
+            return 2 * x
+
+    with gradlib.record(model := Model()) as recording:
+        model(torch.ones(2), 10**400)
+    assert "1.00e+400" in str(recording[""])

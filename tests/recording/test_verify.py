@@ -835,6 +835,26 @@ def test_a_hook_that_was_set_since() -> None:
     assert recording.verify().ok
 
 
+@pytest.mark.cpu
+def test_finite_differences_of_what_onednn_lays_out() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            packed: Any = x
+            return self.act(packed.to_mkldnn()).to_dense()
+
+    with gradlib.record(model := Model()) as recording:
+        model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    assert recording.verify().ok
+    found = recording.verify(numerical=True)
+    assert not found.disagreements
+    reasons = {it.name: it.reason for it in found.skipped}
+    assert "oneDNN, which knows no float64" in reasons["act"]
+
+
 def test_nothing_verified_is_not_ok() -> None:
     net = nn.Linear(3, 3)
     with gradlib.record(net) as recording:
