@@ -109,10 +109,10 @@ def per_sample_jacobian(
             Integers beside other inputs are not looked at. It leaves parameters,
             buffers and random state as they are; what `fn` changes outside of modules
             is changed by every call. It detects a cut path that changes the slope of a
-            sample along a random direction by a thousandth of it
-            (by a twentieth, below float32 or in TF32), and warns if rounding hides
-            that. What torch's derivatives leave out stays as it is: the row of padding
-            in an embedding, the symmetry of a matrix that goes to
+            sample along a random direction by a thousandth of it (by a twentieth, below
+            float32, in TF32, or where `fn` cannot run in float64), and warns if
+            rounding hides that. What torch's derivatives leave out stays as it is: the
+            row of padding in an embedding, the symmetry of a matrix that goes to
             ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero half of one
             that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``, whose
             columns there mean nothing. For a chain of known layers there is nothing to

@@ -139,7 +139,7 @@ def _look(
         apart, size = abs(slope - known), max(size, abs(slope))
         if not math.isfinite(apart):
             return _Verdict.UNSETTLED, base
-        if apart > caller.how.sure * size + noise:
+        if apart > caller.how.surer * size + noise:
             if len(rises) == 1:
                 rises += [rise(times * step) for times in LONGER]
             # Where the differences themselves do not settle they say nothing.

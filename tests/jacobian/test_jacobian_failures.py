@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -516,6 +517,53 @@ PROGRAMS: dict[str, tuple[Callable[[], Callable[..., Any]], tuple[int, ...]]] = 
         (2, 2),
     ),
 }
+
+
+class Kernel(torch.autograd.Function):
+    """Stands for one that is written for float32, and has a wrong backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: float) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return ctx.slope * grads[0] * x.exp(), None
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.93, 1.09])
+@pytest.mark.parametrize("seed", range(4))
+def test_where_float64_is_not_to_be_had_a_twentieth_is_seen(
+    slope: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+
+    def fn(x: Tensor) -> Any:
+        return Kernel.apply(x, slope)
+
+    with nullcontext() if slope == 1 else pytest.raises(gradlib.DetachedPathError):
+        gradlib.per_sample_jacobian(fn, points(5, 6, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nets_for_float32_alone_leave_no_doubt(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 16), nn.ReLU()
+    )
+
+    def fn(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        y: Tensor = model(x)
+        return y
+
+    gradlib.per_sample_jacobian(fn, torch.randn(8, 1, 5, 5))  # or it would warn
 
 
 @pytest.mark.parametrize("mode", ROWS)
