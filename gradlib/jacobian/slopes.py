@@ -50,8 +50,8 @@ IN_FLOAT = Closeness(
     step=3e-3,
     looks=((0.0, 3e-3), (1e-2, 1e-3), (3e-2, 3e-3), (1e-2, 1e-2)),
     coarse=1e-2,
-    # Of 96 random nets kinks leave three in doubt. With two thirds of `surer` they leave
-    # five; with five thirds one, and one wrong slope in fifty, off by a fourteenth, is
+    # Of 96 random nets kinks leave three in doubt; with two thirds of `surer`, five.
+    # With five thirds of it one, and one slope of fifty that is off by a fourteenth is
     # taken for right.
     sure=0.05,
     surer=0.015,
