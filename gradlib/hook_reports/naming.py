@@ -26,8 +26,8 @@ def name_by_value(
         grad: A gradient of any shape.
         noise: How far apart two computations of a known gradient were, next to its
             largest entry, by the same name; none for 0.
-        groups: Known gradients by the name of the tensor they belong to. A form is
-            looked for in the first group before the second.
+        groups: Known gradients by the name of the tensor they belong to. Of what fits
+            equally well that in the first group goes before that in the second.
         whole: The names of those that are no sums of what the module computes: its
             outputs'. Parts that add up to one do so by chance, or by a mean's weights.
 
@@ -38,8 +38,8 @@ def name_by_value(
         as two computations of the same.
     """
     for form in FORMS:
-        for known in groups:
-            for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
+        for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
+            for known in groups:
                 forms = {
                     name: form(
                         grad, value, partial(_same, tolerance(name, grad, value))
@@ -106,8 +106,11 @@ def _nothing(_name: str, _a: Tensor, _b: Tensor) -> float:
 
 
 def _rounding(_name: str, a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors may differ as the same sum does in another order."""
-    return 4 * _eps(a, b)
+    """Return how far two tensors may differ as the same sum does in another order.
+
+    What is narrower than float32 is summed up in that.
+    """
+    return 4 * min(_eps(a, b), torch.finfo(torch.float32).eps)
 
 
 def _repeating(noise: Mapping[str, float], name: str, a: Tensor, b: Tensor) -> float:
@@ -121,12 +124,16 @@ def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
         return False
     x, y = _alike(a, b)
     largest = max(_largest(t) for t in (x, y))
-    return torch.allclose(x, y, rtol=0, atol=tolerance * largest, equal_nan=True)
+    eps = _eps(a, b)
+    # Then each entry of what is narrower is rounded once.
+    once = eps if tolerance and eps > torch.finfo(torch.float32).eps else 0.0
+    return torch.allclose(x, y, rtol=once, atol=tolerance * largest, equal_nan=True)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
     """Return how far two tensors of one shape differ, next to their largest entry."""
-    return _largest(a - b) / max(_largest(a), _largest(b), TINY)
+    x, y = _alike(a, b)
+    return _largest(x - y) / max(_largest(x), _largest(y), TINY)
 
 
 def _eps(a: Tensor, b: Tensor) -> float:
@@ -135,8 +142,15 @@ def _eps(a: Tensor, b: Tensor) -> float:
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return a.to(dtype), b.to(a.device, dtype)
+    x, y = _computable(a), _computable(b)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return x.to(dtype), y.to(x.device, dtype)
+
+
+def _computable(tensor: Tensor) -> Tensor:
+    """Return a tensor in a dtype that torch computes with: not one of eight bits."""
+    is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    return tensor.float() if is_float8 else tensor
 
 
 def _rounds(tensor: Tensor) -> bool:
@@ -144,5 +158,6 @@ def _rounds(tensor: Tensor) -> bool:
 
 
 def _largest(tensor: Tensor) -> float:
+    tensor = _computable(tensor)
     finite = torch.where(tensor.isfinite(), tensor, torch.zeros_like(tensor))
     return finite.abs().max().item() if tensor.numel() else 0.0

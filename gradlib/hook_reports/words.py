@@ -301,6 +301,14 @@ class HookedCall:
     def _why_node(self, kind: str, lengths: Mapping[str, int]) -> str:
         """Say what decides the lengths of the tuples that a node's hook gets."""
         field = "grad_input" if kind == NODE else "grad_output"
+        if self._maker is not None:
+            name, maker = self._returned, self.last_node()[0]
+            return (
+                f"The module returns {name} itself, so the node is {maker}, which made "
+                f"{name} outside the module: there the hook receives one entry for "
+                f"each {field.removeprefix('grad_')} of {maker}. In the copy a "
+                f"stand-in has {lengths[field]}."
+            )
         said = (
             f"{_entries(lengths[field])} in {field}: one for each "
             f"{field.removeprefix('grad_')} of {self.last_node()[0]}, the node that "

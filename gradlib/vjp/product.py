@@ -312,7 +312,7 @@ def _rounding(
 
 def _finite(values: Tensor) -> Tensor:
     """Return the entries that are finite."""
-    entries = values.flatten()  # a mask finds 25 axes at most on a GPU
+    entries = wide(values).flatten()  # a mask finds 25 axes at most on a GPU
     return entries[entries.isfinite()]
 
 

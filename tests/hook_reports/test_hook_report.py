@@ -1205,6 +1205,62 @@ def test_a_copy_that_is_none() -> None:
     assert not module._backward_hooks
 
 
+class Residual(nn.Module):
+    """What its branch adds to the gradient is a hundredth, in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(3, 3, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(3, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x + 0.01 * self.branch(x))
+        return y
+
+
+def test_what_is_nearly_a_gradient_in_bfloat16_is_not_named_so() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    kinds = gradlib.hook_report(Residual(), x).kinds
+    found = kinds["register_backward_hook"].grad_input[0].what
+    assert found == "gradient of an inner tensor, from AddBackward0"
+    assert kinds["register_full_backward_hook"].grad_input[0].what == "gradient of x"
+
+
+class Narrow(nn.Module):
+    """Goes through eight bits, with which torch computes next to nothing."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.back = back
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.to(torch.float8_e4m3fn)
+        return y.float() if self.back else y
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_gradients_in_eight_bits(back: bool) -> None:
+    x = torch.randn(3, requires_grad=True)
+    kinds = gradlib.hook_report(Narrow(back), x).kinds
+    entry = kinds["register_full_backward_hook"].grad_input[0]
+    assert entry.what.startswith("gradient of x")
+
+
+def test_the_node_of_an_argument_that_is_returned() -> None:
+    x = torch.randn(3, requires_grad=True) * 1
+    kinds = gradlib.hook_report(nn.Identity(), x).kinds
+    for kind, field in (
+        ("Node.register_hook", "input"),
+        ("Node.register_prehook", "output"),
+    ):
+        assert kinds[kind].why == (
+            "The module returns input itself, so the node is MulBackward0, which made "
+            "input outside the module: there the hook receives one entry for each "
+            f"{field} of MulBackward0. In the copy a stand-in has 1."
+        )
+
+
 # The forms a gradient may be found in
 
 KNOWN = {"w": torch.arange(1.0, 7).reshape(2, 3), "v": torch.tensor([7.0, -2, 3])}
@@ -1216,8 +1272,8 @@ KNOWN = {"w": torch.arange(1.0, 7).reshape(2, 3), "v": torch.tensor([7.0, -2, 3]
         (KNOWN["w"], "gradient of w"),
         (KNOWN["w"] * (1 + 3e-7), "gradient of w"),
         (KNOWN["w"] * (1 + 1e-5), None),
-        (KNOWN["w"].bfloat16() * (1 + 2**-6), "gradient of w"),
-        (KNOWN["w"].bfloat16() * (1 + 2**-4), None),
+        (KNOWN["w"].bfloat16() * (1 + 2**-8), "gradient of w"),
+        (KNOWN["w"].bfloat16() * (1 + 2**-6), None),
         (KNOWN["w"].T, "gradient of w, transposed"),
         (KNOWN["w"].reshape(6), "gradient of w, reshaped"),
         (KNOWN["v"].expand(4, 3), "gradient of v, expanded"),
@@ -1244,6 +1300,7 @@ def test_exact_goes_before_close_and_both_are_named_when_equal() -> None:
     nearly = {"a": KNOWN["v"] * (1 + 1e-5), "b": KNOWN["v"] * (1 + 3e-7)}
     assert name_by_value(KNOWN["v"], {}, nearly) == "gradient of b"
     assert name_by_value(KNOWN["v"], {}, {}, KNOWN) == "gradient of v"
+    assert name_by_value(KNOWN["v"], {}, {"a": near["a"]}, KNOWN) == "gradient of v"
 
 
 def test_close_by_rounding_goes_before_close_as_two_runs_are() -> None:
