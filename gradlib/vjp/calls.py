@@ -16,6 +16,7 @@ from gradlib.vjp.arguments import (
     read_grad_outputs,
 )
 from gradlib.vjp.names import module_of
+from gradlib.vjp.wordings import code_of
 from gradlib.vjp.written import Site
 
 _OPTIONS = (
@@ -36,6 +37,32 @@ def raised_by_autograd(error: BaseException) -> bool:
     """Tell whether autograd raised an error, and no hook or function of Python."""
     steps = _steps(error)
     return bool(steps) and _is_of(steps[0], "torch.autograd")
+
+
+def raised_by_hook(error: BaseException) -> bool:
+    """Tell whether a hook or function of Python raised an error, and not autograd.
+
+    What a function has saved it asks autograd for, and that is autograd's error.
+    """
+    steps = _steps(error)
+    in_function = len(steps) > 1 and _is_of(steps[1], "torch.autograd.function")
+    if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
+        steps = steps[1:]
+    for step in steps:
+        if _is_call(step.tb_frame):
+            return False
+        if not _is_of(step, "torch"):
+            return True
+    return False
+
+
+_OF_WHAT_WAS_SAVED = ("GL111", "GL112")
+
+
+def _is_call(frame: FrameType) -> bool:
+    """Tell whether a frame is that of a call of autograd."""
+    name = frame.f_code.co_name
+    return module_of(frame) == "torch.autograd" and name in ("grad", "backward")
 
 
 def innermost_call(error: BaseException) -> Arguments | None:
@@ -134,9 +161,17 @@ def _alone(given: Any) -> Any:
 
 
 def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
-    """Tell whether an error is of an autograd call that a hook or function made."""
+    """Tell whether an error is of a hook or function, or of a call that one made."""
     call = innermost_call(error)
-    if call is None:
+    if call is None or raised_by_hook(error) or not _is_made_by_us(error):
         return True
     pairs = zip_longest(call.outputs.values, arguments.outputs.values)
     return any(one is not other for one, other in pairs)
+
+
+def _is_made_by_us(error: BaseException) -> bool:
+    """Tell whether the innermost call of autograd was made by this package."""
+    steps = iter(_steps(error))
+    made = any(_is_call(step.tb_frame) for step in steps)
+    outside = next((step for step in steps if not _is_of(step, "torch")), None)
+    return made and outside is not None and _is_of(outside, "gradlib")

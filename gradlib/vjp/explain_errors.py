@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.calls import frames_of, innermost_call
+from gradlib.vjp.calls import frames_of, innermost_call, raised_by_hook
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
@@ -79,6 +79,8 @@ def _explanation(error: Exception) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error."""
     frames = frames_of(error)
     arguments = innermost_call(error)
+    if arguments is not None and raised_by_hook(error):
+        return None
     is_torchs = isinstance(error, RuntimeError)
     code = code_of(str(error)) if is_torchs else None
     if arguments is not None and code not in _ONLY_RAISED:

@@ -3,9 +3,10 @@
 import re
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -356,6 +357,63 @@ def test_each_wording_was_said_by_a_release(wording: Wording) -> None:
     assert any(re.match(wording.words, said.message) for said in messages())
 
 
+class Mistaken(torch.autograd.Function):
+    """Raises in its backward what it was told."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, error: Exception) -> Tensor:
+        ctx.error = error
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor, None]:
+        raise ctx.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't retain_grad on Tensor that has requires_grad=False"),
+        RuntimeError("got 2 tensors and 1 gradients"),
+        KeyError("mine"),
+    ],
+)
+def test_what_a_hook_or_function_raises_is_no_error_of_the_call(
+    error: Exception,
+) -> None:
+    x, unused = vector(), vector()
+
+    def fail(_: Tensor) -> None:
+        raise error
+
+    hooked = x.clone()
+    hooked.register_hook(fail)
+    for y in hooked, cast(Tensor, Mistaken.apply(x, error)):
+        v = torch.ones_like(y)
+        for ask in gradlib.grad, gradlib.explain_vjp:
+            with pytest.raises(type(error)) as caught:
+                ask(y, x, v)
+            assert caught.value is error
+        # What torch would have found after the pass it has not come to.
+        with pytest.raises(type(error)), gradlib.explain_errors():
+            torch.autograd.grad(y, [x, unused], v)
+        assert not hasattr(error, "__notes__")
+
+
+def test_an_error_of_a_call_that_a_hook_makes_on_the_same_output() -> None:
+    def again(h: Tensor, x: Tensor, _: Tensor) -> Tensor:
+        return torch.autograd.grad(h, x, retain_graph=True)[0]  # without a v
+
+    for ask in gradlib.grad, gradlib.explain_vjp:
+        x = vector()
+        y = x.square()
+        h = y * 2
+        y.register_hook(partial(again, h, x))
+        with pytest.raises(RuntimeError) as caught:
+            ask(h, x, torch.ones_like(h))
+        assert not isinstance(caught.value, gradlib.GradlibError)
+
+
 OLD = "which is output 0 of ExpBackward, is at version 1; expected version 0 instead."
 
 
@@ -366,16 +424,21 @@ def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> N
     matrix += 1
     del other
 
-    def fail(_: Tensor) -> None:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by "
-            f"an inplace operation: [torch.FloatTensor {shape}], {OLD}"
-        )
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
 
-    x = vector()
-    x.register_hook(fail)
+        @staticmethod
+        def backward(_ctx: Any, *_grads: Tensor) -> Tensor:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been "
+                f"modified by an inplace operation: [torch.FloatTensor {shape}], {OLD}"
+            )
+
+    y: Any = Fails.apply(vector())
     with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
-        x.sum().backward()
+        y.sum().backward()
     # No node has saved it, so that is a guess.
     assert f"perhaps `{name}`, which" in notes(caught.value)[0].replace("\n", " ")
     assert hidden is not matrix
