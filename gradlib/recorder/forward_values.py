@@ -95,11 +95,8 @@ class Values:
         except RuntimeError:
             version = UNKNOWN
         known = self._known.get(id(tensor))
-        if known is not None:
-            if known.is_now(tensor, version):
-                return known
-            if known.version == version and known.tap is not None:
-                known.tap.remove()  # detach_() makes another of it, and leaves hooks
+        if known is not None and known.is_now(tensor, version):
+            return known
         node = tensor.grad_fn
         copy_now = foreign and node is None and not tensor.is_cuda
         copy_now = copy_now or node.__class__ is CtcLoss

@@ -12,7 +12,13 @@ from typing import TypeAlias, cast
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import CloneNode, leaf_of, next_sequence_number, sequence_number
+from gradlib.private import (
+    CloneNode,
+    CopySlices,
+    leaf_of,
+    next_sequence_number,
+    sequence_number,
+)
 from gradlib.recorder.graph import End, end_of
 from gradlib.recorder.views import Region
 from gradlib.recording.trace import Flow, Grads
@@ -81,8 +87,11 @@ def made_by(
         # What goes in at two places is one tensor, and has one share.
         wanted.setdefault(end, {})[id(grads), id(flow)] = it
     given = [it.grad_fn for it in grads_out if it is not None]
-    seen: set[Node | None] = {node, None, *given, *inputs}
+    ends: set[Node | None] = {node, None, *given, *inputs}
+    seen = {*ends}
     newer = _newer_than(node) if known is None else max(sequence_number(node), known)
+    if type(node) is CopySlices:  # whose operation on the view has a node of its own
+        newer = -1
     # With each, whether it has made what was overwritten: then it is older.
     stack = [(it.grad_fn, False) for it in grads_in if it is not None]
     while stack:
@@ -93,7 +102,7 @@ def made_by(
             continue
         seen.add(maker)
         for number, edge in enumerate(maker.next_functions):
-            end = _end_of(edge, inputs)
+            end = _end_of(edge, ends)
             for _, grads, part, flow in wanted.get(end, {}).values():
                 yield maker, (number, grads, part, flow)
             is_way_on = end not in wanted or end in views
@@ -135,17 +144,17 @@ def _newer_than(node: Node) -> int:
     return number if number + FEW < next_sequence_number() else -1
 
 
-def _end_of(edge: tuple[Node | None, int], inputs: Collection[Node | None]) -> End:
+def _end_of(edge: tuple[Node | None, int], ends: Collection[Node | None]) -> End:
     """Return where an edge leads.
 
     What overwrites a tensor that it needs has saved a copy, and that leads on to it.
 
     Args:
         edge: The edge.
-        inputs: The nodes of what went into the forward as it was.
+        ends: Nodes that are no such copies.
     """
     node, number = edge
-    while node is not None and type(node) is CloneNode and node not in inputs:
+    while node is not None and type(node) is CloneNode and node not in ends:
         ((node, number),) = node.next_functions
     leaf = None if node is None else leaf_of(node)
     return cast(End, (node, number)) if leaf is None else id(leaf)

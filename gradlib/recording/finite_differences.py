@@ -33,6 +33,9 @@ LOOKS = ((0.0, 1e-5), (1e-3, 1e-8), (1e-2, 1e-7), (1e-3, 1e-6))
 # four, nearly none did in small modules.
 DIRECTIONS = 4
 
+HIDING = 0.1
+"""From which part of the slopes on rounding may hide an error."""
+
 SEED = 7_105_243
 
 
@@ -72,16 +75,19 @@ def _error(
     generator: torch.Generator,
     allowed: float,
 ) -> float:
-    """Return the smallest error of all looks: who is right once is right."""
-    least = math.inf
-    seen = False
+    """Return the smallest error of all looks: who is right once is right.
+
+    Where rounding may hide an error a look counts only if there is no other.
+    """
+    least: dict[bool, float] = {}  # by whether a look is clear
     for away, step in LOOKS:
-        error = _look(trace, number, key, value, away, step, generator)
-        if error is not None:
-            seen, least = True, min(least, error)
-        if least <= allowed:
+        look = _look(trace, number, key, value, away, step, generator)
+        if look is not None:
+            error, is_clear = look
+            least[is_clear] = min(error, least.get(is_clear, math.inf))
+        if least.get(True, math.inf) <= allowed:
             break
-    return least if seen else 0.0
+    return least.get(True, least.get(False, 0.0))
 
 
 def _look(
@@ -92,8 +98,11 @@ def _look(
     away: float,
     step: float,
     generator: torch.Generator,
-) -> float | None:
-    """Return the error at one point; ``None`` where there are no slopes."""
+) -> tuple[float, bool] | None:
+    """Return the error at one point, and whether rounding leaves it clear.
+
+    It is ``None`` where there are no slopes.
+    """
     point = _double(value)
     scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
     point = point + away * scale * drawn_like(point, generator)
@@ -151,16 +160,21 @@ def _slope(
     return _Slope(rise / (2 * h), noise)
 
 
-def _relative(slopes: list[_Slope]) -> float | None:
-    """Return how far the slopes are apart, as a part of them; ``None`` for none."""
+def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
+    """Return how far the slopes are apart, as a part of them; ``None`` for none.
+
+    Returns:
+        That, and whether rounding is too little to hide more.
+    """
     seen, known = [it.seen for it in slopes], [it.known for it in slopes]
     if not all(map(math.isfinite, seen)):
         return None
     if not all(map(math.isfinite, known)):
-        return math.inf
+        return math.inf, True
     apart = [max(abs(it.seen - it.known) - it.noise, 0.0) for it in slopes]
     size = max(math.hypot(*seen), math.hypot(*known))
-    return math.hypot(*apart) / size if any(apart) else 0.0
+    is_clear = math.hypot(*(it.noise for it in slopes)) <= HIDING * size
+    return (math.hypot(*apart) / size if any(apart) else 0.0), is_clear
 
 
 def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:

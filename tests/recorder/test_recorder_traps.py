@@ -384,6 +384,8 @@ class Powers(nn.Module):
         self.power = power
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.power == 1:
+            return 2 * x
         y = x * x
         return y if self.power == 2 else y * x
 
@@ -492,6 +494,10 @@ class UsedBefore(Reshaped):
         return 2 * view + self.then(view)
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "silu": F.silu,  # saves what it is given
+    "tanh": lambda x, inplace: x.tanh_() if inplace else x.tanh(),  # its result
+}
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "reshaped": lambda x: x.view(-1),
     "a part": lambda x: x[:, :2],
@@ -504,21 +510,30 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "where", ["inside", "by a child", "by a child at last", "by the next"]
 )
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_view_that_is_overwritten_and_differentiated_again(
-    form: str, where: str, elsewhere: bool
+    activation: str, form: str, where: str, elsewhere: bool
 ) -> None:
     """What it was before is saved as a copy, through which the later pass comes back.
 
     It is the same as without overwriting anything.
     """
-    view = FORMS[form]
+    view, activate = FORMS[form], ACTIVATIONS[activation]
+
+    class Activation(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.inplace = inplace
+
+        def forward(self, x: Tensor) -> Tensor:
+            return activate(x, self.inplace)
 
     def built(inplace: bool) -> nn.Sequential:
         torch.manual_seed(0)
-        last = nn.SiLU(inplace)
+        last = Activation(inplace)
         if where == "inside":
             act: list[nn.Module] = [
-                Reshaped(lambda x: F.silu(view(x), inplace), nn.Identity())
+                Reshaped(lambda x: activate(view(x), inplace), nn.Identity())
             ]
         elif where == "by a child":
             act = [Reshaped(view, last)]
@@ -553,6 +568,62 @@ def test_a_view_that_is_overwritten_and_differentiated_again(
             assert_close(pass_.grad_input_total, it.grad_input_total)
             assert_close(pass_.grad_output, it.grad_output)
         assert call.note == expected.note
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.7]))
+
+    def forward(self, x: Tensor, inplace: bool) -> Tensor:
+        return x.mul_(self.w) if inplace else x * self.w
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_part_that_two_calls_overwrite_in_three_orders(elsewhere: bool) -> None:
+    """The calls share a weight, and what each returns is dropped in place."""
+
+    class Model(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.scale, self.inplace = Scale(), inplace
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x * 1.5
+            for _ in range(2):
+                part = self.scale(h[1:], self.inplace)
+                h = h if self.inplace else torch.cat([h[:1], part])
+            return h
+
+    start = torch.randn(3).double()
+
+    def recorded(inplace: bool) -> gradlib.Recording:
+        model, x = Model(inplace).double(), start.clone().requires_grad_()
+
+        def differentiate(y: Tensor) -> None:
+            last = (y**3).sum()
+            for _ in range(2):
+                asked = [x, model.scale.w]
+                grads = torch.autograd.grad(last, asked, create_graph=True)
+                last = torch.stack([it.square().sum() for it in grads]).sum()
+            last.backward()
+
+        with gradlib.record(model) as recording:
+            y = model(x)
+            if elsewhere:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(differentiate, y).result()
+            else:
+                differentiate(y)
+        return recording
+
+    calls, others = (recorded(it).calls("scale") for it in (True, False))
+    for call, expected in zip(calls, others, strict=True):
+        assert len(call.passes) == len(expected.passes) == 3
+        for pass_, it in zip(call.passes, expected.passes, strict=True):
+            assert_close(pass_.grad_input[0], it.grad_input[0])
+            assert_close(pass_.param_grads, it.param_grads)
+            assert_close(pass_.param_grads_total, it.param_grads_total)
 
 
 def test_results_are_the_same_where_a_backward_returns_what_it_has_saved(
@@ -3132,6 +3203,32 @@ def test_a_tensor_detached_in_place() -> None:
     assert recording["first"].passes == ()
 
 
+def test_a_tensor_detached_in_place_after_its_use() -> None:
+    class Model(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.first, self.twice = nn.Linear(3, 3), Powers(1)
+            self.second, self.inplace = nn.Linear(3, 3), inplace
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            y = self.twice(h)
+            return y + self.second(h.detach_() if self.inplace else h.detach())
+
+    x, weights = torch.randn(2, 3), copy.deepcopy(Model(inplace=True).state_dict())
+    recordings: list[gradlib.Recording] = []
+    for inplace in True, False:
+        model = Model(inplace)
+        model.load_state_dict(weights)
+        with gradlib.record(model) as recording:
+            model(x).square().sum().backward()
+        recordings.append(recording)
+    for call, expected in zip(*recordings, strict=True):
+        assert call.note == expected.note
+        for field in ("grad_input", "grad_input_total", "grad_output"):
+            assert_same_bits(getattr(call, field), getattr(expected, field))
+
+
 class Recurrent(nn.Module):
     """A cell, whose second output is its next state."""
 
@@ -3887,7 +3984,7 @@ def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
 
 
 @pytest.mark.cpu  # no GPU was asked whether it has such tensors
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_channel")  # it is deprecated
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # they are deprecated
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
 def test_quantized_tensors_with_floating_zero_points(reduce: Any) -> None:
     class Quantizes(nn.Module):

@@ -835,6 +835,33 @@ def test_a_hook_that_was_set_since() -> None:
     assert recording.verify().ok
 
 
+@pytest.mark.parametrize("slope", [2.0, 2.2])
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e6])
+def test_an_output_that_is_large_beside_its_slopes(slope: float, offset: float) -> None:
+    class Energy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.square().sum(1) + offset
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return slope * x * grads[0][:, None]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Energy.apply(x)
+
+    torch.manual_seed(0)
+    with gradlib.record(model := Model()) as recording:
+        model(torch.randn(8, 5).double().requires_grad_()).sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok == (slope == 2.0)
+    if not found.ok:
+        assert found.disagreements[0].error == pytest.approx(1 - 2.0 / slope, rel=0.5)
+
+
 @pytest.mark.cpu
 def test_finite_differences_of_what_onednn_lays_out() -> None:
     class Model(nn.Module):

@@ -424,19 +424,11 @@ def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> N
     matrix += 1
     del other
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, *_grads: Tensor) -> Tensor:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been "
-                f"modified by an inplace operation: [torch.FloatTensor {shape}], {OLD}"
-            )
-
-    y: Any = Fails.apply(vector())
+    error = RuntimeError(
+        "one of the variables needed for gradient computation has been modified by "
+        f"an inplace operation: [torch.FloatTensor {shape}], {OLD}"
+    )
+    y: Any = Mistaken.apply(vector(), error)
     with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
         y.sum().backward()
     # No node has saved it, so that is a guess.
