@@ -5,6 +5,7 @@ however often it occurs, and beside them everything else as JSON. The JSON stand
 tensor of bytes: the header of a safetensors file has no room for a long recording.
 """
 
+import copyreg
 import dataclasses
 import hashlib
 import json
@@ -252,12 +253,28 @@ class _Reader:
         return torch.view_as_complex(self._tensors[number])
 
 
+class _Made(type):
+    """A class made from what a file says of one.
+
+    No module has it, so ``pickle`` is told how to make it again.
+    """
+
+    made_of: tuple[str, str, tuple[str, ...]]
+
+
 @cache  # the same class each time: two recordings are compared by it
 def _class(tag: str, name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
     if tag == "namedtuple":
         # Not the form with types: its fields are known only now.
-        return cast(Any, namedtuple)(name, fields, rename=True)
-    return dataclasses.make_dataclass(name, fields)
+        made = cast(Any, namedtuple)(name, fields, rename=True)
+    else:
+        made = dataclasses.make_dataclass(name, fields)
+    kind = _Made(name, (made,), {"__doc__": made.__doc__})
+    kind.made_of = tag, name, fields
+    return kind
+
+
+copyreg.pickle(cast(Any, _Made), lambda kind: (_class, kind.made_of))
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -40,6 +40,11 @@ class Tree:
         """Flatten ``(args, kwargs)``."""
         return cls(*flatten_call(args, kwargs))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tell ``pickle`` how to make it again: a spec knows classes of one process."""
+        places = {place: place for place in range(len(self.leaves))}
+        return _made_again, (self.filled(places), self.leaves)
+
     def build(self) -> Any:
         """Return the structure."""
         return self.filled(dict(enumerate(self.leaves)))
@@ -67,6 +72,11 @@ class Tree:
     def paths(self) -> list[str]:
         """Return where each leaf stands."""
         return ["".join(map(_step, steps)) for steps in self.spec.paths()]
+
+
+def _made_again(form: Any, leaves: list[Any]) -> Tree:
+    places, spec = flatten(form)
+    return Tree([leaves[place] for place in places], spec)
 
 
 def _step(step: Any) -> str:

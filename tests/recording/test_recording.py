@@ -2,8 +2,12 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -448,6 +452,45 @@ def test_a_recording_without_its_model_can_be_pickled(
     loaded = gradlib.load_recording(tmp_path / "a.safetensors")
     assert str(again(loaded)) == str(recording)
     assert again(loaded).compare(recording).ok
+
+
+@dataclass
+class Scored:
+    """What a model may return."""
+
+    scores: Tensor
+
+
+def test_a_loaded_recording_is_pickled_with_the_classes_it_names(
+    tmp_path: Path,
+) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Scored(2 * x), x.max(1)
+
+    with gradlib.record(model := Model()) as recording:
+        model(torch.ones(2, 3))
+    recording.save(tmp_path / "it.safetensors")
+    loaded = gradlib.load_recording(tmp_path / "it.safetensors")
+    for again in _pickled, copy.copy, copy.deepcopy:
+        assert again(loaded).compare(recording).ok
+    # Another process knows none of them.
+    (tmp_path / "it.pickle").write_bytes(pickle.dumps(loaded))
+    program = (
+        "import pickle, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    call = pickle.load(file)['']\n"
+        "scored, most = call.output\n"
+        "print(scored.scores.tolist(), most.indices.tolist())"
+    )
+    path = str(tmp_path / "it.pickle")
+    run = subprocess.run(
+        [sys.executable, "-c", program, path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] [0, 0]\n"
 
 
 def test_an_integer_beyond_all_floats_prints() -> None:
