@@ -183,7 +183,14 @@ class _Look:
             place = self._first(around.gradients("outputs", number).items())
             if not isinstance(place, int):
                 break
-            found = _in_pass(around, number, grad_output_name(around, place))
+            before, remark = around.graph_before(number), ""
+            if before is not None:
+                remark = (
+                    f"{CAME}: look at what comes after it, and, as this pass may have "
+                    f"gone through the graph of {before} too, at the call itself."
+                )
+            name = grad_output_name(around, place)
+            found = _in_pass(around, number, name, remark)
             around = by_moment.get(around.caller)
         return found
 
@@ -233,6 +240,8 @@ def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonf
     return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
 
 
+CAME = "It came with the gradient of the call's output"
+
 NAN, INF = 1, 2
 """What a value has; the bits of both where it has both."""
 
@@ -277,8 +286,7 @@ def _meaning(field: str) -> str:
     if field.startswith(("param ", "buffer ")):
         return "It was there when the call began."
     if field.startswith("grad_output"):
-        came = "It came with the gradient of the call's output"
-        return f"{came}: look at what comes after it."
+        return f"{CAME}: look at what comes after it."
     if field.startswith("output"):
         return "The call made it: what it was given is finite."
     if "_total[" in field:

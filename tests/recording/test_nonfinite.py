@@ -565,3 +565,23 @@ def test_made_by_a_penalty_that_goes_through_a_graph() -> None:
     assert found is not None
     field = "passes[1].param_grads['weight']"
     assert (found.name, found.field) == ("2", field)
+
+
+def test_of_a_penalty_the_call_itself_may_have_made_it() -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.norm(dim=1)
+
+    model = nn.Sequential(nn.Identity(), Norm(), nn.Linear(2, 1))
+    x = torch.zeros(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (grad * torch.arange(1.0, 4)).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("1", "passes[1].grad_output[0]")
+    said = " ".join(str(found).split())
+    assert said.endswith(
+        "look at what comes after it, and, as this pass may have gone through the graph "
+        "of pass 0 too, at the call itself."
+    )
