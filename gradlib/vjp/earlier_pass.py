@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Sequence
 from contextlib import suppress
+from types import NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -59,8 +60,11 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
 def _may_free(earlier: EarlierPass, graph: set[Node], site: Site) -> bool:
     """Tell whether a pass goes through a part of a graph, as far as can be known."""
     output = value_of(ast.Name(earlier.output), site.frame)
-    if not isinstance(output, Tensor) or output.grad_fn is None:
-        return True  # something else, by now
+    if not isinstance(output, Tensor):
+        # A number it may be by now; who runs passes for others is no output.
+        return isinstance(output, int | float | NoneType)
+    if output.grad_fn is None:
+        return True
     return bool(_nodes_behind([output]) & graph)
 
 

@@ -23,6 +23,7 @@ from gradlib.vjp.connection import (
 from gradlib.vjp.diagnosis import (
     ORIGINAL,
     Diagnosis,
+    call,
     diagnosis,
     for_entries,
     recomputed,
@@ -189,7 +190,8 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
             f"The two stand in the wrong order: {place} was computed from "
             f"{called(outputs, 0, frames)}. The outputs come first."
         )
-        fix = f"{arguments.function}(x, y)"
+        v = "v" if _fits(arguments, given) else ""
+        fix = call(arguments, v, outputs="x", inputs="y")
     elif source is not None:
         instead = _name_at(source, frames)
         origin, step = _described(source, instead), place_of(given)[0].name()
@@ -218,6 +220,16 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         fix = recomputed(arguments, allow_unused=True)
     found = diagnosis("GL109", inputs.places[i], what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, inputs, frames)
+
+
+def _fits(arguments: Arguments, output: Tensor | GradientEdge) -> bool:
+    """Tell whether the vectors of a call fit another output."""
+    vectors = arguments.grad_outputs.values
+    shape = shape_of(output)
+    return bool(vectors) and all(
+        it is not None and shape is not None and list(it.shape) == list(shape)
+        for it in vectors
+    )
 
 
 def _name_at(place: Place, frames: Frames) -> str:

@@ -1,6 +1,6 @@
 """Whether outputs and inputs are of a kind that a gradient can be taken of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
     """Return what was meant by an output that is no tensor, and the line for it."""
     value, spelled = outputs.values[i], outputs.spelled[i]
     if isinstance(value, list | tuple):
-        return "Nested outputs are passed flat.", _flat("y", i)
+        return "Nested outputs are passed flat.", _flat("y", outputs.values)
     if isinstance(value, Mapping):
         return "Outputs by name are passed as a sequence.", f"y = {spelled}.values()"
     if isinstance(value, nn.Module):
@@ -83,7 +83,7 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
     if all(map(_is_named, inputs.values)):
         return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
     if isinstance(value, list | tuple):
-        return "Nested inputs are passed flat.", _flat("x", i)
+        return "Nested inputs are passed flat.", _flat("x", inputs.values)
     if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
         intent = "A state_dict() holds detached tensors. Pass the parameters."
         return intent, "x = dict(f.named_parameters())"
@@ -115,6 +115,10 @@ def _is_learned(mapping: Mapping[Any, object]) -> bool:
     return any(isinstance(it, Tensor) and it.requires_grad for it in mapping.values())
 
 
-def _flat(letter: str, i: int) -> str:
-    parts = [f"*{letter}[:{i}]" if i else "", f"*{letter}[{i}]", f"*{letter}[{i + 1}:]"]
-    return f"{letter} = [{', '.join(part for part in parts if part)}]"
+def _flat(letter: str, values: Sequence[Any]) -> str:
+    """Return the line that opens what stands nested among tensors."""
+    parts = [
+        f"{'*' * isinstance(value, list | tuple)}{letter}[{i}]"
+        for i, value in enumerate(values)
+    ]
+    return f"{letter} = [{', '.join(parts)}]"

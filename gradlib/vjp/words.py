@@ -96,8 +96,8 @@ def _of_equal_weights(product: Product, term: str, weights: Weights) -> str:
     ]
     if len(alone) == len(patterns):
         return (
-            f"{gradient}. Here each entry is {one}, of the one entry of y that depends "
-            "on that x: no column of J has two nonzero entries."
+            f"{gradient}. Here each entry is {one}, of the one entry of y that changes "
+            "with that x: at this x no column of J has two nonzero entries."
         )
     but = f", but for {_listed(alone, ', ')}" if alone else ""
     return f"{gradient}: each entry is {all_} a column of J, not dy/dx{but}."
@@ -132,8 +132,8 @@ def _of_samples(product: Product) -> Iterator[str]:
         for x, pattern in zip(product.inputs, row, strict=True):
             if pattern is Pattern.PER_SAMPLE:
                 yield (
-                    f"{x}[b] reaches {y}[b] alone, as a sample of a batch does: its "
-                    "sums have no other rows of J."
+                    f"At this x {x}[b] reaches {y}[b] alone, as a sample of a batch "
+                    "does: its sums have no other rows of J."
                 )
 
 

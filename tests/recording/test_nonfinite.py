@@ -582,6 +582,6 @@ def test_of_a_penalty_the_call_itself_may_have_made_it() -> None:
     assert (found.name, found.field) == ("1", "passes[1].grad_output[0]")
     said = " ".join(str(found).split())
     assert said.endswith(
-        "look at what comes after it, and, as this pass may have gone through the graph "
-        "of pass 0 too, at the call itself."
+        "look at what comes after it, and, as this pass may have gone through the "
+        "graph of pass 0 too, at the call itself."
     )

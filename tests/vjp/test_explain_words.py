@@ -160,7 +160,7 @@ def test_ones_are_dydx_where_no_two_outputs_share_an_input() -> None:
     y = nn.Linear(3, 1)(x)
     expected = (
         "The gradient of y.sum(). Here each entry is dy/dx, of the one entry of y that "
-        "depends on that x: no column of J has two nonzero entries."
+        "changes with that x: at this x no column of J has two nonzero entries."
     )
     assert meaning(y, x, torch.ones(5, 1)) == expected
     assert meaning(x[1:], x, torch.ones(4, 3)) == expected
@@ -172,7 +172,7 @@ def test_a_batch_with_several_outputs_for_each_sample() -> None:
     x = given(5, 3)
     text = said(nn.Linear(3, 2)(x), x, torch.ones(5, 2))
     assert "each entry is the sum of a column of J, not dy/dx." in text
-    assert "x[b] reaches y[b] alone, as a sample of a batch does" in text
+    assert "At this x x[b] reaches y[b] alone, as a sample of a batch does" in text
     assert "block diagonal" in text
 
 

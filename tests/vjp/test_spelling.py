@@ -623,6 +623,18 @@ EARLIER: dict[str, tuple[str, str]] = {
         "second.backward(*(None, False)); second.backward()",
         f"second = f(x)\n{SAME}",
     ),
+    "by what runs passes for others": (
+        "engine = type('Engine', (), {'backward': lambda _, it: it.backward()})(); "
+        "engine.backward(first); second.backward()",
+        f"second = f(x)\n{SAME}",
+    ),
+    "with a gradient of a function between": (
+        "g = lambda it: f(it)[0]; first.backward(); "
+        "torch.func.grad(g)(images.detach()); second.backward()",
+        "first, second = f(x)\n"
+        "first.backward(retain_graph=True)  # the earlier pass\n"
+        "second.backward()",
+    ),
     "of no variable": (
         "sum([second]).backward(); second.backward()",
         f"second = f(x)\n{SAME}",
@@ -630,11 +642,25 @@ EARLIER: dict[str, tuple[str, str]] = {
 }
 
 
+def test_what_stands_the_wrong_way_round_keeps_what_fits() -> None:
+    x = torch.ones(3, requires_grad=True)
+    names = {"x": x, "y": x * x}
+    code = fixed("gradlib.grad(x, y, torch.ones(3), create_graph=True)", **names)
+    assert code == "v = torch.ones(3)\ngradlib.grad(y, x, v, create_graph=True)"
+    names["y"] = (x * x).sum()
+    assert fixed("gradlib.grad(x, y, torch.ones(3))", **names) == "gradlib.grad(y, x)"
+
+
+def test_all_that_is_nested_is_opened() -> None:
+    x = torch.ones(3, requires_grad=True)
+    fixed("gradlib.grad(y, [[x], x, (x, x)])", x=x, y=(x * x).sum())
+
+
 @pytest.mark.parametrize("name", EARLIER)
 def test_the_earlier_pass_is_the_one_that_changes(name: str) -> None:
     program, code = EARLIER[name]
     names: dict[str, Any] = {}
-    shown = fix_in(error_of(dedent(LOSSES).format(program), names))
+    shown = fix_in(error_of(dedent(LOSSES).replace("{}", program), names))
     assert shown == code
     f = names["f"] if ", " in code.split(" = ")[0] else lambda x: names["f"](x)[1]
     run(shown, names | {"f": f, "x": names["images"]})
