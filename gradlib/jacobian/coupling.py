@@ -103,7 +103,8 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
         "Take out of fn what looks at the whole batch. A batch of one has nobody to "
         "mix with, but then fn is another function."
     )
-    lacks_batch = all(it.dim() == 1 for it in tensors_in(caller.arguments.inputs))
+    given = [it for it in caller.arguments.inputs.leaves if isinstance(it, Tensor)]
+    lacks_batch = all(it.dim() == 1 for it in given)
     if lacks_batch or (found is not None and found.kind in WITHIN_SAMPLES):
         fix += " A single sample is passed as a batch of one: x[None]."
     if found is not None and found.fix:
