@@ -275,7 +275,7 @@ class ModuleCalls:
     def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
         """Put what is kept of what the call is given in place of it, and hook it."""
         call, outermost = frame.call, not now.stack
-        closed: list[int] = []
+        closed: tuple[int, ...] = ()
         gathers = frame.gathers and self._gathers_inputs
         # What is computed again in the backward pass is given other tensors there.
         listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
@@ -283,7 +283,7 @@ class ModuleCalls:
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
-                    closed.append(place)
+                    closed = *closed, place
                 continue
             value = now.values.of(leaf, outermost)
             leaves[place] = value.kept
@@ -397,21 +397,21 @@ class ModuleCalls:
         if self._passes.set_by_others() > frame.hooks:
             call.hooks_inside = True
         asked: dict[int, Value] = {}
-        idle: list[int] = []
-        closed: list[int] = []
+        idle: tuple[int, ...] = ()
+        closed: tuple[int, ...] = ()
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
-                    closed.append(place)
+                    closed = *closed, place
                 continue
             value = now.values.of(leaf)
             leaves[place] = value.kept
             if leaf.requires_grad:
                 asked[place] = value
             else:
-                idle.append(place)
+                idle = *idle, place
         call.output = Tree(leaves, spec)
         if closed:
             call.closed_outputs = closed
@@ -446,7 +446,8 @@ class ModuleCalls:
         if not (asked or closed):
             call.no_pass_because = notes.NO_GRAD_OUT
         else:
-            call.idle_outputs = idle
+            if idle is not call.idle_outputs:
+                call.idle_outputs = idle
             if len(asked) > 1 and "grad_output" in self._block.fields:
                 self._values.hook_inner(frame, asked)
         if frame.has_views:

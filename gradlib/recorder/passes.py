@@ -32,6 +32,10 @@ from gradlib.recorder.second_order import Part, Receiver, gives_back, made_by
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
+# How many hooks torch has set for us, in this process. As an attribute of a class each
+# change of it would have Python look up anew what that class has.
+_SET_BY_US = [0]
+
 NO_NUMBER = 2**64 - 1
 """The sequence number of what has none: a node that adds to a leaf's ``.grad``."""
 
@@ -217,8 +221,6 @@ class NodeHook:
 class Passes:
     """The backward passes of a block, and the hooks that gather their gradients."""
 
-    set_by_us = 0  # how many hooks torch has set for us, in this process
-
     def __init__(self, keep: Keep, keep_total: Keep, *, reduces: bool) -> None:
         """Begin with no pass seen.
 
@@ -310,7 +312,7 @@ class Passes:
         if self.reduces:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
         self.handles.append(handle)
-        Passes.set_by_us += 1
+        _SET_BY_US[0] += 1
 
     def _hook_for_more(self, node: Any, receivers: list[Receiver], thread: int) -> None:
         """Take what `node` computes, less what hooks of it take already."""
@@ -535,7 +537,7 @@ class Passes:
 
     def set_by_others(self) -> int:
         """Return how many hooks torch has set for others in this process."""
-        return hooks_set() - Passes.set_by_us
+        return hooks_set() - _SET_BY_US[0]
 
     def _be_last(self) -> None:
         """Put our hooks after those set since: these may change gradients."""
