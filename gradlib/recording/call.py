@@ -216,6 +216,14 @@ class Call(Printable):
         """Give form to what the recorder wrote down."""
         self._trace = trace
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the other is the same call, of the same recording."""
+        return isinstance(other, Call) and other._trace is self._trace
+
+    def __hash__(self) -> int:
+        """Agree with ``==``."""
+        return hash(self._trace)
+
     @property
     def name(self) -> str:
         """The module's name as ``named_modules()`` gives it; the root is ``""``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from gradlib import storage
 from gradlib.errors import (
@@ -140,9 +140,13 @@ class Recording(Printable):
             )
         return calls[index]
 
-    def __contains__(self, name: object) -> bool:
-        """Tell whether a module of that name was called."""
-        return isinstance(name, str) and bool(self._find(name))
+    def __contains__(self, key: object) -> bool:
+        """Tell whether a call is there, or one of a name, or of ``(name, index)``."""
+        if isinstance(key, Call):
+            return any(key == it for it in self)
+        name, index = key if _names_one(key) else (key, None)
+        found = self._find(name) if isinstance(name, str) else []
+        return bool(found) if index is None else any(it.index == index for it in found)
 
     def __iter__(self) -> Iterator[Call]:
         """Go through the calls in the order they began."""
@@ -561,6 +565,10 @@ def _legend(columns: list[str], example: Pass | None) -> str:
         what = "what reduce gave" if numbers_in(given) else "norm over all entries"
         parts.append(f"gradients: {what}, - where there is none")
     return "; ".join(parts)
+
+
+def _names_one(key: object) -> TypeGuard[tuple[object, object]]:
+    return isinstance(key, tuple) and len(cast(tuple[object, ...], key)) == 2
 
 
 def _name_and_index(key: object) -> tuple[str, int | None]:

@@ -493,6 +493,24 @@ def test_a_loaded_recording_is_pickled_with_the_classes_it_names(
     assert run.stdout == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] [0, 0]\n"
 
 
+def test_a_call_is_the_same_however_one_asks_for_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with gradlib.record(model) as recording, gradlib.record(model) as other:
+        for _ in range(2):
+            model(torch.ones(1, 2))
+    call = recording["0", 1]
+    assert call == recording.forwards[1]["0"] == recording.calls("0")[1]
+    assert call in recording
+    assert call in [*recording]
+    assert len({call, recording["0", 1], recording["0", 0]}) == 2
+    assert call != recording["0", 0]
+    assert call not in other
+    assert call != "0"
+    assert ("0", 1) in recording
+    for absent in ("0", 2), ("1", 0), ("0", 1, 2), (0, "0"), "1", 0:
+        assert absent not in recording
+
+
 def test_an_integer_beyond_all_floats_prints() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, number: int) -> Tensor:
