@@ -40,10 +40,6 @@ class Tree:
         """Flatten ``(args, kwargs)``."""
         return cls(*flatten_call(args, kwargs))
 
-    def __copy__(self) -> "Tree":
-        """Return another one of the same leaves."""
-        return Tree(self.leaves, self.spec)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Tell ``pickle`` how to make it again: a spec knows classes of one process."""
         places = {place: place for place in range(len(self.leaves))}

@@ -570,6 +570,39 @@ def test_a_view_that_is_overwritten_and_differentiated_again(
         assert call.note == expected.note
 
 
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize(
+    "overwrite", [Tensor.sigmoid_, Tensor.tanh_, Tensor.exp_, Tensor.relu_]
+)
+def test_a_part_that_is_overwritten_where_the_whole_goes_on(
+    overwrite: Callable[[Tensor], Tensor], itself: bool
+) -> None:
+    """As boxes of a detector: the operation has saved its result, or what it was."""
+
+    class Part(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return overwrite(x)
+
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x: Tensor) -> Tensor:
+            (overwrite if itself else self.part)(x[:, 1:])
+            return x
+
+    x = torch.randn(2, 3).double().requires_grad_()
+    with gradlib.record(model := Boxes()) as recording:
+        cubes = model(x * 1.5) ** 3
+        (grad,) = torch.autograd.grad(cubes.sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    for call in recording:  # who alone uses what it was given
+        assert [it.backward for it in call.passes] == [0, 1]
+        for pass_ in call.passes:
+            assert_close(pass_.grad_input, pass_.grad_input_total)
+
+
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
