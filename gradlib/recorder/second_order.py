@@ -87,28 +87,24 @@ def made_by(
         # What goes in at two places is one tensor, and has one share.
         wanted.setdefault(end, {})[id(grads), id(flow)] = it
     given = [it.grad_fn for it in grads_out if it is not None]
-    ends: set[Node | None] = {node, None, *given, *inputs}
-    seen = {*ends}
+    ends = {node, *given, *inputs}
+    seen: set[Node | None] = {None, *ends}
     newer = _newer_than(node) if known is None else max(sequence_number(node), known)
-    if type(node) is CopySlices:  # whose operation on the view has a node of its own
+    if type(node) is CopySlices:
+        # What it has overwritten, and the operation, have nodes that nobody else knows.
         newer = -1
-    # With each, whether it has made what was overwritten: then it is older.
-    stack = [(it.grad_fn, False) for it in grads_in if it is not None]
+    stack = [it.grad_fn for it in grads_in if it is not None]
     while stack:
-        maker, is_older = stack.pop()
-        if maker is None or maker in seen:
-            continue
-        if not is_older and sequence_number(maker) <= newer:
+        maker = stack.pop()
+        if maker is None or maker in seen or sequence_number(maker) <= newer:
             continue
         seen.add(maker)
         for number, edge in enumerate(maker.next_functions):
             end = _end_of(edge, ends)
             for _, grads, part, flow in wanted.get(end, {}).values():
                 yield maker, (number, grads, part, flow)
-            is_way_on = end not in wanted or end in views
-            if is_way_on and edge[0] is not None and isinstance(end, tuple):
-                is_saved = end[0] is not edge[0] and sequence_number(edge[0]) <= newer
-                stack.append((end[0], is_older or is_saved))
+            if isinstance(end, tuple) and (end not in wanted or end in views):
+                stack.append(end[0])
 
 
 def gives_back(

@@ -251,8 +251,8 @@ class _Both:
         names: dict[str, list[str]] = {}
         for trace in self._traces:
             other = self._pairs.get(id(trace))
-            both = [*closed(trace), *(closed(other) if other else ())]
-            for said in dict.fromkeys(both if other else ()):
+            both = [*closed(trace), *closed(other)] if other else []
+            for said in dict.fromkeys(both):
                 names.setdefault(said, []).append(numbered(trace.name, trace.index))
         return (f"{calls_text(found)} ({said})" for said, found in names.items())
 
