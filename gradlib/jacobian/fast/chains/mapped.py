@@ -52,6 +52,7 @@ class Maps(NamedTuple):
         size: Of what comes out of them, of each sample.
         entries: How many entries go into all of them together.
         widest: How many go into the one with the most.
+        live: How many of one vector there are at once at most, on the way back.
         narrowest: How many there are where everything passes the fewest.
         multiply_adds: What all convolutions and linear layers take.
         alike: What those at the end take that are the same for all samples.
@@ -63,6 +64,7 @@ class Maps(NamedTuple):
     size: Shape
     entries: int
     widest: int
+    live: int
     narrowest: int
     multiply_adds: int
     small_images: int = sys.maxsize
@@ -87,7 +89,7 @@ _ALIKE = (
 )
 """Layers whose Jacobian is the same for all samples."""
 
-NO_MAPS = Maps([], (), 0, 0, 0, 0)
+NO_MAPS = Maps([], (), entries=0, widest=0, live=0, narrowest=0, multiply_adds=0)
 
 
 def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
@@ -99,7 +101,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         like: Of that too.
     """
     found: list[Any] = []
-    entries = multiply_adds = alike = 0
+    entries = multiply_adds = alike = live = 0
     widest = narrowest = math.prod(size)
     small = sys.maxsize
     of_groups = False
@@ -112,6 +114,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         size = one.size
         entries += one.entries
         widest = max(widest, one.widest)
+        live = max(live, one.live)
         narrowest = min(narrowest, one.narrowest)
         multiply_adds += one.multiply_adds
         alike = alike + one.alike if type(layer) in _ALIKE else 0
@@ -120,13 +123,14 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     return Maps(
         found,
         size,
-        entries,
-        widest,
-        narrowest,
-        multiply_adds,
-        small,
-        of_groups,
-        alike,
+        entries=entries,
+        widest=widest,
+        live=live,
+        narrowest=narrowest,
+        multiply_adds=multiply_adds,
+        small_images=small,
+        of_groups=of_groups,
+        alike=alike,
     )
 
 
@@ -138,17 +142,20 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
     return Maps(
         [layer._replace(ways=(one.layers, other.layers))],
         one.size,
-        math.prod(size) + factors + one.entries + other.entries,
-        max(one.widest, other.widest),
-        one.outs,
-        one.multiply_adds + other.multiply_adds,
-        min(one.small_images, other.small_images),
-        one.of_groups or other.of_groups,
+        entries=math.prod(size) + factors + one.entries + other.entries,
+        widest=max(one.widest, other.widest),
+        # Beside the first way what came is there, beside the second what that gave too.
+        live=max(one.live, other.live + math.prod(size)) + one.outs,
+        narrowest=one.outs,
+        multiply_adds=one.multiply_adds + other.multiply_adds,
+        small_images=min(one.small_images, other.small_images),
+        of_groups=one.of_groups or other.of_groups,
     )
 
 
 def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
-    sizes, entries, widest, multiply_adds = [size], math.prod(size), 0, 0
+    sizes, entries = [size], math.prod(size)
+    widest = live = multiply_adds = 0
     stages = list[Stage]()
     # What does nothing is left out, so that others get other numbers.
     numbers = [0]
@@ -169,10 +176,18 @@ def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
         numbers.append(len(stages))
         entries += found.entries + len(others) * 2 * math.prod(size)
         widest = max(widest, found.widest, math.prod(size))
+        live = max(live, found.live)
         multiply_adds += found.multiply_adds
     size = sizes[numbers[-1]]
-    outs = math.prod(size)
-    return Maps([Woven(stages)], size, entries, widest, outs, multiply_adds)
+    return Maps(
+        [Woven(stages)],
+        size,
+        entries=entries,
+        widest=widest,
+        live=live + entries,  # what came to each stage may be there until its turn
+        narrowest=math.prod(size),
+        multiply_adds=multiply_adds,
+    )
 
 
 _OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {
@@ -189,7 +204,7 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     if shape is None:
         return None
     after, entries, multiply_adds = shape[1:], math.prod(size), 0
-    small = sys.maxsize
+    small, between = sys.maxsize, 0
     if kind in (nn.Conv2d, nn.Linear, Linear):
         parameters = parameters_of(layer, like)
         if parameters is None or (kind is not nn.Conv2d and len(size) != 1):
@@ -203,8 +218,11 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             if goes_by_shifts(layer):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
-    elif kind in (Summed, Taken) or kind in _POOLS or _is_norm(layer, size, like):
+    elif kind in (Summed, Taken) or kind in _POOLS:
         known = [Layer(layer, None)]
+    elif _is_norm(layer, size, like):
+        known = [Layer(layer, None)]
+        between = 2 * entries
     elif bend := elementwise(layer):
         known = [bend]
     elif kind is nn.Flatten and after == size:
@@ -215,13 +233,14 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
     return Maps(
         known,
         after,
-        entries,
-        width,
-        width,
-        multiply_adds,
-        small,
-        kind is nn.GroupNorm,
-        multiply_adds,
+        entries=entries,
+        widest=width,
+        live=entries + between + width,
+        narrowest=width,
+        multiply_adds=multiply_adds,
+        small_images=small,
+        of_groups=kind is nn.GroupNorm,
+        alike=multiply_adds,
     )
 
 

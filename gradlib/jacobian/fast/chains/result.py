@@ -86,10 +86,11 @@ def bytes_of_parts(chain: Chain) -> int:
 
 def _entries(chain: Chain) -> int:
     """Return how many entries a sample takes, without those of the last product."""
-    entries = chain.order.each + chain.kept
-    if not chain.maps.layers:
+    entries, maps = chain.order.each + chain.kept, chain.maps
+    if not maps.layers:
         return entries
-    return entries + chain.outs * chain.maps.entries
+    # The vectors that go back stay while others come of them.
+    return entries + maps.entries + chain.outs * (maps.outs + maps.live)
 
 
 def _is_good(out: Any, chain: Chain) -> bool:
