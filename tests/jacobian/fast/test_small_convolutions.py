@@ -232,6 +232,65 @@ def test_channels_stay_first_on_the_way(
     assert not are_first
 
 
+BACK: dict[str, tuple[tuple[int, int], dict[str, Any], str]] = {
+    "few outputs": ((6, 8), {"padding": 1}, "flipped"),
+    "one output": ((20, 1), {}, "flipped"),
+    "padding as far as taps reach": ((6, 8), {"padding": 2}, "flipped"),
+    "taps on one axis": (
+        (6, 8),
+        {"kernel_size": (1, 4), "padding": (0, 3)},
+        "flipped",
+    ),
+    "padding beyond that": ((6, 8), {"padding": (0, 3)}, "as it is"),
+    "strides and few outputs": ((6, 8), {"stride": 2}, "as it is"),
+    "groups and few outputs": ((6, 8), {"groups": 2}, "as it is"),
+    "gaps and few outputs": ((6, 8), {"dilation": 2}, "as it is"),
+    "single taps and few outputs": ((6, 8), {"kernel_size": 1}, "as it is"),
+    "more outputs": ((6, 9), {}, "as it is"),
+    "half a block more": ((24, 24), {"padding": 1}, "channels last"),
+    "hardly more blocks": ((17, 40), {}, "channels last"),
+    "blocks that are fuller": ((24, 25), {}, "as it is"),
+    "a single block": ((16, 17), {}, "as it is"),
+    "strides and half a block more": ((24, 24), {"stride": 2}, "as it is"),
+}
+"""Input and output channels, options, and how the library is asked to go back."""
+
+
+@pytest.mark.cpu  # elsewhere channels are last
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", BACK)
+def test_back_where_channels_are_first(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ins, outs), options, way = BACK[name]
+    monkeypatch.setattr(convolutions, "IMAGES", 0)  # no plain products
+    ways: list[str] = []
+
+    def watch(function: str, said: str) -> None:
+        done = getattr(convolutions, function)
+        monkeypatch.setattr(
+            convolutions, function, lambda *them: ways.append(said) or done(*them)
+        )
+
+    watch("_pulled_flipped", "flipped")
+    watch("channels_last", "channels last")
+    chosen: dict[str, Any] = {"kernel_size": 3} | options
+    module = nn.Conv2d(ins, outs, **chosen, dtype=dtype).requires_grad_(False)
+    x = torch.randn(3, ins, 9, 12, dtype=dtype, requires_grad=True)
+    with torch.no_grad():
+        step, y = convolutions.convolved(module, x, last=False)
+        torch.testing.assert_close(y, module(x))
+        v = torch.randn(3, 2, *y.shape[1:], dtype=dtype)
+        ways.clear()
+        found, _ = step.pull(v, False)
+    assert y.is_contiguous()
+    assert found.is_contiguous()
+    assert [*ways, "as it is"][0] == (way if dtype == torch.float32 else "as it is")
+    for i in range(2):
+        (expected,) = torch.autograd.grad(module(x), x, v[:, i])
+        torch.testing.assert_close(found[:, i], expected)
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_no_rows_at_all() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 0))
