@@ -185,7 +185,8 @@ _key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_inclu
 _VMAP = _C._dispatch_key_parse("VmapMode")
 
 # What torch.func and torch.jit.trace do now; None while they do nothing.
-_transform: Callable[[], object] = _C._functorch.peek_interpreter_stack
+_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
+_HIDING = _C._functorch.TransformType.Vmap, _C._functorch.TransformType.Jvp
 _tracing: Callable[[], object] = _C._get_tracing_state
 _dispatch_mode: Callable[[object], object] = _C._get_dispatch_mode
 _FAKE = _C._TorchDispatchModeKey.FAKE
@@ -351,6 +352,12 @@ def is_replica(module: nn.Module) -> bool:
 def values_are_stand_ins() -> bool:
     """Tell whether tensors stand for others: under torch.func, or while jit traces."""
     return _transform() is not None or _tracing() is not None
+
+
+def graphs_are_hidden() -> bool:
+    """Tell whether no tensor requires grad here, as in what ``torch.vmap`` calls."""
+    innermost = _transform()
+    return innermost is not None and innermost.key() in _HIDING
 
 
 # Whether a tensor stands for another, in a transform of torch.func.

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import frames_of, innermost_call, raised_by_hook
@@ -85,14 +86,22 @@ def _explanation(error: Exception) -> Diagnosis | None:
     code = code_of(str(error)) if is_torchs else None
     if arguments is not None and code not in _ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.
-        found = diagnose(arguments, frames=frames)
-        if found is not None and _is_refused(found, code, arguments):
+        found = diagnose(_as_torch_takes_it(arguments), frames=frames)
+        if found is not None and _is_refused(found, code):
             return found
     return explain_raised(error, arguments, frames=frames) if is_torchs else None
 
 
-def _is_refused(found: Diagnosis, code: str | None, arguments: Arguments) -> bool:
-    """Tell whether torch refuses what was found, in the words of that case or not."""
-    if found.code == "GL103":  # too few; what is too much it drops
-        return len(arguments.grad_outputs.values) < len(arguments.outputs.values)
-    return found.code == code or CASES[found.code].torch_refuses
+def _as_torch_takes_it(arguments: Arguments) -> Arguments:
+    """Return a call without the vectors that are too many, which torch drops."""
+    vectors = arguments.grad_outputs
+    values = vectors.values[: len(arguments.outputs.values)]
+    return replace(arguments, grad_outputs=replace(vectors, values=values))
+
+
+def _is_refused(found: Diagnosis, code: str | None) -> bool:
+    """Tell whether torch refuses what was found, in the words of that case or not.
+
+    There are no more vectors than outputs, so GL103 is too few.
+    """
+    return found.code in (code, "GL103") or CASES[found.code].torch_refuses

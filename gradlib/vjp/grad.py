@@ -147,11 +147,14 @@ def grad(
     found = diagnose(arguments, frames=frames)
     if found is not None:
         raise found.error()
+    vectors: Any = grad_outputs
+    if grad_outputs is not None and arguments.grad_outputs.several:
+        vectors = arguments.grad_outputs.values  # an iterator is used up
     try:
         gradients = torch.autograd.grad(
             arguments.outputs.values,
             arguments.inputs.values,
-            arguments.grad_outputs.values,
+            vectors,
             **arguments.options,
         )
     except RuntimeError as error:

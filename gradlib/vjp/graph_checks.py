@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gradlib.private import leaf_of
+from gradlib.private import graphs_are_hidden, leaf_of
 from gradlib.vjp.arguments import Argument, Arguments, shape_of
 from gradlib.vjp.connection import (
     Graph,
@@ -23,6 +23,7 @@ from gradlib.vjp.connection import (
 from gradlib.vjp.diagnosis import (
     ORIGINAL,
     Diagnosis,
+    all_ones,
     call,
     diagnosis,
     for_entries,
@@ -90,6 +91,8 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
         what = f"{place} does not require grad, and gradients are switched off here."
         intent = "Compute it outside of torch.no_grad(), or switch gradients on for it."
         lines = ["with torch.enable_grad():", "    y = f(x)"]
+    elif graphs_are_hidden():
+        return _of_a_transform(arguments, i, place)
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
         intent = f"Pass `{original}` itself."
@@ -111,6 +114,24 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     fix = recomputed(arguments, *lines)
     found = diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, outputs, frames)
+
+
+def _of_a_transform(arguments: Arguments, i: int, place: str) -> Diagnosis:
+    """Say what to do where no tensor requires grad."""
+    outputs = arguments.outputs
+    given = arguments.grad_outputs.values
+    vectors = [all_ones(arguments)] if any(it is None for it in given) else []
+    v = "type(y)(v)" if outputs.several else "v"
+    pulled = f"torch.vmap(vjp)({v})" if arguments.is_grads_batched else f"vjp({v})"
+    return diagnosis(
+        "GL108",
+        outputs.places[i],
+        f"{place} does not require grad: in a function that torch.vmap or "
+        "torch.func.jvp calls, no tensor does.",
+        intent="There torch.func.vjp goes back, and torch.func.grad where the output "
+        "is one number. Or call autograd outside, on the whole batch.",
+        fix="\n".join(["y, vjp = torch.func.vjp(f, x)", *vectors, pulled]),
+    )
 
 
 def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:

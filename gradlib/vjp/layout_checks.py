@@ -39,10 +39,9 @@ def sparse_refused(arguments: Arguments, message: str) -> Diagnosis | None:
     said = message.split("\n", 1)[0].rstrip(".")
     pairs = zip(arguments.outputs.values, arguments.grad_outputs.values, strict=True)
     found = (
-        _apart(arguments, i, f" An operation has raised: {said}.")
+        _apart(arguments, i, f" torch has raised: {said}.")
         for i, (output, vector) in enumerate(pairs)
-        if isinstance(output, Tensor) and vector is not None
-        if layout_of(output) != layout_of(vector)
+        if vector is not None and layout_of(vector) != _layout_behind(output)
     )
     return together(found, arguments)
 
@@ -51,6 +50,13 @@ def layout_of(tensor: Tensor) -> str:
     """Return the layout of a tensor: ``"strided"``, ``"sparse_csr"``, ``"nested"``."""
     layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
     return "nested" if tensor.is_nested and layout == "strided" else layout
+
+
+def _layout_behind(output: Any) -> str:
+    """Return the layout of an output, as far as torch tells that of a gradient edge."""
+    if isinstance(output, Tensor):
+        return layout_of(output)
+    return "nested" if form_of(output) is None else "strided"
 
 
 def _gets_no_one(output: Tensor) -> bool:
@@ -87,10 +93,9 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     output, vector = outputs.values[i], vectors.values[i]
     place = vectors.places[i]
-    known = isinstance(output, Tensor)
-    is_so = layout_of(output) if known else "not" if vector.is_nested else "nested"
     what = (
-        f"{place} is {layout_of(vector)}, and {outputs.places[i]} is {is_so}.{raised}"
+        f"{place} is {layout_of(vector)}, and {outputs.places[i]} is "
+        f"{_layout_behind(output)}.{raised}"
     )
     expression, intent = _like(output, vector)
     mends = {i: f"{{v}} = {expression}"}
@@ -99,9 +104,9 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:
     """Return the code that gives a vector the layout of its output, and what it is."""
-    is_known = isinstance(output, Tensor) and not (output.is_nested or vector.is_nested)
-    if not is_known or vector.is_meta or not vector.is_floating_point():
+    is_nested = vector.is_nested or form_of(output) is None
+    if is_nested or vector.is_meta or not vector.is_floating_point():
         return weights(output), "Weights of one give the gradient of the output's sum."
     made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
     intent = "Likely meant: these weights, in a layout that is taken here."
-    return made + ".to_mkldnn()" * (layout_of(output) == "mkldnn"), intent
+    return made + ".to_mkldnn()" * (_layout_behind(output) == "mkldnn"), intent

@@ -47,8 +47,10 @@ def explain_raised(
         frames: Where to look for the names of tensors, the innermost first.
     """
     code = code_of(str(error))
-    if code is None:
-        return _of_another_layout(error, arguments)
+    # Of a gradient edge torch tells no layout before.
+    found = _of_another_layout(error, arguments) if code in (None, "GL115") else None
+    if code is None or found is not None:
+        return found
     if arguments is not None and code in _OF_A_CALL:
         return in_own_names(_OF_A_CALL[code](error, arguments, frames), arguments)
     case = CASES[code]
@@ -64,7 +66,7 @@ def explain_raised(
 def _of_another_layout(
     error: BaseException, arguments: Arguments | None
 ) -> Diagnosis | None:
-    """Explain what an operation of torch's own raises at a sparse gradient."""
+    """Explain what torch raises at a gradient of another layout, sparse or mkldnn."""
     if arguments is None or not raised_by_autograd(error):
         return None
     found = sparse_refused(arguments, str(error))

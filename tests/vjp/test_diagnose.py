@@ -750,6 +750,71 @@ def test_inputs_by_name_that_were_made_in_inference_mode() -> None:
     exec(found.fix, names | {"gradlib": gradlib})
 
 
+def outputs_of(x: Tensor) -> Tensor:
+    return x**2
+
+
+TRANSFORMED: dict[str, dict[str, Any]] = {
+    "weights": {"v": ones(4) * 3},
+    "none, of several entries": {},
+    "none, of several outputs": {"f": lambda x: (x**2, x.sin())},
+    "of a list": {"f": lambda x: [x**2], "v": [ones(4)]},
+    "several inputs": {"f": lambda x: x[0] * x[1], "several": True},
+    "a batch": {"v": torch.eye(4), "is_grads_batched": True},
+}
+
+
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_what_is_advised_under_a_transform_runs_there(
+    name: str, transform: str
+) -> None:
+    options = dict(TRANSFORMED[name])
+    f, v = options.pop("f", outputs_of), options.pop("v", None)
+    several = options.pop("several", False)
+    texts: list[str] = []
+
+    def advised(x: Tensor) -> Tensor:
+        inputs = [x, x.cos()] if several else x
+        y = f(inputs)
+        found = Call(y, inputs, v, options).diagnosis()
+        assert found is not None
+        texts.append(str(found))
+        *lines, last = found.fix.splitlines()
+        names = {"torch": torch, "x": inputs, "y": y, "v": v, "f": f}
+        exec("\n".join(lines), names)
+        (gradient,) = eval(last, names)
+        return gradient[0] if several else gradient
+
+    def wanted(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        inputs = [x, x.detach().cos()] if several else x
+        y = f(inputs)
+        weights = v
+        if v is None:
+            weights = [*map(torch.ones_like, y)] if isinstance(y, tuple) else ones(4)
+        return torch.autograd.grad(y, x, weights, **options)[0]
+
+    x = torch.randn(3, 4)
+    if transform == "vmap":
+        found = torch.vmap(advised)(x)
+    else:
+        found = torch.stack([torch.func.jvp(advised, (it,), (it,))[0] for it in x])
+    torch.testing.assert_close(found, torch.stack([wanted(it) for it in x]))
+    assert all(it.startswith("[GL108] outputs[0") for it in texts)
+    assert all("that torch.vmap or" in it.replace("\n", " ") for it in texts)
+
+
+def test_where_only_a_gradient_is_taken_tensors_require_grad() -> None:
+    def of_a_constant(x: Tensor) -> Tensor:
+        gradlib.grad(x.detach().sum(), x)
+        return x.sum()
+
+    with pytest.raises(gradlib.OutputNeedsNoGradError) as caught:
+        torch.func.grad(of_a_constant)(vector(requires_grad=False))
+    assert "vmap" not in str(caught.value)
+
+
 SAME_START: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda it: it.T,
     "other entries": lambda it: it.as_strided((2, 2), (1, 1)),

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,13 +201,22 @@ def test_a_subclass_of_tensors_stays_one() -> None:
 def test_a_class_that_answers_for_torch_is_let_through() -> None:
     class Lazy:
         @classmethod
-        def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
-            return function
+        def __torch_function__(
+            cls, function: Any, _: Any, given: Any = (), options: Any = None
+        ) -> Any:
+            return function, given, options
+
+    def asked(outputs: Any, inputs: Any, v: Any, grad: Grad) -> Any:
+        return grad(outputs, inputs, v)
 
     lazy: Any = Lazy()
     x = torch.ones(3, requires_grad=True)
-    for outputs, inputs in ((lazy, lazy), (x.exp(), lazy), (lazy, x)):
-        assert gradlib.grad(outputs, inputs) is torch.autograd.grad
+    for outputs, inputs in ((lazy, lazy), (y := x.exp(), lazy), (lazy, x)):
+        for v in (None, y.detach(), (y.detach(),)):
+            called = partial(asked, outputs, inputs, v)
+            ours, theirs = both(called)
+            assert ours == theirs
+            assert ours[0] is torch.autograd.grad
 
 
 def test_nested_tensors_are_compared_by_torch() -> None:
