@@ -204,7 +204,7 @@ class PastAttributes:
         room[0] -= len(made)
         is_dict = issubclass(kind, dict)
         things: Any = [*made.values()] if is_dict else made
-        if is_dict and not all(map(_stays, set(map(type, made)))):
+        if is_dict and not _all_lasting(made):
             return NOT_KEPT
         if all(map(_stays, set(map(type, things)))):
             return made
@@ -229,6 +229,13 @@ class PastAttributes:
 def _stays(kind: type[Any]) -> bool:
     """Tell whether things of a class may be held: they never change, or are leaves."""
     return issubclass(kind, (*FIXED, nn.Module, nn.Parameter))
+
+
+def _all_lasting(keys: Iterable[Any]) -> bool:
+    """Tell whether keys may be held: they never change, nor does what is in them."""
+    kinds = set(map(type, keys)) - {tuple}
+    tuples = (cast(Any, it) for it in keys if type(it) is tuple)
+    return all(map(_stays, kinds)) and all(map(_all_lasting, tuples))
 
 
 @cache

@@ -1,5 +1,6 @@
 """What `record` sees, held against gradients that autograd gives without it."""
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -1073,6 +1074,34 @@ def test_a_keyboard_interrupt_that_is_caught() -> None:
     assert [call.forward for call in recording.calls("part")] == [0, 1]
     assert recording["", 0].note == "its forward was broken off"
     assert recording["", 1].grad_output is not None
+
+
+def test_a_keyboard_interrupt_that_the_model_catches() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            del x
+            raise KeyboardInterrupt
+
+    class Patient(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow, self.fast = Interrupted(), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fast(x)
+            with contextlib.suppress(KeyboardInterrupt):
+                y = self.slow(y)
+            return y
+
+    model, x = Patient(), torch.ones(1, 2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        y = model(x)
+        y.sum().backward()
+    assert recording["slow"].note == "its forward was broken off"
+    assert recording["slow"].grad_output is None
+    assert recording[""].note == ""
+    assert_close(recording[""].grad_output, (torch.ones(1, 2),))
+    assert_close(recording[""].grad_input, (x.grad,))
 
 
 def test_a_module_that_calls_itself() -> None:

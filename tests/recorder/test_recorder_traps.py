@@ -2420,6 +2420,18 @@ def test_distributed_data_parallel(inner: bool, options: dict[str, Any]) -> None
 
 
 @pytest.mark.usefixtures("one_process")
+def test_what_talks_to_other_processes_is_not_replayed() -> None:
+    ddp = nn.parallel.DistributedDataParallel(Net())
+    with gradlib.record(ddp) as recording:
+        run(ddp, torch.randn(2, 3))
+    with pytest.raises(gradlib.CannotReplayError, match="module that it wraps") as told:
+        recording[""].replay()
+    assert "DistributedDataParallel" in str(told.value)
+    replayed = recording["module"].replay()
+    assert_close(replayed.grad_output, recording["module"].grad_output)
+
+
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("parts", ["", "first second", "first"])
 def test_fully_sharded_data_parallel(parts: str) -> None:
     from torch.distributed.fsdp import fully_shard
@@ -3543,6 +3555,18 @@ def test_pickles_and_copies_inside_the_block() -> None:
     assert len(recording) == 3
     assert module_hooks(model) == hooks
     assert not any(map(vars, all_hooks_of(model)))
+
+
+def test_hooks_that_are_copied_by_themselves_do_nothing() -> None:
+    model, x = Net(), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        hooks = [it for every in all_hooks_of(model) for it in every.values()]
+        assert hooks
+        for twins in (copy.deepcopy(hooks), pickle.loads(pickle.dumps(hooks))):
+            for hook in twins:
+                assert hook(model, (x,), {}, x) is None
+        run(model, x)
+    assert len(recording) == 3
 
 
 def test_copies_after_an_inner_block_has_ended() -> None:

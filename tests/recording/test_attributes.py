@@ -365,6 +365,49 @@ def test_an_array_that_has_the_same_memory_sees_what_is_written(size: int) -> No
         assert torch.equal(out, expected)
 
 
+class Remembered(nn.Module):
+    """Counts how often it was given tensors of a size, as caches of positions do."""
+
+    def __init__(self, key_of: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.key_of = key_of
+        self.rows: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = self.key_of(x)
+        self.rows[key] = self.rows.get(key, torch.zeros(())) + 1
+        return x * self.rows[key]
+
+
+def test_rows_by_what_never_changes() -> None:
+    keys: dict[str, Callable[[Tensor], Any]] = {
+        "shape": lambda x: x.shape,
+        "tuple": lambda x: (len(x), str(x.device)),
+        "tuple in a tuple": lambda x: (len(x), (x.device, x.dtype)),
+    }
+    for name, key_of in keys.items():
+        model = Remembered(key_of)
+        with gradlib.record(model) as recording:
+            for _ in range(3):
+                model(torch.ones(2, requires_grad=True)).sum().backward()
+        assert recording.verify().ok, name
+
+
+def test_rows_by_what_may_change() -> None:
+    class Key:
+        """An object, in a tuple or alone."""
+
+    key = Key()
+    for of in (lambda _: key, lambda _: (1, key)):
+        model = Remembered(of)
+        with gradlib.record(model) as recording:
+            for _ in range(2):
+                model(torch.ones(2, requires_grad=True)).sum().backward()
+        found, _ = recording.verify().disagreements
+        assert (found.index, found.field) == (1, "output")
+        assert "what was not kept" in found.reason
+
+
 def test_attributes_that_other_threads_change() -> None:
     class Busy(Inside):
         def __init__(self) -> None:

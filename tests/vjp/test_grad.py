@@ -153,6 +153,15 @@ def test_the_inputs_of_good_calls_are_found_at_once(form: str) -> None:
     assert unconnected(arguments.outputs.values, arguments.inputs.values) == []
 
 
+def test_each_node_is_passed_once_on_the_way_to_an_input_that_is_not_there() -> None:
+    """As many ways lead down as there are powers of two: who took each never ends."""
+    x = h = torch.ones(2, requires_grad=True)
+    for _ in range(80):
+        h = h * 0.5 + h * 0.5
+    with pytest.raises(gradlib.UnusedInputError):
+        gradlib.grad(h.sum(), [x, torch.ones(2, requires_grad=True)])
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_forms_of_arguments(form: Callable[[Tensor], Any], create_graph: bool) -> None:
