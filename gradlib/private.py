@@ -137,6 +137,9 @@ def is_passed_elsewhere(node: Node) -> bool:
     return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
 
 
+# Whether this machine has a device with a thread of its own.
+has_accelerator: Callable[[], bool] = cache(torch.accelerator.is_available)
+
 # The sequence number that autograd gives to the next node this thread makes.
 next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 

@@ -3,6 +3,7 @@
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from gradlib.private import (
     CopySlices,
     ToCopy,
     any_autocast,
+    has_accelerator,
     is_passed_elsewhere,
     leaf_of,
     next_sequence_number,
@@ -60,7 +62,8 @@ class ForwardGraph:
         self.autocasts = any_autocast()
         self.roots: list[Node] = []  # where to begin to walk
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
-        self._walked: set[Node] = set()
+        self._walked: dict[Node, None] = {}  # in order
+        self._in_order = 0  # how many of them were found to be so
         self._left_out: set[Node] = set()
         self._latest = 0  # the highest number met
         self._older: list[Node] = []  # met, and taken for what was there before
@@ -71,7 +74,7 @@ class ForwardGraph:
     def leave_out(self, ends: Iterable[End]) -> None:
         """Never walk `ends`, given from outside, whatever numbers they have."""
         nodes = [end[0] for end in ends if not isinstance(end, int)]
-        self._walked.update(nodes)
+        self._walked.update(dict.fromkeys(nodes))
         self._left_out.update(nodes)
 
     def walk(self) -> None:
@@ -90,7 +93,7 @@ class ForwardGraph:
                 continue
             if number > self._latest:
                 self._latest = number
-            walked.add(node)
+            walked[node] = None
             for entry, edge in enumerate(node.next_functions):
                 target = edge[0]
                 if target is None:
@@ -125,6 +128,8 @@ class ForwardGraph:
         if any(map(is_passed_elsewhere, self._older)):
             return True
         self._older.clear()
+        if self._leads_to_later():
+            return True
         if self._latest < next_sequence_number():
             return False
         made = (it for it in self._walked if sequence_number(it) == self._latest)
@@ -137,11 +142,26 @@ class ForwardGraph:
             given: Nodes that were there before the forward.
         """
         older = [it for it in self._older if it not in given]
-        self.is_mixed = self._latest >= next_sequence_number() or leads_to_newer(
-            older, self.since, {*given, *self._left_out}
+        self.is_mixed = (
+            self._latest >= next_sequence_number()
+            or self._leads_to_later()
+            or leads_to_newer(older, self.since, {*given, *self._left_out})
         )
         self._older.clear()
         return self.is_mixed
+
+    def _leads_to_later(self) -> bool:
+        """Tell whether a node leads to a later one, as none does that one thread made.
+
+        The numbers of two threads may be about as high.
+        """
+        if not has_accelerator():
+            return False
+        new = islice(reversed(self._walked), len(self._walked) - self._in_order)
+        if any(map(_leads_to_later, new)):
+            return True
+        self._in_order = len(self._walked)
+        return False
 
     def _added(self, end: End, made: Made) -> list[Made]:
         """Return all edges to an end that has several, with another."""
@@ -194,6 +214,17 @@ class ForwardGraph:
 
 
 _NUMBER: Callable[[Made], int] = itemgetter(0)
+
+
+def _leads_to_later(node: Node) -> bool:
+    """Tell whether a node leads to one with a number that is no lower."""
+    number = sequence_number(node)
+    targets = (target for target, _ in node.next_functions if target is not None)
+    return any(
+        sequence_number(it) >= number
+        for it in targets
+        if type(it) is not AccumulateGrad  # which has no such number
+    )
 
 
 def leads_to_newer(

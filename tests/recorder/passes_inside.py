@@ -41,6 +41,31 @@ class Inner(nn.Module):
         return self.scale * slope_of(self.net(p * self.scale), p)
 
 
+class Apart(nn.Module):
+    """One whose pass meets nothing that comes from outside, nor a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = x.detach().requires_grad_()
+        return x + self.scale * slope_of(p.tanh() @ self.w, p)
+
+
+class Around(nn.Module):
+    """Calls such a one between others, with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(3, 3), Apart()
+        self.last, self.scales = nn.Linear(3, 2), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.first(x) * self.scales) * self.scales)
+
+
 class Again(Inner):
     """One that uses them again, with what came of the pass."""
 
@@ -105,6 +130,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "own, wakes": Own,
     "own": lambda: Own(wakes=False),
     **{it.__name__: it for it in (Inner, Again, Twice, Outputs, Learner, Remembers)},
+    **{it.__name__: it for it in (Apart, Around)},
+    "around, nested": lambda: nn.Sequential(Around(), nn.Tanh()),
     "nested": lambda: nn.Sequential(nn.Linear(3, 3), Again(), nn.Linear(1, 1)),
 }
 

@@ -8,7 +8,14 @@ from .passes_inside import MODELS, gradients, recorded
 
 pytestmark = pytest.mark.cpu  # where both can be seen
 
-WHERE = {"few": {"behind": 1000}, "as many": {"ahead": 1}, "more": {"ahead": 1000}}
+WHERE = {
+    "few": {"behind": 1000},
+    "one less": {"behind": 1},
+    "as many": {"ahead": 1},
+    "some more": {"ahead": 7},  # in the middle of what a forward makes
+    "even more": {"ahead": 15},
+    "more": {"ahead": 1000},
+}
 """How many nodes the other thread has made before, next to this one."""
 
 
