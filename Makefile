@@ -31,8 +31,8 @@ help: ## list the targets
 serve: $(ready) ## serve the site at http://127.0.0.1:8000, reloading on every edit
 	$(python) -m mkdocs serve
 
-# About a process for each core, so one thread in each. A GPU's memory has room for
-# four. Many more are started meanwhile: none compiles again what another has compiled.
+# A process for each core, so one thread in each, and at most four, for which a GPU's
+# memory has room. Many more are started meanwhile: none compiles again what another has.
 test: $(ready) ## run every test, every snippet and the built site in a real browser
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(python) -m pytest \
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal

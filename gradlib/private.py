@@ -1,6 +1,7 @@
-"""What gradlib uses of torch that torch does not document, in one place.
+"""What gradlib uses of torch that torch does not document, functions above all.
 
-Each was there in torch 2.8 and in every release since, to torch 2.15, or is looked for.
+What is read of a single tensor, node or module stands where it is read. Each was there
+in torch 2.8 and in every release since, to torch 2.15, or is looked for.
 """
 
 # Private names are what this file is for, and torch's stubs leave some of them out.

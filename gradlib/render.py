@@ -1,5 +1,6 @@
 """Tables as terminal text and as notebook HTML, from plain rows of strings."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from textwrap import fill, wrap
@@ -86,14 +87,17 @@ def _filled(line: str) -> str:
 
 
 class Printable:
-    """What prints as a table: give it `_table`."""
+    """What prints as a table: give it `_table`, or `_tables` if there are several."""
 
     def _table(self) -> Table:
         raise NotImplementedError
 
+    def _tables(self) -> Iterable[Table]:
+        return (self._table(),)
+
     def __str__(self) -> str:
-        """Return the table as text."""
-        return self._table().text()
+        """Return the tables as text."""
+        return "\n\n".join(table.text() for table in self._tables())
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        return "".join(table.html() for table in self._tables())

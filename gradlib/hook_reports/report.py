@@ -103,13 +103,6 @@ class HookReport(Printable):
         """Name the module's class."""
         return f"<HookReport: {self.module_type}>"
 
-    def __str__(self) -> str:
-        """Return the tables as text."""
-        return "\n\n".join(table.text() for table in self._tables())
-
-    def _repr_html_(self) -> str:
-        return "".join(table.html() for table in self._tables())
-
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draw the autograd graph of the call, with each tuple where its hook gets it.
 

@@ -263,11 +263,11 @@ def per_sample_jacobian_from_graph(
         inputs: The tensor ``(batch, *in)`` it was computed from, or nested ones.
         max_bytes: As for `per_sample_jacobian`.
         out: As for `per_sample_jacobian`.
-        check: Whether to test that samples do not influence each other. This takes two
-            backward passes for each time that the batch can be halved, and one that
-            finds the tensors between `inputs` and `outputs` that retain their
-            ``.grad``, which is kept. With ``check=False`` theirs means nothing
-            afterwards.
+        check: Whether to test that samples do not influence each other. This takes a
+            few backward passes, eight for a batch of 64, another where several rows
+            were computed at once, and one that finds the tensors between `inputs` and
+            `outputs` that retain their ``.grad``, which is kept. With ``check=False``
+            theirs means nothing afterwards.
         create_graph: Whether gradients flow through the result.
 
     Returns:

@@ -1,8 +1,8 @@
 """Recording what goes through modules, forward and backward.
 
-The only file that attaches hooks to modules. It builds on hooks of tensors and of graph
-nodes, not on full backward hooks: those raise on in-place operations and see only
-tensors and tuples of tensors.
+The only file of the recorder that attaches hooks to modules. It builds on hooks of
+tensors and of graph nodes, not on full backward hooks: those raise on in-place
+operations and see only tensors and tuples of tensors.
 """
 
 import itertools

@@ -28,8 +28,6 @@ class Diagnosis:
 
     Attributes:
         code: The code of the case, as ``"GL102"``.
-        argument: The argument at fault, as ``"grad_outputs[1]"`` or ``'inputs["w"]'``;
-            ``""`` where none is.
         what: What is wrong, with names, shapes, dtypes or devices.
         why: What was expected, and why.
         intent: What was probably meant.
@@ -42,7 +40,6 @@ class Diagnosis:
     """
 
     code: str
-    argument: str
     what: str
     why: str
     intent: str
@@ -73,7 +70,6 @@ class Diagnosis:
 
 def diagnosis(
     code: str,
-    argument: str,
     what: str,
     *,
     intent: str,
@@ -83,7 +79,7 @@ def diagnosis(
     """Return the diagnosis of a case, with the case's own reason."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
     why = CASES[code].cause
-    return Diagnosis(code, argument, what, why, intent, fix, mends=mends or {})
+    return Diagnosis(code, what, why, intent, fix, mends=mends or {})
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:

@@ -92,7 +92,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
         intent = "Compute it outside of torch.no_grad(), or switch gradients on for it."
         lines = ["with torch.enable_grad():", "    y = f(x)"]
     elif graphs_are_hidden():
-        return _of_a_transform(arguments, i, place)
+        return _of_a_transform(arguments, place)
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
         intent = f"Pass `{original}` itself."
@@ -112,11 +112,11 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
             "without create_graph=True. Or requires_grad was set too late."
         )
     fix = recomputed(arguments, *lines)
-    found = diagnosis("GL108", outputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL108", what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, outputs, frames)
 
 
-def _of_a_transform(arguments: Arguments, i: int, place: str) -> Diagnosis:
+def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
     """Say what to do where no tensor requires grad."""
     outputs = arguments.outputs
     given = arguments.grad_outputs.values
@@ -125,7 +125,6 @@ def _of_a_transform(arguments: Arguments, i: int, place: str) -> Diagnosis:
     pulled = f"torch.vmap(vjp)({v})" if arguments.is_grads_batched else f"vjp({v})"
     return diagnosis(
         "GL108",
-        outputs.places[i],
         f"{place} does not require grad: in a function that torch.vmap or "
         "torch.func.jvp calls, no tensor does.",
         intent="There torch.func.vjp goes back, and torch.func.grad where the output "
@@ -153,7 +152,7 @@ def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagno
     else:
         intent = "Let it require grad, then compute the output from it."
     fix = recomputed(arguments, *_lines_for_grad(inputs))
-    found = diagnosis("GL110", inputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL110", what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, inputs, frames)
 
 
@@ -239,7 +238,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
             "allow_unused gives None for it, and materialize_grads zeros."
         )
         fix = recomputed(arguments, allow_unused=True)
-    found = diagnosis("GL109", inputs.places[i], what, intent=intent, fix=fix)
+    found = diagnosis("GL109", what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, inputs, frames)
 
 

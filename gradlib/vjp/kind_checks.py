@@ -17,7 +17,6 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
                 intent, line = meant(argument, i)
                 return diagnosis(
                     "GL114",
-                    argument.places[i],
                     f"{argument.places[i]} is {kind_of(value)}.",
                     intent=intent,
                     fix=recomputed(arguments, line),
@@ -36,7 +35,6 @@ def check_empty(arguments: Arguments) -> Diagnosis | None:
     line = "y = [f(x)]" if empty is outputs else "x = list(f.parameters())"
     return diagnosis(
         "GL114",
-        empty.name,
         f"{empty.name} is empty.",
         intent="An iterator, such as model.parameters(), is empty once it was used. A "
         "list is not.",

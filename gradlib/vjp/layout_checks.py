@@ -67,12 +67,12 @@ def _gets_no_one(output: Tensor) -> bool:
 
 
 def _without_weight(arguments: Arguments, i: int) -> Diagnosis:
-    outputs, vectors = arguments.outputs, arguments.grad_outputs
+    outputs = arguments.outputs
     output = outputs.values[i]
     what = f"{outputs.places[i]} is {layout_of(output)}, and has no weight."
     intent = "torch fills in the weight one only where the output is strided."
     mends = {i: f"{{v}} = {weights(output)}"}
-    return diagnosis("GL115", vectors.places[i], what, intent=intent, mends=mends)
+    return diagnosis("GL115", what, intent=intent, mends=mends)
 
 
 def _takes(output: Tensor, vector: Tensor) -> bool:
@@ -99,7 +99,7 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
     )
     expression, intent = _like(output, vector)
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL115", place, what, intent=intent, mends=mends)
+    return diagnosis("GL115", what, intent=intent, mends=mends)
 
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:

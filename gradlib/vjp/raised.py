@@ -56,7 +56,6 @@ def explain_raised(
     case = CASES[code]
     return diagnosis(
         code,
-        "",
         f"{case.title}.",
         intent="A program that does it right:",
         fix=case.right.rstrip(),
@@ -91,7 +90,6 @@ def _freed(
         others = {ORIGINAL: earlier.output, CALL: earlier.code}
     found = diagnosis(
         "GL111",
-        outputs.places[0] if outputs.places else outputs.name,
         f"An earlier pass freed the graph of {place}, or a part of it.",
         intent="Two losses that share a part: add them, and make one pass. A tensor "
         "kept from an earlier step of a loop, as a hidden state: detach() it. "
@@ -108,7 +106,6 @@ def _changed(
     names, is_sure = _candidates(found, arguments, frames) if found else ([], True)
     return diagnosis(
         "GL112",
-        names[0] if is_sure and len(names) == 1 else "",
         _what_changed([f"`{name}`" for name in names[:4]], is_sure),
         intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
         "step() changes parameters: call it after the last backward pass of a forward, "
@@ -176,7 +173,6 @@ def _unreached(
     place = called(inputs, i, frames) if is_known else "One of the inputs"
     return diagnosis(
         "GL109",
-        inputs.places[i] if is_known else inputs.name,
         f"{place} is in the graph, and no gradient reached it.",
         intent="A function on the way gave None as its gradient.",
         fix=call(arguments, allow_unused=True),

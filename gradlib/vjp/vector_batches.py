@@ -46,7 +46,7 @@ def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | No
         line = _unit_vectors(arguments, form) if is_alone else all_ones(arguments)
         intent = "Unit vectors, one for each entry of an output, give its Jacobian."
         fix = f"{line}\n{call(arguments, 'v')}"
-    return diagnosis("GL107", vectors.places[i], what, intent=intent, fix=fix)
+    return diagnosis("GL107", what, intent=intent, fix=fix)
 
 
 def _unit_vectors(arguments: Arguments, form: Form) -> str:
@@ -61,11 +61,9 @@ def _unit_vectors(arguments: Arguments, form: Form) -> str:
 
 def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
     """Refuse is_grads_batched where tensors are nested: they have no axis in front."""
-    vectors = arguments.grad_outputs
     one = all_ones(arguments, batched=False)
     return diagnosis(
         "GL107",
-        vectors.places[i],
         f"{arguments.outputs.places[i]} is nested, which is_grads_batched cannot take.",
         intent="Make a call for each vector, here for one.",
         fix=f"{one}\n{call(arguments, 'v', is_grads_batched=None)}",
@@ -86,7 +84,6 @@ def check_batch_sizes(arguments: Arguments) -> Diagnosis | None:
             first, place = vectors.places[0], vectors.places[i]
             return diagnosis(
                 "GL107",
-                place,
                 f"{place} holds {size} vectors, and {first} holds {sizes[0]}.",
                 intent="The first vectors of all outputs are taken together, then the "
                 "second ones: there have to be as many for each.",

@@ -101,8 +101,7 @@ def _check_presence(
             "A one among zeros gives one row of the Jacobian. Of a loss, take the "
             "mean() or the sum() first: then no weights are needed."
         )
-    place = vectors.places[i]
-    return diagnosis(code, place, what, intent=intent, fix=fix, mends=mends)
+    return diagnosis(code, what, intent=intent, fix=fix, mends=mends)
 
 
 def _has_a_mean(outputs: Argument) -> bool:
@@ -132,7 +131,7 @@ def _check_shape(
     output = called(arguments.outputs, i, frames)
     what = f"{place} has shape {list(shape)}, and {output} has {list(form.shape)}."
     intent, line = guess(arguments, i, shape, form.shape)
-    return diagnosis("GL102", place, what, intent=intent, mends={i: line})
+    return diagnosis("GL102", what, intent=intent, mends={i: line})
 
 
 def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -156,7 +155,7 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     else:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL105", place, what, intent=intent, mends=mends)
+    return diagnosis("GL105", what, intent=intent, mends=mends)
 
 
 def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -174,7 +173,7 @@ def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         intent = "A meta tensor has a shape and no values: make one that has some."
         expression = f"torch.ones_like({{v}}, device={device})"
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL106", place, what, intent=intent, mends=mends)
+    return diagnosis("GL106", what, intent=intent, mends=mends)
 
 
 def _short(dtype: Any) -> str:

@@ -50,7 +50,7 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
     else:
         intent = "torch drops what is too much, silently."
         fix = f"v = list(v)[:{wanted}]\n{call(arguments, 'v')}"
-    return diagnosis("GL103", vectors.name, what, intent=intent, fix=fix)
+    return diagnosis("GL103", what, intent=intent, fix=fix)
 
 
 def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
@@ -77,7 +77,7 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         made, shape = weights(output), shape_of(output)
     mends = {} if fix else {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
     what = f"{place} is {kind}."
-    return diagnosis("GL104", place, what, intent=intent, fix=fix, mends=mends)
+    return diagnosis("GL104", what, intent=intent, fix=fix, mends=mends)
 
 
 def _missing_axis(arguments: Arguments, shape: Shape | None, i: int = 0) -> str:
