@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,30 @@ def random_numbers() -> None:
     """Have the test draw the same ones, whichever ran before it in its process."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def tensors_alive() -> Callable[[], int]:
+    """Count the tensors that are left, after all garbage is gone."""
+    import torch
+
+    def count() -> int:
+        gc.collect()
+        return sum(issubclass(type(it), torch.Tensor) for it in gc.get_objects())
+
+    return count
 
 
 @pytest.fixture(autouse=True)

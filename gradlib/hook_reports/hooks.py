@@ -1,6 +1,7 @@
 """A hook of each kind, which writes down what it gets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -61,13 +62,14 @@ def place(kind: str, got: Got) -> str:
     return f"{'grads' if kind == SEVERAL else got.field}[{got.number}]"
 
 
-def set_hook(
+@contextmanager
+def hook_set(
     kind: str,
     module: nn.Module,
     named: Callable[[Tree], Mapping[str, Tensor]],
     write: Write,
-) -> Callable[[Tree], None]:
-    """Set a hook before the forward, or return what sets it after.
+) -> Generator[Callable[[Tree], None]]:
+    """Set a hook before the forward, or give what sets it after.
 
     Args:
         kind: One of `KINDS`.
@@ -75,17 +77,25 @@ def set_hook(
         named: Gives the tensors to hook by their names, once there is an output.
         write: Takes what a hook gets.
 
-    Returns:
+    Yields:
         What is to be called with the output.
     """
     if kind in ON_MODULE:
         handle = getattr(module, kind)(partial(_take_of_module, write))
         # A module may call itself: torch has taken up the hook of the outermost call.
         module.register_forward_pre_hook(partial(_remove, handle))
-        return lambda _: None
-    if kind in ON_NODE:
-        return lambda output: _on_node(kind, output, write)
-    return lambda output: _on_tensors(kind, named(output), write)
+        yield lambda _: None
+    elif kind in ON_NODE:
+        yield lambda output: _on_node(kind, output, write)
+    else:
+        handles: list[RemovableHandle] = []
+        try:
+            yield lambda output: handles.extend(_on_tensors(kind, named(output), write))
+        finally:
+            # That on several holds the nodes of leaves, which hold the leaves, and
+            # these the hook: nobody would see that circle.
+            for handle in handles:
+                handle.remove()
 
 
 def _take_of_module(write: Write, _module: object, *tuples: Grads) -> None:
@@ -111,7 +121,9 @@ def _on_node(kind: str, output: Tree, write: Write) -> None:
         getattr(node, method)(partial(_take_tuples, write))
 
 
-def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
+def _on_tensors(
+    kind: str, named: Mapping[str, Tensor], write: Write
+) -> list[RemovableHandle]:
     """Hook tensors. One whose hook is never called has got nothing."""
     found: dict[str, Tensor | None] = dict.fromkeys(named)
 
@@ -121,7 +133,7 @@ def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
         write([Got("grad", i, it, name) for i, (name, it) in enumerate(found.items())])
 
     def take_all(grads: Grads) -> None:
-        take(dict(zip(named, grads, strict=True)))
+        take(dict(zip(found, grads, strict=True)))
 
     def take_one(name: str, grad: Tensor) -> None:
         take({name: grad})
@@ -130,16 +142,19 @@ def _on_tensors(kind: str, named: Mapping[str, Tensor], write: Write) -> None:
         take({name: leaf.grad})
 
     if kind == SEVERAL:
-        if named:
-            register_multi_grad_hook([*named.values()], take_all)
-        return
+        every = [*named.values()]
+        return [register_multi_grad_hook(every, take_all)] if every else []
+    handles: list[RemovableHandle] = []
     for name, tensor in named.items():
         hooked = cast(Any, tensor)
         if kind == TENSOR:
-            hooked.register_hook(partial(take_one, name))
+            handle = hooked.register_hook(partial(take_one, name))
         else:
-            hooked.register_post_accumulate_grad_hook(partial(take_accumulated, name))
+            take_it = partial(take_accumulated, name)
+            handle = hooked.register_post_accumulate_grad_hook(take_it)
+        handles.append(handle)
     take({})
+    return handles
 
 
 def _remove(handle: RemovableHandle, *_: object) -> None:

@@ -280,7 +280,8 @@ class _Sums:
 
         def add(grad: Tensor | tuple[Tensor | None]) -> None:
             part = grad[0] if isinstance(grad, tuple) else grad
-            if part is not None:
+            # What is nested, inside of a module, has no value that another could have.
+            if part is not None and not part.is_nested:
                 before = self._grads[name]
                 self._grads[name] = kept(part) if before is None else before + part
 
@@ -295,9 +296,10 @@ class _Sums:
 
 
 def kept(grad: Tensor) -> Tensor:
-    """Return a dense copy of a gradient, which may be overwritten later."""
+    """Return a copy of a gradient, which may be overwritten later: a dense one."""
     value = grad.detach()
-    return (value if grad.layout == torch.strided else value.to_dense()).clone()
+    is_dense = grad.layout == torch.strided or grad.is_nested
+    return (value if is_dense else value.to_dense()).clone()
 
 
 def _listen(tensor: Tensor, hook: Callable[[Any], None]) -> None:

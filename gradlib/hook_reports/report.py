@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from gradlib.errors import NotAModuleError, NotCopyableError, no_module
 from gradlib.hook_reports.graph import CallGraph
-from gradlib.hook_reports.hooks import KINDS, Got, place, set_hook
+from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
 from gradlib.hook_reports.trial import backward_hooks, left_as_it_is
 from gradlib.hook_reports.words import HookedCall
 from gradlib.private import any_global_backward_hook, values_are_stand_ins
+from gradlib.recording.call import shape_text
 from gradlib.render import Printable, Table
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
     error = ""
     try:
         named = partial(call.named, kind, trial)
-        trial.run(set_hook(kind, trial.module, named, write))
+        with hook_set(kind, trial.module, named, write) as on_output:
+            trial.run(on_output)
     except Exception as raised:
         said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
         error = f"{type(raised).__name__}: {said}"
@@ -271,17 +273,14 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
 
 
 def _table_of(kind: HookKind) -> Table:
-    rows = [(e.place, _shape(e.value), e.what) for e in kind.entries]
+    rows = [(e.place, shape_text(e.value), e.what) for e in kind.entries]
     footer = (kind.why, *kind.warnings, kind.error)
     return Table(kind.name, COLUMNS if rows else (), rows, footer)
-
-
-def _shape(value: Tensor | None) -> str:
-    return "-" if value is None else str(list(value.shape))
 
 
 def _in_short(value: Tensor | None) -> str:
     """Return the shape of an entry, or that nothing is in it."""
     if value is None:
         return "None"
-    return _shape(value) if value.any() or not value.numel() else "zeros"
+    is_shown = value.is_nested or not value.numel() or value.any()
+    return shape_text(value) if is_shown else "zeros"

@@ -20,8 +20,10 @@ from gradlib.private import (
     next_sequence_number,
     sequence_number,
 )
+from gradlib.recording.attributes import fill_slots, in_slots
 from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
+from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
 
 Edge: TypeAlias = tuple[Node, int]
@@ -72,6 +74,7 @@ class Trial:
         """
         _none_nested(inputs)
         _must_have_values(module, inputs)
+        _must_be_whole(module, inputs)
         self.since = next_sequence_number()
         own = _tensors(module)  # one that is passed to it, too, stays one tensor
         tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
@@ -83,6 +86,10 @@ class Trial:
         kept = {key: _copied(it, _as_it_is) for key, it in attributes.items()}
         memo: dict[int, Any] = {**kept, **copies, **without_hooks}
         self.module, leaves = _deep_copied((module, inputs.leaves), memo)
+        for part in module.modules():  # of which torch's deepcopy forgets the slots
+            if filled := in_slots(part):
+                values = _deep_copied([*filled.values()], memo)
+                fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
         for part in self.module.modules():
             _bind_functions(part, memo)
         self.inputs = Tree(leaves, inputs.spec)
@@ -250,6 +257,15 @@ def _none_nested(tree: Tree) -> None:
             "hook_report gives each copied tensor an autograd node of its own, which "
             "torch refuses for a nested one. Pass a padded tensor: "
             "torch.nested.to_padded_tensor(x, 0.0)."
+        )
+
+
+def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
+    if is_sharded(module) or any(map(is_distributed, inputs.leaves)):
+        raise NotCopyableError(
+            f"hook_report works on a copy, and of {type(module).__name__} or its inputs"
+            " each process holds a part only (FSDP, DTensor). Report on the module "
+            "before it is sharded."
         )
 
 

@@ -176,6 +176,8 @@ class HookedCall:
             if tensor and self._known.arrives(tensor):
                 return "None: torch called the hook without it"
             return f"None: {self._why_nothing(kind, field, i)}"
+        if grad.is_nested:
+            return "gradient of an inner tensor, which is nested"
         if grad.numel() and not grad.any():
             dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
             return f"{dtype}zeros: {self._why_zeros(kind, got)}"

@@ -7,12 +7,12 @@ leave out the kink that was met. Only where it does not there is a second look, 
 tells a kink from a path that autograd does not see.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlib.errors import (
     DetachedPathError,
@@ -46,6 +46,7 @@ from gradlib.jacobian.slopes import (
 )
 from gradlib.jacobian.warned import warn
 from gradlib.selection import modules_of
+from gradlib.sharded import is_distributed, is_sharded
 
 Result = TypeVar("Result")
 
@@ -86,6 +87,25 @@ class _Slopes:
     caller: Caller
     along: Moves
     found: list[tuple[Tensor, Tensor]]
+
+
+def may_look(values: Iterable[object]) -> bool:
+    """Tell whether there is something to look at, and warn if there is not.
+
+    Args:
+        values: What a function is given, and the modules that it may call.
+    """
+    if not any(
+        is_sharded(it) if isinstance(it, nn.Module) else is_distributed(it)
+        for it in values
+    ):
+        return True
+    warn(
+        "check=True did not look for anything: each process holds a part of the weights"
+        " or inputs only (FSDP, DTensor), and a test takes other numbers. Check the "
+        "module before it is sharded."
+    )
+    return False
 
 
 def see(

@@ -24,6 +24,16 @@ _LEAVES_AUTOGRAD: dict[Any, str] = {
     cast(Any, Tensor.data).__get__: ".data",
 }
 
+# Functions that ask where a tensor is, and how large, and not for its numbers. It may
+# have none: sharded parameters are freed, and get new memory before they are used.
+_ASKING = frozenset(
+    (
+        *("__get__", "data_ptr", "storage", "untyped_storage", "_typed_storage"),
+        *("element_size", "numel", "nelement", "size", "dim", "ndimension"),
+        *("stride", "storage_offset", "is_contiguous", "get_device"),
+    )
+)
+
 # Functions to which an integer says which entry is meant, and no amount. By name: what
 # those of torch.nn.functional call inside is not public.
 _INDEXING = frozenset(
@@ -78,7 +88,9 @@ class Lifted(Double):
         if func in _LEAVES_AUTOGRAD:
             self.left[f"{_LEAVES_AUTOGRAD[func]} in {_place()}"] = None
         writes = _writes(func)
-        if writes or any(_is_narrow(it) for it in tensors_in((args, kwargs))):
+        asks = getattr(func, "__name__", "") in _ASKING
+        narrow = not asks and any(map(_is_narrow, tensors_in((args, kwargs))))
+        if writes or narrow:
             first, rest = args[:writes], args[writes:]
             args = (*first, *map(_lifted, rest))
             out = kwargs.get("out")

@@ -12,7 +12,7 @@ import torch
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
 from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
-from gradlib.jacobian.check import bytes_of_check, require_truth, see
+from gradlib.jacobian.check import bytes_of_check, may_look, require_truth, see
 from gradlib.jacobian.compute import compute, explained
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import find_shorter
@@ -27,7 +27,7 @@ from gradlib.jacobian.out import (
     require_own_memory,
 )
 from gradlib.jacobian.own_backward import require_graphs
-from gradlib.jacobian.own_state import state_kept
+from gradlib.jacobian.own_state import modules_known_to, state_kept
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private import graph_is_captured, values_are_stand_ins, without_hooks
@@ -186,6 +186,9 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             "the function once before."
         )
     arguments = read(fn, inputs, argnums, in_dims)
+    if check:
+        given = (*arguments.inputs.leaves, *modules_known_to(arguments.fn))
+        check = may_look(given)
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
     plan = _plan(arguments, graph, call, check=check)
@@ -286,6 +289,7 @@ def per_sample_jacobian_from_graph(
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
+    check = check and may_look(graph.points)
     plan = planning.make(
         graph,
         "reverse",

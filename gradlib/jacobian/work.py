@@ -1,5 +1,7 @@
 """How many multiply-adds each way takes: counted, not guessed."""
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -7,6 +9,30 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gradlib.jacobian import split
 from gradlib.jacobian.graph import Graph
+
+
+class _Counter(FlopCounterMode):
+    """One that does not ask which module does it.
+
+    It would set hooks on tensors of modules that a backward of one's own calls, and
+    torch allows none of these there.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mod_tracker = cast(Any, _Nobody())
+
+
+class _Nobody:
+    """Says of all that it is done in no module."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
 
 
 def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
@@ -43,7 +69,7 @@ def of_pass(
     vectors: list[Tensor],
 ) -> int:
     """Return the multiply-adds of a backward pass."""
-    with FlopCounterMode(display=False) as counter:
+    with _Counter(display=False) as counter:
         torch.autograd.grad(
             outputs, inputs, vectors, retain_graph=True, allow_unused=True
         )

@@ -1,6 +1,5 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -78,45 +77,3 @@ class Hooked:
         self.names = list(parameters)
         self._own = *map(id, own.values()), *own
         self._is_for_good = for_good
-
-
-def swaps_parameters(module: nn.Module) -> bool:
-    """Tell whether FSDP gives a module other parameters for the time of a call."""
-    # Who has not imported it has none of it, and it takes long.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(
-        module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
-    )
-
-
-def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Return the modules whose weights are parts of a flat parameter of FSDP.
-
-    With ``use_orig_params=False`` a module's own are plain views of that one, which
-    FSDP puts there anew for each forward. Each module comes with their names.
-    """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    found: dict[nn.Module, list[str]] = {}
-    for part in (
-        () if fsdp is None else fsdp.FullyShardedDataParallel.fsdp_modules(model)
-    ):
-        handle = part._handle
-        if handle is not None and not handle._use_orig_params:
-            flat = handle.flat_param
-            found.setdefault(part.module, [])  # which holds the flat one itself
-            for name, owner, *_ in (*flat._param_infos, *flat._shared_param_infos):
-                found.setdefault(owner, []).append(name)
-    return found
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Tell whether each process holds only a part of a model's weights."""
-    inner: Any = model
-    if "torch.distributed.fsdp" in sys.modules and any(
-        map(swaps_parameters, inner.modules())
-    ):
-        return True
-    tensor: Any = sys.modules.get("torch.distributed.tensor")
-    return tensor is not None and any(
-        isinstance(it, tensor.DTensor) for it in inner.parameters()
-    )

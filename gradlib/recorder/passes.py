@@ -7,7 +7,8 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeAlias
@@ -250,7 +251,8 @@ class Passes:
         # Sums to which more parts may come: where each stands, by torch's number.
         self._open: list[tuple[Grads, int]] = []
         self._inner: list[dict[int, Inner]] = []
-        self._finishing = threading.Lock()
+        self._finishing = threading.RLock()
+        self._is_finishing = False
         self._many = 0  # from how many hooks on some are let go of
         self._by_others = -1  # and how many others have, at the last look
 
@@ -455,13 +457,29 @@ class Passes:
         One may go on in another thread. Hooks whose tensor or node is gone are let go
         of: a step late in a block costs no more than an early one.
         """
-        with self._finishing:
+        with self._alone() as is_alone:
+            if not is_alone:
+                return
             going_on = {self.numbers[running] for running in self._running.copy()}
             self._finish_sums(going_on)
             if not going_on:
                 for sums in self._inner:
                     sums.clear()
             self._let_go()
+
+    @contextmanager
+    def _alone(self) -> Generator[bool]:
+        """Keep other threads out, and tell whether nobody is at it in this one.
+
+        Somebody is who was interrupted: a handler of signals may call the model. What
+        is left out then is done the next time.
+        """
+        with self._finishing:
+            is_alone, self._is_finishing = not self._is_finishing, True
+            try:
+                yield is_alone
+            finally:
+                self._is_finishing = not is_alone
 
     def _let_go(self) -> None:
         if len(self.handles) + len(self._taps) <= self._many:
@@ -515,8 +533,9 @@ class Passes:
         one for forces, is one of its own.
         """
         self.when_reached()
-        with self._finishing:
-            self._let_go()
+        with self._alone() as is_alone:
+            if is_alone:
+                self._let_go()
         self._be_last()
         if within is None or within == running or not goes_on_with_pass():
             number = self.numbers[running] = next(self._count)

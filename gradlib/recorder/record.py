@@ -40,12 +40,7 @@ from gradlib.private import (
     unhook_modules,
     what_stands_in,
 )
-from gradlib.recorder.hooked import (
-    Hooked,
-    flattened,
-    is_sharded,
-    swaps_parameters,
-)
+from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
 from gradlib.recording.recording import Recording
@@ -60,6 +55,7 @@ from gradlib.selection import (
     selector,
     uncompiled,
 )
+from gradlib.sharded import flattened, is_sharded, swaps_parameters
 from gradlib.values import Copies, Keep, keeper
 
 

@@ -207,13 +207,9 @@ class Scene:
 
         It comes in parts where a reentrant checkpoint runs a pass inside the pass.
         """
-
-        def take(grad: Tensor | None) -> None:
-            if grad is not None:
-                known = self._shares.get(id(leaf))
-                self._shares[id(leaf)] = keep(grad) if known is None else known + grad
-
-        hook_tensor(given, take)
+        # Not self, nor the leaf: the graph of what was returned leads to the leaf, and
+        # nobody would see that circle.
+        hook_tensor(given, partial(_add_share, self._shares, id(leaf)))
 
     def _pre_hooks(self) -> list[Callable[..., None]]:
         # What was recorded for the output is what these had made of it. With any set,
@@ -350,6 +346,12 @@ def _be_like(made: Tensor, original: Tensor) -> None:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:
+    if grad is not None:
+        known = shares.get(leaf)
+        shares[leaf] = keep(grad) if known is None else known + grad
 
 
 def _instead(given: Any, *_: object) -> Any:

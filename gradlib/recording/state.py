@@ -209,7 +209,11 @@ class History:
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
         seen = self._seen.get(module)
-        return module.training if seen is None else seen.at("training", moment)
+        return (
+            getattr(module, "training", False)
+            if seen is None
+            else seen.at("training", moment)
+        )
 
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
@@ -223,7 +227,7 @@ class History:
         """Look at a module for the first time."""
         seen = self._seen[module] = Seen(
             moment,
-            module.training,
+            getattr(module, "training", False),  # no frozen ScriptModule has one
             type(module),
             dict(own_children(module)),
             self._attributes.of(module, moment),
@@ -236,8 +240,8 @@ class History:
 
     def _look_again(self, seen: Seen, module: nn.Module, moment: int) -> None:
         """Look at a module as a forward begins."""
-        if seen.training is not module.training:
-            seen.change("training", module.training, moment)
+        if seen.training is not (training := getattr(module, "training", False)):
+            seen.change("training", training, moment)
         if seen.kind is not type(module):
             seen.change("kind", type(module), moment)
         if self.has_changed:
@@ -253,8 +257,8 @@ class History:
     def _look_during(self, seen: Seen, module: nn.Module, moment: int) -> None:
         """Look at a module as a call begins: what is new is so since the last look."""
         since = seen.last + 1
-        if seen.training is not module.training:
-            seen.change("training", module.training, since)
+        if seen.training is not (training := getattr(module, "training", False)):
+            seen.change("training", training, since)
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
         own, known = own_parameters(module), seen.parameters

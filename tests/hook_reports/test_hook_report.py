@@ -1162,6 +1162,59 @@ def test_nested_tensors_are_refused(layout: torch.layout) -> None:
         gradlib.hook_report(Nest(), given(2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_inside(layout: torch.layout) -> None:
+    class Nests(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts = torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=layout)
+            return self.fc(parts).to_padded_tensor(0.0)
+
+    report = gradlib.hook_report(Nests(), given(2, 5, 3))
+    (entry,) = report.kinds["register_backward_hook"].grad_input
+    assert entry.what == "gradient of an inner tensor, which is nested"
+    (entry,) = report.kinds["register_full_backward_hook"].grad_input
+    assert entry.what == "gradient of x"
+    assert "nested" in str(report)
+    report.plot()
+
+
+class Slotted(nn.Module):
+    """Keeps a tensor where torch's copies forget it."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.tensor([2.0, 3.0, 4.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_slots_are_copied() -> None:
+    module = Slotted()
+    before = module.factor
+    report = gradlib.hook_report(module, given(4, 3))
+    (entry,) = report.kinds["register_full_backward_hook"].grad_input
+    assert entry.what == "gradient of x"
+    assert module.factor is before
+
+
+def test_nothing_is_left_of_the_copies(tensors_alive: Callable[[], int]) -> None:
+    modules = [nn.Linear(3, 2), nn.Tanh(), nn.GRU(3, 2)]
+    counts: list[int] = []
+    for _ in range(3):
+        for module in modules:
+            gradlib.hook_report(module, given(4, 3))
+        counts.append(tensors_alive())
+    assert counts[1] == counts[2]
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_script_modules() -> None:
     scripted = torch.jit.script(nn.Linear(3, 2))

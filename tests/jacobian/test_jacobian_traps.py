@@ -1025,3 +1025,40 @@ def test_a_plan_calls_as_the_checked_call_does(argnums: int | str) -> None:
     blocks = [found] if argnums == 1 else found.values()
     plan = gradlib.plan_jacobian(_Residual(), x, t, argnums=argnums)
     assert [*plan.shapes] == [it.shape for it in blocks]
+
+
+class Adjoint(torch.autograd.Function):
+    """A step of an equation whose backward calls the module again."""
+
+    @staticmethod
+    def forward(ctx: Any, f: nn.Module, y: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.f = f
+        ctx.save_for_backward(y, *parameters)
+        return y + f(y) / 8
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        y, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            slopes = torch.autograd.grad(ctx.f(y), [y, *parameters], grads[0] / 8)
+        return None, grads[0] + slopes[0], *slopes[1:]
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Any, Adjoint).apply(self.f, x, *self.f.parameters())
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_a_backward_that_calls_modules(argnums: Any) -> None:
+    """To count what they multiply, torch would set hooks that it forbids there."""
+    model, x = Steps(), torch.randn(5, 4)
+    plan = gradlib.plan_jacobian(model, x, argnums=argnums)
+    assert plan.mode == "reverse"
+    assert plan.work["reverse"] > 0
+    gradlib.per_sample_jacobian(model, x, argnums=argnums)

@@ -1,6 +1,7 @@
 """Forwards that change what they were given, and calls where tensors are odd."""
 
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, cast
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlib
 from gradlib import values
 from gradlib.recorder import module_calls
+from gradlib.recorder.passes import Passes
 from gradlib.recording import notes
 
 from ..opcodes import opcodes
@@ -397,3 +399,35 @@ def test_a_checkpoint_around_a_model_of_which_parts_are_recorded() -> None:
     ]
     shares = [call.param_grads["weight"] for call in recording.calls("0")]
     assert_close(sum(shares), cast(nn.Linear, model[0]).weight.grad)
+
+
+def test_a_handler_of_signals_that_calls_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may interrupt what is done as a forward ends, or a pass begins."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    let_go = Passes._let_go  # pyright: ignore[reportPrivateUsage] (interrupted here)
+    interrupted: list[int] = []
+
+    def handle(passes: Passes) -> None:
+        if len(interrupted) < 20:
+            interrupted.append(1)
+            with torch.enable_grad():
+                model(torch.ones(1, 2))
+        let_go(passes)
+
+    monkeypatch.setattr(Passes, "_let_go", handle)
+    x = torch.ones(4, 2, requires_grad=True)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    with gradlib.record(model) as recording:
+        thread = threading.Thread(target=step, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert interrupted
+    (call,) = [it for it in recording.calls("") if it.output.shape == (4, 1)]
+    torch.testing.assert_close(call.grad_output, (torch.ones(4, 1),))
+    torch.testing.assert_close(call.grad_input, (x.grad,))

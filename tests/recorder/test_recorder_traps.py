@@ -1910,6 +1910,23 @@ def test_scripted_and_traced_modules() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
+def test_frozen_scripted_modules() -> None:
+    """They do not even know whether they are in training."""
+    scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).eval())
+    model = nn.Sequential(torch.jit.freeze(scripted), nn.Linear(3, 2))
+    x = torch.randn(2, 3, requires_grad=True)
+    run(model, x)
+    expected = copy.deepcopy(grads_of(model))
+    model.zero_grad()
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert_close(grads_of(model), expected)
+    assert_close(recording["1"].param_grads["weight"], model[1].weight.grad)
+    with pytest.raises(gradlib.NoSuchCallError, match="a ScriptModule takes no hooks"):
+        _ = recording["0"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_tracing_a_recorded_model() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     x = torch.randn(2, 3)
@@ -2381,16 +2398,6 @@ def test_a_forward_begins_while_a_pass_runs_in_another_thread() -> None:
     expected = model.scale.grad.norm()
     assert_close(call.param_grads["scale"], expected)
     assert_close(call.param_grads_total["scale"], expected)
-
-
-@pytest.fixture
-def one_process(tmp_path: Any) -> Any:
-    """A process group of one."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_process")

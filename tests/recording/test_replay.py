@@ -1219,3 +1219,21 @@ def test_the_printed_replay() -> None:
     again = recording[""].replay()
     assert repr(again) == "<replay of backward pass 0 of (root), call 0 in forward 0>"
     assert str(again).splitlines()[1].split() == ["field", "shape", "norm"]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_nothing_is_left_of_a_replay(
+    frozen: bool, tensors_alive: Callable[[], int]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model.requires_grad_(not frozen)
+    x = torch.randn(3, 4, requires_grad=True)
+    counts: list[int] = []
+    for _ in range(3):
+        with gradlib.record(model) as recording:
+            loss_of(model(x)).backward()
+        assert recording.verify(numerical=True).ok
+        recording["0"].replay()
+        del recording
+        counts.append(tensors_alive())
+    assert counts[1] == counts[2]
