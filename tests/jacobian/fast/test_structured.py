@@ -110,6 +110,106 @@ def test_an_axis_may_be_split_after_a_sum() -> None:
     require_same(fn, double(4, 4, 4))
 
 
+def test_one_axis_may_come_in_two_orders() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8).double()
+
+    def fn(x: Tensor) -> Tensor:
+        y = layer(x)
+        return y.view(-1, 2, 4).sin() + y.view(-1, 4, 2).mT.cos()
+
+    require_same(fn, double(3, 8))
+
+
+@pytest.mark.parametrize("size", [2**8, 2**21])
+def test_a_term_may_take_fewer_rows_at_a_time_than_those_before(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes before is kept for more rows, so that none may add to it."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(chunks, "CHUNK", size)
+    monkeypatch.setattr(structured, "MOST", AMPLE)
+    narrow, wide = (
+        nn.Sequential(nn.Linear(4, it), nn.Tanh(), nn.Linear(it, 4)).double()
+        for it in (2, 32)
+    )
+
+    def block(x: Tensor) -> Tensor:
+        return narrow(x) + wide(x)
+
+    require_same(lambda x: block(block(x)), double(3, 4, 4))
+
+
+def split_after_a_sum(x: Tensor) -> Tensor:
+    y = (x @ SIX).view(-1, 3, 2).cos().view(-1, 6)
+    z = y + y.sin()
+    return (z + z @ SIX) + x.view(-1, 2, 3).sin().view(-1, 6)
+
+
+def split_in_one_term(x: Tensor) -> Tensor:
+    y = x.view(-1, 4, 4).sin()
+    return y + y.mT + y.view(-1, 4, 2, 2).mean((1, 2, 3))[:, None, None]
+
+
+SIX = torch.arange(36, dtype=torch.float64).sin().view(6, 6)
+
+ACROSS: dict[str, tuple[Function, int]] = {
+    "longer than an axis": (
+        lambda x: x.sin().view(-1, 3, 2).view(-1, 2, 3).cos(),
+        6,
+    ),
+    "shorter than an axis": (
+        lambda x: x.sin().view(-1, 2, 3).view(-1, 3, 2).cos(),
+        6,
+    ),
+    "of one tensor": (
+        lambda x: x.view(-1, 2, 3).sin() + x.view(-1, 3, 2).mT.cos(),
+        6,
+    ),
+    "of one on the way": (
+        lambda x: (lambda y: y.view(-1, 2, 3) + y.view(-1, 3, 2).mT.cos())(x @ SIX),
+        6,
+    ),
+    "after a sum": (split_after_a_sum, 6),
+    "in one term": (split_in_one_term, 16),
+    "nothing": (lambda x: torch.cat([x.sin(), x[:, :0].cos()], 1) @ SIX, 6),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_parts_that_lie_across_axes_are_left_to_others(name: str) -> None:
+    torch.manual_seed(0)
+    fn, size = ACROSS[name]
+    x = double(3, size)
+    assert by_structure(graph_of(fn, x)) is None
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
+WIDE: dict[str, Function] = {
+    "probabilities": lambda y: y.softmax(-1),
+    "their logarithms": lambda y: y.log_softmax(-1),
+    "norm": lambda y: F.layer_norm(y, y.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_factor_that_is_more_than_the_jacobian_is_not_computed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    one, other = nn.Linear(4, 50).double(), nn.Linear(50, 2).double()
+
+    def fn(x: Tensor) -> Tensor:
+        return other(WIDE[name](one(x)))
+
+    x = double(3, 4)
+    assert by_structure(graph_of(fn, x)) is None
+    monkeypatch.setattr(structured, "MOST", AMPLE)
+    require_same(fn, x)
+
+
 UNKNOWN: dict[str, Function] = {
     "single numbers": lambda x: torch.stack([it.exp() * it[0, 0].sum(0) for it in x]),
     "probabilities of one": lambda x: torch.stack(

@@ -152,9 +152,9 @@ class Run:
         mine = self.states[value]
         if value.parts and into is None:
             mine.memory = found
-        for part, is_done in zip(value.parts, done, strict=True):
+        for part, held, is_done in zip(value.parts, given, done, strict=True):
             state = self.states[part]
-            if _is_same(found, state.held):
+            if _is_same(found, held):
                 # It is the same memory: whoever comes last hands it back.
                 mine.memory = state.memory if is_done else None
                 state.memory = None if is_done else state.memory
@@ -179,8 +179,6 @@ class Run:
         state.held = state.memory = None
 
 
-def _is_same(one: Tensor, two: Tensor | None) -> bool:
+def _is_same(one: Tensor, two: Tensor) -> bool:
     """Return whether two tensors have the same memory."""
-    if two is None:
-        return False
     return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()

@@ -71,8 +71,6 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     for size in shape:
         axes: list[Axis] = []
         while size > 1:
-            if not ahead:
-                return None
             axis = ahead.pop()
             if axis.size > size:
                 if axis.size % size:
@@ -85,7 +83,7 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
             axes.append(axis)
             size //= axis.size
         found.append(tuple(axes))
-    return None if ahead else tuple(found)
+    return tuple(found)
 
 
 def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | None:

@@ -86,8 +86,6 @@ def through(
     step = edge(term.dims)
     if step is None:
         return None
-    if len(step.dims) < len(shape):
-        return None
     dims = step.dims[len(step.dims) - len(shape) :]
     # What was broadcast is summed over.
     dims = tuple(
@@ -97,8 +95,6 @@ def through(
         return None
     factors = term.factors + tuple(view_of(*factor) for factor in step.factors)
     kept = set(flat(dims)) | set(resolved(rows))
-    if len(flat(dims)) != len(set(flat(dims))):
-        return None
     scale = term.scale * step.scale
     had = set(resolved(it for _, axes in factors for it in axes))
     came = set(flat(term.dims))
