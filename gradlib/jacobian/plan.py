@@ -202,7 +202,6 @@ class Plan(Printable):
 
 def in_words(size: int) -> str:
     """Return a number of bytes as a reader says it."""
-    for power, unit in reversed([*enumerate(("bytes", "KiB", "MiB", "GiB"))]):
-        if size >= 1024**power or not power:
-            return f"{size / 1024**power:.4g} {unit}"
-    raise AssertionError("some unit fits")
+    units = "bytes", "KiB", "MiB", "GiB"
+    power = max(it for it in range(len(units)) if size >= 1024**it or not it)
+    return f"{size / 1024**power:.4g} {units[power]}"

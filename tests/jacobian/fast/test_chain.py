@@ -266,6 +266,17 @@ def test_a_softmax_elsewhere_is_no_chain(layers: list[nn.Module]) -> None:
     assert chain(nn.Sequential(*layers), torch.randn(5, 4)) is None
 
 
+@pytest.mark.parametrize("layer", [nn.Softmax(1), nn.LogSoftmax(-1)], ids=str)
+def test_a_softmax_of_images_is_no_chain(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), layer).double()
+    x = torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    assert chain(model, x) is None
+    found = gradlib.per_sample_jacobian(model, x)
+    truth = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+
+
 def test_nan_and_the_kinks_of_relu() -> None:
     first = nn.Linear(2, 2)
     with torch.no_grad():

@@ -137,6 +137,7 @@ def _seen_overwritten(net: Any, x: Tensor) -> Tensor:
 NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "samples": lambda net, x: torch.cat([x[:2], net.wide(x[2:])]),
     "a sample": lambda _, x: x * x[0],
+    "entries of a sample": lambda _, x: x[:1, 1:] * x[:, :3],
     "every other": lambda net, x: net.scale(x[:, ::2]),
     "backwards": lambda _, x: x.flip(1)[:, :3],
     "by a list": lambda net, x: net.scale(x[:, [0, 3]]),

@@ -533,6 +533,23 @@ def test_gradients_flow_where_ways_meet_again() -> None:
         torch.testing.assert_close(*found)
 
 
+def test_matrices_on_a_way_may_be_infinite() -> None:
+    """Then the general way is asked."""
+    matrix = torch.randn(4, 4, dtype=torch.float64)
+    x = torch.randn(3, 4, dtype=torch.float64)
+
+    def fn(x: Tensor) -> Tensor:
+        return x + F.relu(x @ matrix)
+
+    for entry in 0.5, torch.inf:
+        matrix[1, 2] = entry
+        found = chain(fn, x)
+        assert any(torch.equal(it, matrix.T) for it in found.may_hide)
+        truth = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+        found = gradlib.per_sample_jacobian(fn, x)
+        torch.testing.assert_close(found, truth, equal_nan=True)
+
+
 def test_of_images_they_are_no_chain() -> None:
     conv = nn.Conv2d(1, 1, 3, padding=1).double()
 
@@ -607,6 +624,12 @@ def _with_the_net(function: Any, net: nn.Module) -> Function:
     return lambda x: function(net, x)
 
 
+def _softened(net: Parts, x: Tensor) -> Tensor:
+    h = net.a(x)
+    g = h.tanh()
+    return (h + g) * h.softmax(1) + g
+
+
 NO_CHAINS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
     "overwritten for both ways": lambda net, x: x + net.into(x),
     "overwritten, and not used": lambda net, x: (net.into(net.b(x)), net.a(x))[1],
@@ -625,6 +648,7 @@ NO_CHAINS: dict[str, Callable[[Parts, Tensor], Tensor]] = {
     "another tensor": lambda net, x: net.a(x) + net.b.bias,
     "times what is broadcast": lambda net, x: net.a(x) * net.a(x).sum(1, True),
     "a product in place": lambda net, x: _multiplied(net.a(x), net.b(x)),
+    "a softmax on a way": _softened,
 }
 
 

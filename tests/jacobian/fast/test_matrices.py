@@ -121,6 +121,12 @@ def _dropped(net: Any, x: Tensor) -> Tensor:
     return h
 
 
+def _raised_in_place(net: Any, x: Tensor) -> Tensor:
+    h = x @ net.w
+    h += 1
+    return h.tanh()
+
+
 NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a matrix in front": lambda net, x: (net.w.T @ x.mT).mT,
     "x turned": lambda net, x: (x @ x.T) @ x @ net.w,
@@ -143,6 +149,9 @@ NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a sum over more": lambda net, x: (x @ net.w)[:, None].sum((1, 2)),
     "a sum in another dtype": lambda _, x: x.sum(1, dtype=torch.float32).double(),
     "a product that is dropped": _dropped,
+    "a number in place": _raised_in_place,
+    "a linear layer of a vector": lambda net, x: F.linear(x, net.vector)[:, None],
+    "x times itself": lambda _, x: F.linear(x, x),
 }
 
 
@@ -186,6 +195,9 @@ def test_where_the_forward_raises_so_does_it() -> None:
         lambda x: x.sum(3),
         lambda x: x.sum((1, 1)),
         lambda x: x.sum(range(1, 2)),
+        lambda x: x.sum((1.0,)),
+        lambda x: x.sum(1, keepdim=1),
+        lambda x: x.sum(1).mm(net.w),
         lambda x: torch.mean(x, *[{1}]),
         lambda x: x.mm(net.w, None),
         lambda x: x.matmul(weight=net.w),
@@ -196,6 +208,14 @@ def test_where_the_forward_raises_so_does_it() -> None:
             fn(double(5, 4))
         with pytest.raises((RuntimeError, IndexError, TypeError)):
             gradlib.per_sample_jacobian(fn, double(5, 4))
+
+
+def test_of_more_axes_torch_takes_no_matrix_for_one() -> None:
+    net, x = Net(), double(2, 3, 4)
+    fn = _function(lambda net, x: x.mm(net.w), net)
+    assert chain(fn, x) is None
+    with pytest.raises(RuntimeError, match="must be a matrix"):
+        gradlib.per_sample_jacobian(fn, x)
 
 
 REPLACED: dict[str, tuple[Any, str, Callable[[Any, Tensor], Tensor]]] = {

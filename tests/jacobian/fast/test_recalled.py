@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -594,6 +595,46 @@ def test_classes_and_code_are_not_kept() -> None:
     gc.collect()
     assert not any(it() is not None for it in gone)
     assert len(vars(recalled)["_known"]) < known
+
+
+class Met:
+    """It is nobody known."""
+
+    def seen(self) -> None:
+        """See something."""
+
+
+class Watched(nn.Module):
+    """Somebody may look at what it does, who is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.watch: Any = Met().seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        return x.tanh() if self.watch is None else x.sigmoid()
+
+
+def test_what_nobody_can_tell_again_is_not_recalled() -> None:
+    torch.manual_seed(0)
+    net, x = Watched().double(), double(3, 4)
+    for watch in net.watch, None:
+        net.watch = watch
+        for _ in range(4):
+            require_right(net, x)
+        assert recalls(net, x) == (watch is None)
+
+
+def test_options_of_any_kind_are_not_recalled() -> None:
+    norm: Any = nn.GroupNorm(2, 4)
+    norm.num_groups = numpy.int64(2)
+    net = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 3)).double()
+    x = double(3, 4)
+    for _ in range(4):
+        require_right(net, x)
+    assert not recalls(net, x)
 
 
 def test_one_that_never_comes_back_is_not_noted_for_ever(

@@ -58,15 +58,9 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
                 return None
             shape = (*shape[:1], *size)
         elif kind is Joined:
-            one, other = (shape_after(way, shape) for way in layer.ways)
-            if one is None or one != other:
-                return None
-            shape = one
+            shape = _known(layer.ways[0], shape)
         elif kind is Woven:
-            woven = _shape_of_woven(layer, shape)
-            if woven is None:
-                return None
-            shape = woven
+            shape = _shape_of_woven(layer, shape)
         elif kind is Summed:
             shape = *shape[:-1], 1
         elif kind is Taken:
@@ -86,15 +80,21 @@ def _is_of_numbers(layer: Any) -> bool:
     return layer is UNSQUEEZED or type(layer) in known
 
 
-def _shape_of_woven(layer: Woven, shape: Shape) -> Shape | None:
+def _known(layers: Sequence[Any], shape: Shape) -> Shape:
+    """Return the shape after layers of a way.
+
+    Ways are put together where the shapes are known that they lead to, and go together.
+    """
+    return cast(Shape, shape_after(layers, shape))
+
+
+def _shape_of_woven(layer: Woven, shape: Shape) -> Shape:
     shapes = [shape]
     for layers, by, given in layer.stages:
         one, *others = [shapes[number] for number in given]
-        after = shape_after(layers, one)
+        after = _known(layers, one)
         if by == "cat":
             after = *one[:1], sum(it[-1] for it in (one, *others))
-        elif after is None or others not in ([], [one]):
-            return None
         shapes.append(after)
     return shapes[-1]
 

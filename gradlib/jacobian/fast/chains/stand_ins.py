@@ -117,7 +117,7 @@ def _operator(name: str, make: Made | None) -> Callable[..., StandIn]:
         if not _is_tensor(real, name):
             raise UnknownError(name)
         if name in MULTIPLYING:
-            return StandIn(_product(real, name, *others))
+            return StandIn(_product(real, *others))
         if name in JOINING and type(others[0]) is StandIn:
             if name == "__add__" and type(real_of(others[0])) in WEIGHTS:
                 return _biased(real, *others)
@@ -199,7 +199,7 @@ def _method(
     if name == "linear":
         return _linear(place, *args, **kwargs)
     if name in MULTIPLYING and not kwargs:
-        return StandIn(_product(place, name, *args))
+        return StandIn(_product(place, *args))
     make: Made | None = METHODS.get(name)
     if make is not None:
         return _after(place, layer(make, *args, **kwargs))
@@ -223,10 +223,8 @@ def _method(
     raise UnknownError(name)
 
 
-def _product(place: Place, name: str, weight: StandIn) -> Place:
-    """Return what a product with a matrix is, or refuse what torch refuses."""
-    if name == "mm" and len(place.shape) != 2:
-        raise UnknownError("torch refuses it")
+def _product(place: Place, weight: StandIn) -> Place:
+    """Return what a product with a matrix is; of more axes none is a chain."""
     return _times(place, _weight(_turned(_weight(weight))))
 
 

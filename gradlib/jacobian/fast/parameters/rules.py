@@ -50,10 +50,7 @@ def _matrix(name: str, scale: str | None = None) -> Rule:
     """Return the rule of what is multiplied from the left by something saved."""
 
     def rule(use: Use, samples: Samples, _param: Tensor) -> Write | None:
-        x = use.saved(name)
-        if x is None:
-            return None
-        x = samples.first(x).flatten(1, -2)  # (batch, tokens, in)
+        x = samples.first(use.saved(name)).flatten(1, -2)  # (batch, tokens, in)
         alpha = 1 if scale is None else use.saved(scale)
 
         def write(grads: Tensor, into: Tensor) -> None:
