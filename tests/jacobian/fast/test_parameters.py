@@ -369,9 +369,27 @@ class AsItIs(nn.Module):
         return self.weight.t()
 
 
+class NamedTwice(nn.Module):
+    """Has two names for one weight, and says both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(3, 3, bias=False)
+        self.other = self.one
+
+    def named_parameters(self, *args: Any, **how: Any) -> Any:
+        """Return all names."""
+        return super().named_parameters(*args, **how | {"remove_duplicate": False})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Use it once."""
+        return self.other(x)
+
+
 NOT_TAKEN: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "tied": tied,
+    "named twice": NamedTwice,
     "as it is": AsItIs,
     "parametrised": lambda: nn.Sequential(weight_norm(nn.Linear(3, 2))),
     "by frequency": by_frequency,
@@ -381,6 +399,10 @@ NOT_TAKEN: dict[str, Callable[[], nn.Module]] = {
     "changed before": lambda: Of(lambda x, w: x @ w.tanh(), (3, 3)),
     "turned": lambda: Of(lambda x, w: x[:, None] + w.t(), (3, 3)),
     "its own output": lambda: Of(lambda x, w: x * w + w.sum(), (3,)),
+    "a factor for each sample": lambda: Of(torch.mul, (BATCH, 3)),
+    "a norm of all samples": lambda: Of(
+        lambda x, w: F.layer_norm(x, (BATCH, 3), w), (BATCH, 3)
+    ),
 }
 
 
@@ -405,6 +427,32 @@ def test_it_is_not_taken_under_autocast(taken: list[int]) -> None:
         gradlib.per_sample_jacobian(
             model, torch.randn(BATCH, 3), argnums="parameters", check=False
         )
+    assert not taken
+
+
+def test_it_is_not_taken_for_narrow_parameters(taken: list[int]) -> None:
+    model, x = nn.Linear(3, 2), torch.randn(BATCH, 3)
+    exact = flat(gradlib.per_sample_jacobian(model, x, argnums="parameters"))
+    assert taken
+    taken.clear()
+    found = gradlib.per_sample_jacobian(
+        model.bfloat16(), x.bfloat16(), argnums="parameters"
+    )
+    assert not taken
+    for name, tensor in flat(found).items():
+        torch.testing.assert_close(tensor.float(), exact[name], rtol=1e-2, atol=1e-2)
+
+
+def test_what_was_overwritten_is_seen(taken: list[int]) -> None:
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        y = x.sin()
+        z = y @ w
+        y.zero_()
+        return z
+
+    model, x = Of(product, (3, 2)).double(), double(BATCH, 3)
+    with pytest.raises(gradlib.NoSuchWayError, match="inplace operation"):
+        gradlib.per_sample_jacobian(model, x, argnums="parameters")
     assert not taken
 
 
@@ -549,6 +597,31 @@ def test_what_cannot_work_on_batched_values(taken: list[int]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), Squared(), nn.Linear(4, 2)).double()
     require_same(model, double(BATCH, 3))
     assert taken == [2, 1]
+
+
+class Refusing(OneByOne):
+    """Goes back from some samples only, as a look asks it to."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore (the same)
+        """Return the gradient."""
+        if grad.all():
+            raise RuntimeError("it is refused")
+        return OneByOne.backward(ctx, grad)
+
+
+def test_one_row_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    write: Any = BySample._write  # pyright: ignore (where each try passes)
+
+    def noted(self: BySample, blocks: Any, chunk: int) -> None:
+        tried.append(chunk)
+        write(self, blocks, chunk)
+
+    monkeypatch.setattr(BySample, "_write", noted)
+    model = Of(lambda x, w: Refusing.apply(x @ w), (3, 1))  # pyright: ignore (untyped)
+    require_same(model.double(), double(BATCH, 3))
+    assert tried == [1]
 
 
 def test_inside_of_a_checkpoint() -> None:

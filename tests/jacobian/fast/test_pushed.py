@@ -193,6 +193,7 @@ MIXING: dict[str, Function] = {
     "tokens shifted": lambda x: wider(
         (lambda y: torch.cat([y[1:], y[:1]]))(x.view(9, 16)).view(3, 48)
     ),
+    "samples of two": lambda x: wider(torch.cat([x.cos(), x.sin()])[2:5]),
     "norm of all": lambda x: wider(F.layer_norm(x, (3, 3, 4, 4))),
     "along other axes": lambda x: x.flatten(1).mean(1) + wider(x).view(3, 50, 3),
 }
@@ -215,6 +216,68 @@ def test_a_proof_is_asked_for_where_samples_may_mix(
     for number, name in enumerate(["kept mean", "along other axes"], 1):
         gradlib.per_sample_jacobian(MIXING[name], double(3, 3, 4, 4), check=False)
         assert len(asked) >= number
+
+
+UNKNOWN: dict[str, Function] = {
+    "both sides of a product": lambda x: wider(x.sin() @ (x.T @ x)),
+    "filters": lambda x: wider(
+        F.conv2d(x.view(4, 1, 3, 3), x[:, :4].reshape(4, 1, 2, 2).sin())
+    ),
+    "scales of a norm": lambda x: wider(F.layer_norm(x, (9,), x.sin().mean(0))),
+    "shifts of a norm": lambda x: wider(F.layer_norm(x, (9,), None, x.sin().mean(0))),
+    "scales of groups": lambda x: wider(F.group_norm(x, 3, x.sin().mean(0))),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_weights_made_of_x_are_left_to_others(name: str) -> None:
+    x = double(4, 9)
+    graph = graph_of(UNKNOWN[name], x)
+    assert found_for(graph) is None
+    made = gradlib.per_sample_jacobian(UNKNOWN[name], x, check=False)
+    torch.testing.assert_close(made, by_rows(graph), rtol=1e-11, atol=1e-11)
+
+
+def decoder() -> nn.Module:
+    """Return a net with fewer columns than rows."""
+    torch.manual_seed(0)
+    layers = nn.Linear(5, 24), nn.ReLU(), nn.Unflatten(1, (6, 2, 2))
+    return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1)).double()
+
+
+def test_into_memory_that_is_there() -> None:
+    model, x = decoder(), double(4, 5)
+    assert gradlib.plan_jacobian(model, x).mode == "pushed"
+    out = torch.full((4, 3, 4, 4, 5), math.nan, dtype=torch.float64)
+    assert gradlib.per_sample_jacobian(model, x, out=out) is out
+    truth = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(out, truth, rtol=1e-11, atol=1e-11)
+    graph = graph_of(model, x)
+    found = found_for(graph)
+    assert found is not None
+    assert found.blocks(graph, {(0, 0): out.fill_(math.nan)})[0, 0] is out
+    torch.testing.assert_close(out, truth, rtol=1e-11, atol=1e-11)
+
+
+def test_without_room_for_slopes_it_is_not_taken() -> None:
+    model, x = decoder(), double(4, 5)
+    needed = gradlib.plan_jacobian(model, x, mode="forward", chunk_size=1).bytes
+    assert gradlib.plan_jacobian(model, x, max_bytes=needed).mode == "forward"
+    found = gradlib.per_sample_jacobian(model, x, max_bytes=needed)
+    truth = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, truth, rtol=1e-11, atol=1e-11)
+
+
+def test_what_a_node_has_saved_may_be_overwritten() -> None:
+    def fn(x: Tensor) -> Tensor:
+        matrix = weights(5, 150)
+        y = x.sin() @ matrix
+        matrix.zero_()
+        return y
+
+    assert found_for(graph_of(fn, double(4, 5))) is None
+    with pytest.raises(gradlib.NoSuchWayError, match="inplace operation"):
+        gradlib.per_sample_jacobian(fn, double(4, 5), check=False)
 
 
 def test_where_columns_are_no_fewer_they_are_not_taken() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +128,14 @@ def test_a_module_of_ones_own_and_what_is_flattened() -> None:
 
 
 A, B = weights(9, 9, 9)
+
+
+def _many_times(x: Tensor) -> Tensor:
+    for _ in range(33):
+        x = x @ A
+    return x
+
+
 NOT_STRAIGHT: dict[str, Function] = {
     "a way around": lambda x: x + (x @ A).tanh() @ B,
     "a weight made of the input": lambda x: x @ (A + x.sum()),
@@ -140,12 +149,42 @@ NOT_STRAIGHT: dict[str, Function] = {
     "viewed": lambda x: (x @ A).tanh().view(3, 27).view(9, 9) @ B,
     "a mean of the batch": lambda x: (x - x.mean(0)) @ A,
     "softmax": lambda x: (x @ A).softmax(1),
+    "no matrix": torch.tanh,
+    "more matrices than there are orders for": _many_times,
 }
 
 
 @pytest.mark.parametrize("name", NOT_STRAIGHT)
 def test_what_is_not_straight(name: str) -> None:
-    assert straight_of(NOT_STRAIGHT[name], double(9, 9)) is None
+    fn, x = NOT_STRAIGHT[name], double(9, 9)
+    assert straight_of(fn, x) is None
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    reference = gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+    torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_products_are_not_taken_where_they_do_not_fit() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (((x @ A).tanh() @ B).tanh() @ A).tanh() @ B
+
+    graph, _ = run(read(fn, (double(4, 9),), 0, 0))
+    plan = planning.make(graph, "loop", "auto", None)
+    found = find_straight(graph, plan)
+    assert found is not None
+    needed = plan.result_bytes + found.bytes
+    assert find_straight(graph, replace(plan, max_bytes=needed)) is not None
+    assert find_straight(graph, replace(plan, max_bytes=needed - 1)) is None
+
+
+def test_an_overwritten_matrix_is_seen() -> None:
+    def fn(x: Tensor) -> Tensor:
+        matrix = A.clone()
+        y = x @ matrix
+        matrix.add_(1)
+        return y
+
+    with pytest.raises(gradlib.NoSuchWayError, match="inplace operation"):
+        gradlib.per_sample_jacobian(fn, double(4, 9))
 
 
 def test_too_few_rows_and_other_dtypes() -> None:
