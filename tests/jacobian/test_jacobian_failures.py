@@ -99,6 +99,20 @@ def test_batch_norm_without_statistics_is_not_sent_to_eval(training: bool) -> No
         gradlib.per_sample_jacobian(model, torch.randn(5, 3))
 
 
+class Learning(nn.BatchNorm1d):
+    """Uses the batch in evaluation too."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        return F.batch_norm(input, None, None, self.weight, self.bias, training=True)
+
+
+def test_batch_norm_that_is_in_evaluation_is_not_sent_there() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), Learning(4)).double().eval()
+    with pytest.raises(CoupledSamplesError, match='"1", a Learning') as caught:
+        gradlib.per_sample_jacobian(model, points(5, 3))
+    assert ".eval()" not in str(caught.value)
+
+
 @pytest.mark.parametrize("argnums", [0, "parameters"])
 def test_batch_norm_deep_inside_is_named(argnums: int | str) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3).double(), with_batch_norm()))
@@ -1522,3 +1536,46 @@ def test_a_weight_that_each_call_overwrites_is_as_it_was_for_the_next() -> None:
     halved = nn.Linear(3, 2).double()
     halved.load_state_dict({"weight": before / 2, "bias": model.bias.detach()})
     require_close(ours, alone(lambda x: halved(x).sin(), x))
+
+
+@pytest.mark.cpu  # a GPU forgets the padding, and that is said
+def test_means_that_are_right_are_not_named() -> None:
+    images = points(3, 2, 4, 4).to(memory_format=torch.channels_last)
+
+    def fn(x: Tensor) -> Tensor:
+        means = F.avg_pool2d(x.to(memory_format=torch.channels_last), 2, padding=1)
+        return means * x.detach().sum((1, 2, 3), keepdim=True)
+
+    with pytest.raises(DetachedPathError, match="Something cuts a path") as caught:
+        gradlib.per_sample_jacobian(fn, images)
+    assert "padding" not in str(caught.value)
+
+
+def test_a_cut_path_where_a_function_ends_is_in_doubt() -> None:
+    x = torch.full((2, 3), 0.9999, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="cannot tell whether output changes"):
+        gradlib.per_sample_jacobian(lambda x: (2 * x - x.detach()).asin(), x)
+
+
+def test_a_constant_beside_a_jump_has_no_slope() -> None:
+    """There autograd follows nothing."""
+
+    def fn(x: Tensor) -> Tensor:
+        return 2 * x if x.max() <= 0 else torch.zeros_like(x)
+
+    x = torch.zeros(3, 1, dtype=torch.float64)
+    require_close(gradlib.per_sample_jacobian(fn, x), alone(fn, x))
+
+
+def test_a_constant_may_be_written_into_memory_of_ones_own() -> None:
+    factor, memory = torch.randn(3), torch.zeros(3)
+
+    def fn(x: Tensor) -> Tensor:
+        torch.mul(factor, 2, out=memory.zero_())
+        return x.sin() * memory
+
+    x = points(4, 3, dtype=torch.float32)
+    require_close(gradlib.per_sample_jacobian(fn, x), alone(fn, x), 1e-6)
+    assert torch.equal(memory, 2 * factor)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda x: fn(x) + x.detach() * memory, x)

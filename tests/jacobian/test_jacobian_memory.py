@@ -221,6 +221,19 @@ def test_a_plan_keeps_within_its_budget(budget: int) -> None:
     assert plan.result_bytes == 64 * 24 * 64 * 4
 
 
+def test_a_plan_of_a_chain_needs_no_room_for_other_ways() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 64))
+    x = torch.randn(8, 64)
+    room = 8 * 64 * 64 * 4 + 10 * 2**10  # the result's, and little more
+    plan = gradlib.plan_jacobian(model, x, max_bytes=room)
+    assert (plan.mode, plan.max_bytes) == ("chain", room)
+    assert plan.bytes <= room
+    found = gradlib.per_sample_jacobian(model, x, max_bytes=room)
+    reference = gradlib.per_sample_jacobian(model, x, mode="loop", check=False)
+    torch.testing.assert_close(found, reference)
+
+
 def test_a_larger_budget_has_larger_chunks() -> None:
     model, x = chain(64, 64, 24), torch.randn(64, 64)
     chunks = [

@@ -1062,3 +1062,13 @@ def test_a_backward_that_calls_modules(argnums: Any) -> None:
     assert plan.mode == "reverse"
     assert plan.work["reverse"] > 0
     gradlib.per_sample_jacobian(model, x, argnums=argnums)
+
+
+def test_a_plan_makes_what_is_lazy() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.LazyLinear(4), nn.Tanh()).double(), torch.randn(5, 3)
+    plan = gradlib.plan_jacobian(model, x.double())
+    assert [*plan.shapes] == [(5, 4, 3)]
+    found = gradlib.per_sample_jacobian(model, x.double())
+    reference = gradlib.per_sample_jacobian(model, x.double(), mode="loop", check=False)
+    torch.testing.assert_close(found, reference)
