@@ -1,13 +1,17 @@
 """Widening all that a function computes with, and seeing what it does meanwhile."""
 
+import contextlib
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from gradlib import double
 from gradlib.double import Double, wider
 from gradlib.jacobian.generators import Met
 from gradlib.tree import tensors_in
@@ -149,10 +153,13 @@ def _is_narrow(tensor: Tensor) -> bool:
 def _place() -> str:
     """Return the line of the function that is running: neither torch's nor ours."""
     for frame in reversed(traceback.extract_stack()):
-        file = frame.filename.replace("\\", "/")
-        if not any(part in file for part in _NOT_THEIRS):
-            return f"{file.rsplit('/', 1)[-1]}:{frame.lineno}"
+        if not frame.filename.startswith(_NOT_THEIRS):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
     return "an unknown place"
 
 
-_NOT_THEIRS = ("/torch/", "/gradlib/jacobian/", "/gradlib/double.py", "/contextlib.py")
+# Whole paths: somebody's own folder may be called torch, too.
+_NOT_THEIRS = (
+    *(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__)),
+    *(double.__file__, contextlib.__file__),
+)

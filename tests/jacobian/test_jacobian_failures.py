@@ -1579,3 +1579,11 @@ def test_a_constant_may_be_written_into_memory_of_ones_own() -> None:
     assert torch.equal(memory, 2 * factor)
     with pytest.raises(DetachedPathError):
         gradlib.per_sample_jacobian(lambda x: fn(x) + x.detach() * memory, x)
+
+
+def test_a_folder_of_ones_own_may_be_called_torch() -> None:
+    space: dict[str, Any] = {}
+    code = "def fn(x):\n    return x * x.detach()"
+    exec(compile(code, "/somebody/torch/gradlib/jacobian/own.py", "exec"), space)
+    with pytest.raises(DetachedPathError, match=r"\.detach\(\) in own\.py:2"):
+        gradlib.per_sample_jacobian(space["fn"], points(4, 3))
