@@ -245,7 +245,8 @@ def decoder() -> nn.Module:
     return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1)).double()
 
 
-def test_into_memory_that_is_there() -> None:
+def test_into_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
     model, x = decoder(), double(4, 5)
     assert gradlib.plan_jacobian(model, x).mode == "pushed"
     out = torch.full((4, 3, 4, 4, 5), math.nan, dtype=torch.float64)
@@ -259,7 +260,10 @@ def test_into_memory_that_is_there() -> None:
     torch.testing.assert_close(out, truth, rtol=1e-11, atol=1e-11)
 
 
-def test_without_room_for_slopes_it_is_not_taken() -> None:
+def test_without_room_for_slopes_it_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
     model, x = decoder(), double(4, 5)
     needed = gradlib.plan_jacobian(model, x, mode="forward", chunk_size=1).bytes
     assert gradlib.plan_jacobian(model, x, max_bytes=needed).mode == "forward"
