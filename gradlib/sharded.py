@@ -6,7 +6,7 @@ Who has not imported those has none of them, and it takes long.
 import sys
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def swaps_parameters(module: nn.Module) -> bool:
@@ -54,3 +54,9 @@ def is_distributed(value: object) -> bool:
     """Tell whether a value is a tensor of which each process holds a part."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds; most often all of it."""
+    given: Any = tensor
+    return given.to_local() if is_distributed(given) else given

@@ -11,6 +11,7 @@ from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import RecordingArgumentError, in_brief
+from gradlib.sharded import own_part
 
 linalg = cast(Any, torch.linalg)
 
@@ -99,7 +100,8 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         Its statistics. Where the dtype is narrower than float32 they are computed in
         float32, integers in float64. A tensor without entries has NaN for its mean,
         std, largest magnitude and fraction of zeros. A nested tensor counts as one row
-        of all its entries; entries that are masked out count as zeros. Near the largest
+        of all its entries; entries that are masked out count as zeros. Of a DTensor the
+        numbers are those of this process's part. Near the largest
         numbers of its dtype a mean or std may be inf, though every entry is finite.
 
     Raises:
@@ -222,8 +224,10 @@ def count_nonfinite(values: Tensor) -> Tensor:
 def wide(tensor: Tensor) -> Tensor:
     """Return a dense tensor of at least float32, in one row where it was nested.
 
-    Entries that are masked out are zeros, as their gradients are.
+    Entries that are masked out are zeros, as their gradients are. Of a DTensor it is
+    the part of this process: for the others one would have to wait.
     """
+    tensor = own_part(tensor)
     if tensor.is_nested:
         parts = [part.flatten() for part in tensor.unbind()]
         values = torch.cat(parts) if parts else torch.empty(0, device=tensor.device)

@@ -75,6 +75,18 @@ def test_a_hook_report_says_that_it_needs_the_whole(name: str) -> None:
         gradlib.hook_report(model, x)
 
 
+def test_what_is_shown_of_a_recording_is_of_this_process() -> None:
+    """To wait for the others would take for ever, where they do not ask."""
+    model, x = distributed()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert "[5, 3] of [5, 3]  3.87" in str(recording)  # as of fifteen ones
+    assert recording.compare(recording).ok
+    assert recording.first_nonfinite() is None
+    stats = gradlib.tensor_stats(x)
+    assert (stats.shape, stats.norm) == ((5, 4), 20**0.5)
+
+
 def test_what_is_whole_is_none_of_it() -> None:
     model, x = whole()
     assert not is_sharded(model)

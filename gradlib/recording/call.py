@@ -15,6 +15,7 @@ from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label, no_pass
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
+from gradlib.sharded import is_distributed, own_part
 from gradlib.stats import TensorStats, norm
 from gradlib.tree import Tree
 
@@ -447,8 +448,11 @@ def shape_text(structure: object, most: int = sys.maxsize) -> str:
 
 
 def _shape(measured: Tensor | TensorStats) -> str:
-    if isinstance(measured, Tensor) and measured.is_nested:
-        return f"{measured.size(0)} nested"
+    if isinstance(measured, Tensor):
+        if measured.is_nested:
+            return f"{measured.size(0)} nested"
+        if is_distributed(measured):
+            return f"{list(own_part(measured).shape)} of {list(measured.shape)}"
     return str(list(measured.shape))
 
 
