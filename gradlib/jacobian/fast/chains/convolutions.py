@@ -77,7 +77,8 @@ to which part of all blocks these are faster put last there, and first again.
 
 With 3 x 3 taps, 17 to 24 and 33 to 40 channels, 8 x 8 to 32 x 32 places, and 2 to 48
 images they took two fifths of the time to all of it, and a sixth more at most, on one
-core and on two of an AMD EPYC with torch 2.13; with fuller blocks up to 1.6 times it.
+core and on two of an AMD EPYC with torch 2.13; with fuller blocks, up to three fifths
+more.
 """
 
 FLIPPED = 8
