@@ -1,13 +1,9 @@
 """The ways of recording that are compared."""
 
-import inspect
 import warnings
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 import gradlib
 from benchmarks import by_hand
@@ -56,9 +52,8 @@ def contenders() -> list[Contender]:
         with_hooks(
             "gradlib, tensor_stats",
             "statistics of the same",
-            lambda model: _record(model, reduce=getattr(gradlib, "tensor_stats", None)),
+            partial(gradlib.record, reduce=gradlib.tensor_stats),
             read=_read_gradlib,
-            absent=_why_no_statistics(),
         ),
         *peers(),
     ]
@@ -89,17 +84,6 @@ def _quiet() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing")
         yield
-
-
-def _record(model: nn.Module, **options: Any) -> AbstractContextManager[Any]:
-    return gradlib.record(model, **options)
-
-
-def _why_no_statistics() -> str:
-    offered = inspect.signature(gradlib.record).parameters
-    if "reduce" in offered and hasattr(gradlib, "tensor_stats"):
-        return ""
-    return "this gradlib has no record(reduce=gradlib.tensor_stats)"
 
 
 def _read_gradlib(recording: gradlib.Recording) -> SeenAll:

@@ -1,7 +1,6 @@
 """Computing in float64 what was written for a narrower dtype."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -35,13 +34,6 @@ class Double(TorchFunctionMode):
         if result.is_leaf and result.requires_grad:
             return result.detach().to(_WIDER[result.dtype]).requires_grad_()
         return result.to(_WIDER[result.dtype])
-
-
-@contextmanager
-def in_double(mode: Double | None = None) -> Generator[None]:
-    """Compute in float64, also what a module makes in another dtype."""
-    with mode or Double():
-        yield
 
 
 def wider(value: Any) -> Any:

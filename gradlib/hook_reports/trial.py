@@ -130,8 +130,7 @@ class Trial:
         Raises:
             NotCopyableError: It returned a nested tensor.
         """
-        devices = _cuda_devices(self.module, self.inputs)
-        with random_state_kept(devices), _recorded(self.warnings):
+        with random_state_kept(), _recorded(self.warnings):
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
             _none_nested(output)
@@ -401,11 +400,6 @@ def _exact_copy(tensor: Tensor) -> Tensor:
 
 def _tensors(module: nn.Module) -> set[int]:
     return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-
-
-def _cuda_devices(module: nn.Module, inputs: Tree) -> set[int]:
-    tensors: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
-    return {t.device.index for t in tensors if isinstance(t, Tensor) and t.is_cuda}
 
 
 @contextmanager

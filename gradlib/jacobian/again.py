@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlib.double import in_double, wider
+from gradlib.double import wider
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.lifted import Lifted
@@ -105,7 +105,7 @@ def call_again(
         random.set()
         args = Tree(given, arguments.inputs.spec).build()
         if double:
-            with in_double(lifted):
+            with lifted:
                 outputs = Tree.of(arguments.fn(*args))
         else:
             with random.own:
@@ -124,6 +124,4 @@ def _move(
 
 
 def _doubled(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    to = wider(tensor.dtype)
-    return tensor.clone() if to == tensor.dtype else tensor.to(to)
+    return tensor.detach().to(wider(tensor.dtype), copy=True)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.double import in_double, wider
+from gradlib.double import Double, wider
 from gradlib.errors import CannotReplayError
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
@@ -59,7 +59,7 @@ def wrong_shares(
         )
     generator = torch.Generator("cpu").manual_seed(SEED)
     allowed = max(TOLERANCE, rtol or 0.0)
-    with in_double():
+    with Double():
         errors = {
             key: _error(trace, number, key, value, generator, allowed)
             for key, value in inputs_of(trace).items()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.recording.trace import CallTrace
-from gradlib.selection import nearest
+from gradlib.selection import nearest, uncompiled
 
 
 def keyed(
@@ -70,5 +70,4 @@ def _like(name: str, names: Mapping[str, str]) -> str:
     torch.compile wraps a module in another, whose name is no part of what it does. Of
     the two calls the inner one, which comes later, is meant.
     """
-    parts = names.get(name, name).split(".")
-    return ".".join(part for part in parts if part != "_orig_mod")
+    return uncompiled(names.get(name, name))

@@ -341,16 +341,10 @@ def cuda_devices() -> range:
 
 
 @contextmanager
-def random_state_kept(devices: Iterable[int] | None = None) -> Generator[None]:
-    """Put the states of all generators back: torch's, NumPy's and Python's.
-
-    Args:
-        devices: The CUDA devices whose generators are put back too; ``None`` for all
-            in use.
-    """
+def random_state_kept() -> Generator[None]:
+    """Put the states of all generators back: torch's, NumPy's and Python's."""
     python, numpys = random.getstate(), numpy.random.get_state()
-    found = cuda_devices() if devices is None else devices
-    with cast(Any, torch.random).fork_rng(sorted(found)):
+    with cast(Any, torch.random).fork_rng(cuda_devices()):
         try:
             yield
         finally:
