@@ -48,6 +48,14 @@ def random_numbers() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def figures_closed() -> Iterator[None]:
+    """Close what the test has drawn."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     """A process group of one."""

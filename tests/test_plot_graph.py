@@ -1,6 +1,5 @@
 """The figure of a graph: what is in it can be read, whatever its size."""
 
-from collections.abc import Iterator
 from itertools import combinations
 from random import Random
 from typing import Any, cast
@@ -34,12 +33,6 @@ BOXES: dict[Key, Box] = {
 }
 ARROWS: list[Arrow] = [("y", "full"), ("full", "node"), ("node", "b"), ("node", "w")]
 LEGEND = {"the gradient flows upwards": "", "a full backward hook": "#0067A3"}
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def drawn(title: str = "Linear", ax: Axes | None = None) -> Figure:

@@ -48,11 +48,6 @@ def given(*shape: int) -> Tensor:
     return made.to(HERE).requires_grad_()
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 class Of(nn.Module):
     """A function of modules and tensors, as a module."""
 

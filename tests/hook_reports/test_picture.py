@@ -1,7 +1,7 @@
 """The figure of a hook report shows each tuple where its hook gets it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -19,13 +19,6 @@ from gradlib.hook_reports.picture import COLOURS, NOTHING
 from gradlib.plot_graph import HEIGHT
 
 OF = {COLOURS[FULL]: "full ", COLOURS[LEGACY]: "old "}
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    plt.close("all")
 
 
 def given(*shape: int) -> Tensor:

@@ -1,7 +1,6 @@
 """A comparison has every error, and draws them module by module."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -11,13 +10,6 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 import gradlib
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    plt.close("all")
 
 
 @pytest.fixture

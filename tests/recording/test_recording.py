@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,6 @@ from gradlib.recording.recording import ROWS
 from gradlib.recording.trace import Block, CallTrace
 
 from ..opcodes import opcodes
-
-
-@pytest.fixture(autouse=True)
-def _close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 class Twice(nn.Module):

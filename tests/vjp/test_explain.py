@@ -22,11 +22,6 @@ A = torch.tensor(
 )
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def net(x: Tensor) -> Tensor:
     first = torch.linspace(-1, 1, 15, dtype=x.dtype).view(5, 3)
     second = torch.linspace(1, -2, 10, dtype=x.dtype).view(2, 5)

@@ -1,7 +1,6 @@
 """How an explanation prints, renders in a notebook and is drawn."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.render import WIDTH
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    plt.close("all")
 
 
 def outer(v: Tensor | None = None) -> gradlib.VJPExplanation:

@@ -10,11 +10,6 @@ from torch import Tensor, nn
 import gradlib
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def said(*call: Any) -> str:
     """The whole text, without its line breaks."""
     explanation = gradlib.explain_vjp(*call)
