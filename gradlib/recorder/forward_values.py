@@ -9,6 +9,7 @@ from gradlib.private import CtcLoss
 from gradlib.recorder.graph import End, end_of
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
+from gradlib.recording.kept import UNKNOWN
 from gradlib.values import Keep, place_of, same_values
 
 
@@ -107,10 +108,6 @@ class Values:
     def clear(self) -> None:
         """Forget the tensors of the forward that ended."""
         self._known.clear()
-
-
-UNKNOWN = -1
-"""The version of an inference tensor: nothing tells if it is overwritten."""
 
 
 def _base_of(tensor: Tensor) -> tuple[Tensor, End, Region] | None:

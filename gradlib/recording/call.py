@@ -371,6 +371,7 @@ PASS_FIELDS = {
     "param_grads": "param_grads",
     "param_grads_total": "param_grads",
 }
+TRAVELS_WITH = CALL_FIELDS | PASS_FIELDS
 
 
 def _is_kept(call: CallTrace, field: str) -> bool:

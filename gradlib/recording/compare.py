@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gradlib.recording.call import Call, Pass, calls_text, numbered
+from gradlib.recording.call import TRAVELS_WITH, Call, Pass, calls_text, numbered
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # What of a call is there when it begins, when it ends, and in a backward pass.
 BEGIN, END = ("args", "kwargs"), ("output",)
 ARRIVES, LEAVES = ("grad_output",), ("grad_input", "grad_kwargs", "param_grads")
-TRAVELS_WITH = {"kwargs": "args", "grad_kwargs": "grad_input"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +317,7 @@ class _Both:
         return known
 
     def _kept(self, fields: Iterable[str]) -> list[str]:
-        return [it for it in fields if TRAVELS_WITH.get(it, it) in self._fields]
+        return [it for it in fields if TRAVELS_WITH[it] in self._fields]
 
 
 def _other_count(own: Collection[object], others: Collection[object]) -> Gap:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradlib.errors import MissingPackageError
 from gradlib.recording.call import (
+    PASS_FIELDS,
     Call,
     Pass,
     measured_in,
@@ -16,14 +17,11 @@ from gradlib.recording.call import (
 )
 from gradlib.stats import norm
 
-# The columns of a pass, each with the field that it travels with.
-GRADIENTS = {
-    "grad_output": "grad_output",
-    "grad_input": "grad_input",
-    "grad_input_total": "grad_input",
-    "param_grads": "param_grads",
-    "param_grads_total": "param_grads",
-}
+GRADIENTS = (
+    *("grad_output", "grad_input", "grad_input_total"),
+    *("param_grads", "param_grads_total"),
+)
+"""The columns of a pass; those of keyword arguments are among its inputs'."""
 
 
 def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
@@ -40,7 +38,7 @@ def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
             "to_frame() needs pandas, which is not installed: pip install pandas"
         ) from error
     output = ["output_shape", "output"] if "output" in fields else []
-    gradients = [name for name, needed in GRADIENTS.items() if needed in fields]
+    gradients = [name for name in GRADIENTS if PASS_FIELDS[name] in fields]
     rows = [
         [*head, *_of_pass(pass_, gradients), note]
         for call in calls

@@ -23,7 +23,7 @@ class Kept:
     def __init__(self, tensor: Tensor) -> None:
         """Keep the value `tensor` has now."""
         self.tensor = tensor
-        self._version = UNKNOWN if tensor.is_inference() else tensor._version
+        self._version = version_of(tensor)
         self.requires_grad = tensor.requires_grad
         self._keep()
 
@@ -92,6 +92,12 @@ class Kept:
 
 UNKNOWN = -1
 """The version of an inference tensor: nothing tells if it is overwritten."""
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was overwritten, and `UNKNOWN` where nobody counts."""
+    return UNKNOWN if tensor.is_inference() else tensor._version
+
 
 SMALL = 2**12
 """Up to how many entries a buffer is copied."""

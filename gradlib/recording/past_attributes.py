@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradlib.opaque import FIXED, is_fixed
 from gradlib.private import is_of_torch, referent
-from gradlib.recording.kept import UNKNOWN
+from gradlib.recording.kept import UNKNOWN, version_of
 from gradlib.values import place_of, same_values
 
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -61,7 +61,7 @@ class Was:
         value = tensor.detach()
         return cls(
             weakref.ref(tensor),
-            UNKNOWN if tensor.is_inference() else tensor._version,
+            version_of(tensor),
             place_of(tensor),
             tensor.requires_grad,
             value.clone() if tensor.numel() <= SMALL else value,
