@@ -316,9 +316,10 @@ def _is_read_back(dtype: torch.dtype) -> bool:
 
 
 def _not_storable(tensor: Tensor) -> NotStorableError:
+    nested = "nested " * tensor.is_nested
     return NotStorableError(
-        f"A tensor of type {type(tensor).__name__}, layout {tensor.layout} and dtype "
-        f"{tensor.dtype} cannot be written to a file. Leave it out with "
+        f"A {nested}tensor of type {type(tensor).__name__}, layout {tensor.layout} and "
+        f"dtype {tensor.dtype} cannot be written to a file. Leave it out with "
         "record(..., modules=...) or record(..., keep=...), or turn it into a plain "
         "tensor with record(..., reduce=...)."
     )

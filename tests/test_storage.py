@@ -505,6 +505,7 @@ def test_what_cannot_be_stored_is_refused(
     ) as caught:
         storage.save(path, [torch.ones(1), make()], {})
     assert isinstance(caught.value, TypeError)
+    assert ("nested" in str(caught.value)) is make().is_nested
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
 
