@@ -43,11 +43,9 @@ def is_sharded(model: nn.Module) -> bool:
     if sys.modules.keys().isdisjoint(imported):
         return False
     inner: Any = model
-    if "torch.distributed.fsdp" in sys.modules and any(
-        map(swaps_parameters, inner.modules())
-    ):
-        return True
-    return any(map(is_distributed, inner.parameters()))
+    return any(map(swaps_parameters, inner.modules())) or any(
+        map(is_distributed, inner.parameters())
+    )
 
 
 def is_distributed(value: object) -> bool:

@@ -128,7 +128,7 @@ class ForwardGraph:
         if any(map(is_passed_elsewhere, self._older)):
             return True
         self._older.clear()
-        if self._leads_to_later():
+        if self._is_out_of_order():
             return True
         if self._latest < next_sequence_number():
             return False
@@ -144,13 +144,13 @@ class ForwardGraph:
         older = [it for it in self._older if it not in given]
         self.is_mixed = (
             self._latest >= next_sequence_number()
-            or self._leads_to_later()
+            or self._is_out_of_order()
             or leads_to_newer(older, self.since, {*given, *self._left_out})
         )
         self._older.clear()
         return self.is_mixed
 
-    def _leads_to_later(self) -> bool:
+    def _is_out_of_order(self) -> bool:
         """Tell whether a node leads to a later one, as none does that one thread made.
 
         The numbers of two threads may be about as high.
