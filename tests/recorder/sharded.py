@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.testing import assert_close
 
 import gradlib
@@ -133,6 +135,29 @@ def check_whole(rank: int) -> None:
         assert_close(parallel.module.get_parameter(name).grad, mean)
 
 
+def check_parts(rank: int) -> None:
+    """See that what is said of DTensors is of this process's part, and asks no other.
+
+    The processes ask one after the other: a question to both would never end.
+    """
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model = distribute_module(nn.Sequential(nn.Linear(3, 2)), mesh)
+    x = distribute_tensor(torch.randn(6, 3), mesh, [Shard(0)])
+    with gradlib.record(model) as recording:
+        y = model(x)
+        y.square().sum().backward()
+    if rank == 0:
+        part = y.detach().to_local()
+        assert part.shape == (3, 2)
+        said = f"[3, 2] of [6, 2]  {2 * part.norm().item():.3g} "
+        assert said in str(recording), f"{said!r} is not in\n{recording}"
+        assert_close(gradlib.tensor_stats(y.detach()).norm, part.norm().item())
+        assert recording.compare(recording).ok
+        assert recording.first_nonfinite() is None
+    distributed.barrier()
+
+
 def main(rank: int, store: str) -> None:
     """Check every way of sharding, and of not sharding."""
     torch.set_num_threads(1)
@@ -151,6 +176,7 @@ def main(rank: int, store: str) -> None:
             error.add_note(f"With {name}, in process {rank}.")
             raise
     check_whole(rank)
+    check_parts(rank)
     distributed.destroy_process_group()
 
 
