@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.edges import Edge, edge_of, edges_of
 from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.known import End, EndAt, Names
 from gradlib.hook_reports.trial import (
-    Edge,
     Trial,
     computed,
     differentiable,
-    edge_of,
     requires_grad,
 )
 from gradlib.tree import Tree
@@ -152,7 +151,7 @@ def _behind(
             ends[node] = end
         else:
             nodes[node] = None
-            stack += [before for before, _ in node.next_functions if before is not None]
+            stack += [before for before, _ in edges_of(node)]
     return [*nodes], ends
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.edges import edge_of
 from gradlib.hook_reports.naming import apart, name_by_value
 from gradlib.hook_reports.trial import (
     Trial,
     computed,
     cotangent,
     differentiable,
-    edge_of,
     stands_for_another,
     uses_in,
 )

@@ -15,7 +15,7 @@ from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
 from gradlib.hook_reports.trial import backward_hooks, left_as_it_is
 from gradlib.hook_reports.words import HookedCall
 from gradlib.private import any_global_backward_hook, values_are_stand_ins
-from gradlib.recording.call import shape_text
+from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
 
 if TYPE_CHECKING:

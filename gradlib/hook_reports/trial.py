@@ -6,17 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from types import CellType, FunctionType, MethodType
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
+from gradlib.edges import (
+    Edge,
+    edge_of,
+    edges_behind,
+    edges_of,
+    leaves_at,
+    nodes_behind,
+)
 from gradlib.errors import NotCopyableError
 from gradlib.private import (
     FORWARD_HOOKS,
-    leaf_of,
     next_sequence_number,
     sequence_number,
 )
@@ -25,9 +32,6 @@ from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
-
-Edge: TypeAlias = tuple[Node, int]
-"""Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
 
@@ -180,14 +184,8 @@ def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:
     A value is named by its edge: where its gradient flows.
     """
     outputs = list(outputs)
-    inside = (edge for node in _nodes_behind(outputs) for edge in _edges(node))
+    inside = (edge for node in nodes_behind(outputs) for edge in edges_of(node))
     return Counter([*inside, *map(edge_of, outputs)])
-
-
-def edge_of(tensor: Tensor) -> Edge:
-    """Return where the gradient of a tensor flows that requires grad."""
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
 
 
 def cotangent(place: int, output: Tensor) -> Tensor:
@@ -206,11 +204,11 @@ def _backward(output: Tree, since: int) -> None:
         since: autograd's sequence number when all began.
     """
     outputs = differentiable(output)
+    edges = [*edges_behind(map(edge_of, outputs.values()))]
     # A module may use what was computed outside of it, whose graph is others'. Where
     # it does not, nothing is retained: what torch.compile makes may refuse it.
-    numbers = map(sequence_number, _nodes_behind(outputs.values()))
-    is_others = any(number < since for number in numbers)
-    leaves = _leaves_behind(outputs.values())
+    is_others = any(sequence_number(node) < since for node, _ in edges)
+    leaves = leaves_at(edges)
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
@@ -221,33 +219,6 @@ def _backward(output: Tree, since: int) -> None:
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
-
-
-def _leaves_behind(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """Return the leaves that `outputs` were computed from, or are."""
-    found = [tensor for tensor in outputs if tensor.is_leaf]
-    leaves = map(leaf_of, _nodes_behind(outputs))
-    found += [leaf for leaf in leaves if leaf is not None]
-    return list({id(leaf): leaf for leaf in found}.values())
-
-
-def _nodes_behind(outputs: Iterable[Tensor]) -> set[Node]:
-    """Return every node of the graph that `outputs` were computed by."""
-    stack = [tensor.grad_fn for tensor in outputs]
-    seen: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack += [before for before, _ in _edges(node)]
-    return seen
-
-
-def _edges(node: Node) -> list[Edge]:
-    """Return where the gradients flow that a node computes."""
-    return [
-        (before, number) for before, number in node.next_functions if before is not None
-    ]
 
 
 def _none_nested(tree: Tree) -> None:

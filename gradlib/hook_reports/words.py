@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.edges import edge_of
 from gradlib.hook_reports.first_tensor import ENDLESS, first_node, first_tensor
 from gradlib.hook_reports.graph import name_of, read
 from gradlib.hook_reports.hooks import (
@@ -33,7 +34,6 @@ from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.trial import (
     Trial,
     differentiable,
-    edge_of,
     requires_grad,
     uses_in,
 )

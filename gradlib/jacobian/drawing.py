@@ -14,13 +14,13 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.autograd.graph import Node
 
+from gradlib.edges import Edge
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.form import NESTED, Form, form
 from gradlib.private import forms_at, sequence_number
-from gradlib.vjp.connection import Place
 
 Spot: TypeAlias = tuple[int, int]
-"""A place by the number of its node, and which of its operation's outputs it is."""
+"""An edge by the number of its node, and which of its operation's outputs it is."""
 
 Made = TypeVar("Made")
 
@@ -71,12 +71,12 @@ def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Ma
 
 
 def drawn(
-    way: Mapping[Node, Sequence[Place]], roots: Sequence[Place], ends: Sequence[Place]
+    way: Mapping[Node, Sequence[Edge]], roots: Sequence[Edge], ends: Sequence[Edge]
 ) -> Drawing:
     """Return what a graph looks like.
 
     Args:
-        way: Its nodes, each before those that it leads to, with the places that lead
+        way: Its nodes, each before those that it leads to, with the edges that lead
             on to an end.
         roots: Where the outputs' gradients come in.
         ends: Where those of what is differentiated for do; some may not be on the way.
@@ -84,8 +84,8 @@ def drawn(
     # Each call goes through this, so the lists are flat, and made in few steps.
     nodes, led = list(way), list(way.values())
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
-    places = [place for some in led for place in some]
-    here = list(dict.fromkeys([*roots, *places]))
+    edges = [edge for some in led for edge in some]
+    here = list(dict.fromkeys([*roots, *edges]))
     spots = tuple([(numbers[node], number) for node, number in here])
     spot_of = dict(zip(here, spots, strict=True))
     metas = list(map(forms_at, nodes))
@@ -97,7 +97,7 @@ def drawn(
     return (_kept if len(nodes) <= MOST else _kept.__wrapped__)(
         tuple([node.name() for node in nodes]),
         tuple(map(len, led)),
-        tuple([spot_of[place] for place in places]),
+        tuple([spot_of[edge] for edge in edges]),
         tuple(map(_positions, nodes, led)),
         spots,
         tuple([(tuple(shape), dtype, device) for shape, dtype, device in looks]),
@@ -110,7 +110,7 @@ def drawn(
 _look = attrgetter("shape", "dtype", "device")
 
 
-def _positions(node: Node, led: Sequence[Place]) -> tuple[int, ...] | None:
+def _positions(node: Node, led: Sequence[Edge]) -> tuple[int, ...] | None:
     """Return which of what went in leads on; ``None`` for all."""
     before = node.next_functions
     if len(before) == len(led):

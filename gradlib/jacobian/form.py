@@ -1,4 +1,4 @@
-"""What a gradient looks like that comes in at a place of a graph."""
+"""What a gradient looks like that flows through an edge of a graph."""
 
 import math
 from functools import lru_cache
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from gradlib.edges import Edge
 from gradlib.errors import NoSuchWayError
 from gradlib.private import forms_at
-from gradlib.vjp.connection import Place
 
 
 class Form(NamedTuple):
@@ -20,9 +20,9 @@ class Form(NamedTuple):
     bytes: int
 
 
-def form_at(place: Place) -> Form:
-    """Return what comes in at a place. It is made anew whenever it is asked."""
-    node, number = place
+def form_at(edge: Edge) -> Form:
+    """Return what flows through an edge. It is made anew whenever it is asked."""
+    node, number = edge
     found = forms_at(node)[number]
     return form(tuple(found.shape), found.dtype, found.device)
 

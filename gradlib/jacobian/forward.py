@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from gradlib.edges import Differentiable
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.passes import Place, chunks, one_hot, one_hot_for_all, pull
+from gradlib.jacobian.passes import chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import COLUMNS, Piece
 
 BY_COLUMNS = ("forward", "split")
@@ -74,7 +75,7 @@ def pieces(
 class Linearized:
     """The map from a tangent at one place of the graph to those of the outputs."""
 
-    def __init__(self, outputs: Sequence[Tensor], place: Place) -> None:
+    def __init__(self, outputs: Sequence[Tensor], place: Differentiable) -> None:
         """Go back once, with vectors that stay variable."""
         # Which these are does not matter. But some backward passes answer zeros with
         # nothing.

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.edges import Edge, edge_of
 from gradlib.errors import (
     IndependentOutputError,
     JacobianArgumentError,
@@ -22,7 +23,7 @@ from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
 from gradlib.private import hooks_set, is_packed
 from gradlib.tree import Tree
-from gradlib.vjp.connection import Place, place_of, unconnected
+from gradlib.vjp.connection import unconnected
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,18 @@ class Graph:
         return [self.outputs.leaves[place] for place in self.places]
 
     @cached_property
-    def ends(self) -> list[Place]:
-        """Where the gradient of each point comes in."""
-        return list(map(place_of, self.points))
+    def ends(self) -> list[Edge]:
+        """Where the gradient of each point flows."""
+        return list(map(edge_of, self.points))
 
     @property
     def starts(self) -> list[Node]:
         """The nodes that made the outputs, where autograd followed."""
-        return [place_of(root)[0] for root in self.roots if root.requires_grad]
+        return [edge_of(root)[0] for root in self.roots if root.requires_grad]
 
     @cached_property
-    def way(self) -> dict[Node, list[Place]]:
-        """The nodes that gradients pass, in order, each with the places it leads to."""
+    def way(self) -> dict[Node, list[Edge]]:
+        """The nodes that gradients pass, in order, each with the edges that lead on."""
         return between(self.starts, set(self.ends))
 
     @cached_property
@@ -78,18 +79,18 @@ class Graph:
     @cached_property
     def drawing(self) -> Drawing:
         """What this looks like, without its values."""
-        return drawn(self.way, list(map(place_of, self.roots)), self.ends)
+        return drawn(self.way, list(map(edge_of, self.roots)), self.ends)
 
     @cached_property
-    def forms(self) -> dict[Place, Form]:
-        """What gradients come in at each place, the outputs' included."""
+    def forms(self) -> dict[Edge, Form]:
+        """What gradients flow through each edge, the outputs' included."""
         forms = self.drawing.forms.items()
         return {(self.nodes[node], number): form for (node, number), form in forms}
 
     @cached_property
     def is_packed(self) -> bool:
         """Whether what a node has saved is had through somebody's hooks."""
-        return any(is_packed(node) for node, places in self.way.items() if places)
+        return any(is_packed(node) for node, edges in self.way.items() if edges)
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""
@@ -315,7 +316,7 @@ def output_path(outputs: Tree, place: int) -> str:
 def _require_connection(graph: Graph, *, parameters: bool) -> None:
     """Raise where autograd knows no way from an output to any point, or to one."""
     for place, root in zip(graph.places, graph.roots, strict=True):
-        start = place_of(root) if root.requires_grad else None
+        start = edge_of(root) if root.requires_grad else None
         if start is None or not (start in graph.ends or graph.way.get(start[0])):
             raise IndependentOutputError(
                 f"{output_path(graph.outputs, place)}, of shape {list(root.shape)}, "

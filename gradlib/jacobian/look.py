@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gradlib.edges import Differentiable
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.forward import BY_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.nodes import narrowest_dtype
-from gradlib.jacobian.passes import Place
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -85,7 +85,7 @@ class Look:
         cls,
         chance: Chance,
         roots: Sequence[Tensor],
-        points: Sequence[Place],
+        points: Sequence[Differentiable],
         half: Tensor,
     ) -> "Look":
         """Go back once, from random numbers at the samples of a half."""
@@ -365,7 +365,7 @@ def _seen(
 
 
 def _dense(
-    roots: Sequence[Tensor], points: Sequence[Place], vectors: Sequence[Tensor]
+    roots: Sequence[Tensor], points: Sequence[Differentiable], vectors: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Go back once."""
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors

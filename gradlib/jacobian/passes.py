@@ -3,25 +3,22 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
+from gradlib.edges import Differentiable
 from gradlib.jacobian.retained import drop_filled
 from gradlib.private import for_several
-
-Place: TypeAlias = Tensor | GradientEdge
-"""Where a pass begins or ends."""
 
 _MAY_SHARE = torch.__version__ >= "2.9"
 """Whether an FFT on a CPU takes samples that share their memory; torch 2.8's fails."""
 
 
 def pull(
-    output: Place,
-    inputs: Sequence[Place],
+    output: Differentiable,
+    inputs: Sequence[Differentiable],
     vectors: Tensor,
     *,
     create_graph: bool = False,
@@ -105,7 +102,10 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _vjp(
-    output: Place, inputs: Sequence[Place], v: Tensor, create_graph: bool
+    output: Differentiable,
+    inputs: Sequence[Differentiable],
+    v: Tensor,
+    create_graph: bool,
 ) -> list[Any]:
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
     found = grad(

@@ -47,7 +47,7 @@ def per_sample_jacobian(
     create_graph: bool = False,
     progress: bool = False,
 ) -> Any:
-    """Return dY/dX for every sample of a batch, from one forward pass.
+    """Return dY/dX for every sample of a batch.
 
     ```python
     import torch
@@ -63,8 +63,8 @@ def per_sample_jacobian(
     #> torch.Size([10, 2, 3])
     ```
 
-    The model is called once, with the whole batch, and autograd goes back through that
-    one graph. Dropout has one mask for each sample, the same for all of its rows.
+    The Jacobian comes from one call of the model, with the whole batch: autograd goes
+    back through that one graph. Dropout has one mask for each sample, the same for all of its rows.
     A chain of known layers has no graph and is not called: which layers there are is
     read, also in the code of a function or of a module's own ``forward``. The page
     "Forward, reverse, or in the middle?" lists what a chain may have.

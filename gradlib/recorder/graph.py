@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.edges import Edge, edges_of
 from gradlib.private import (
     AccumulateGrad,
     CopySlices,
@@ -22,9 +23,6 @@ from gradlib.private import (
     next_sequence_number,
     sequence_number,
 )
-
-Edge: TypeAlias = tuple[Node, int]
-"""Where a gradient goes: a node, and which of that node's outputs it belongs to."""
 
 End: TypeAlias = Edge | int
 """Where a gradient goes: an edge of the graph, or the id of a leaf."""
@@ -219,10 +217,9 @@ _NUMBER: Callable[[Made], int] = itemgetter(0)
 def _leads_to_later(node: Node) -> bool:
     """Tell whether a node leads to one with a number that is no lower."""
     number = sequence_number(node)
-    targets = (target for target, _ in node.next_functions if target is not None)
     return any(
         sequence_number(it) >= number
-        for it in targets
+        for it, _ in edges_of(node)
         if type(it) is not AccumulateGrad  # which has no such number
     )
 
@@ -249,7 +246,7 @@ def leads_to_newer(
         if sequence_number(node) >= since:
             return True
         seen.add(node)
-        stack += [target for target, _ in node.next_functions if target is not None]
+        stack += [target for target, _ in edges_of(node)]
     return False
 
 

@@ -1,22 +1,16 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
-import sys
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
 from gradlib.recording.difference import agree
+from gradlib.recording.in_words import norm_text, of_pass, shape_text, shown
 from gradlib.recording.notes import note
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label, no_pass
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.sharded import is_distributed, own_part
-from gradlib.stats import TensorStats, norm
 from gradlib.tree import Tree
 
 
@@ -349,7 +343,7 @@ class Call(Printable):
     def _table(self) -> Table:
         rows = _rows(self, CALL_FIELDS, self._trace)
         for i, pass_ in enumerate(self.passes):
-            prefix = f"passes[{i}]." if len(self.passes) > 1 else ""
+            prefix = of_pass(i, len(self.passes))
             rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
         title = f"{_label(self._trace)}: {self.module_type}"
         footer = [f"note: {self.note}"] if self.note else []
@@ -415,84 +409,8 @@ def _label(trace: CallTrace) -> str:
     return f"{shown(trace.name)}, call {trace.index} in forward {trace.forward}"
 
 
-def shown(name: str) -> str:
-    """Return a module's name for people: the root has none of its own."""
-    return name or "(root)"
-
-
-NAMES = 4
-
-
-def calls_text(names: Sequence[str]) -> str:
-    """Return how many calls there are, with the names of some."""
-    count, more = len(names), len(names) - NAMES
-    shown = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"{count} call{'s' * (count != 1)}: {shown}"
-
-
-def numbered(name: str, index: int) -> str:
-    """Return a module's name for people, with the number of a later call."""
-    return shown(name) + (f" ({index})" if index else "")
-
-
-def shape_text(structure: object, most: int = sys.maxsize) -> str:
-    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``.
-
-    Args:
-        structure: Tensors, or what sums them up, nested as one likes.
-        most: How many to show; of the others their number.
-    """
-    shapes = [*map(_shape, measured_in(structure))]
-    if len(shapes) > most:
-        shapes[most:] = [f"{len(shapes) - most} more"]
-    return ", ".join(shapes) or "-"
-
-
-def _shape(measured: Tensor | TensorStats) -> str:
-    if isinstance(measured, Tensor):
-        if measured.is_nested:
-            return f"{measured.size(0)} nested"
-        if is_distributed(measured):
-            return f"{list(own_part(measured).shape)} of {list(measured.shape)}"
-    return str(list(measured.shape))
-
-
 def with_keywords(pass_: Pass, field: str) -> Any:
     """Return a field of a pass; ``grad_input`` with that of the keyword arguments."""
     gathered = {"grad_input": "shares", "grad_input_total": "totals"}.get(field)
     own: Any = pass_
     return getattr(pass_, field) if gathered is None else own._inputs(gathered)
-
-
-def norm_text(structure: object) -> str:
-    """Return the norm over all tensors in `structure`, to three digits.
-
-    Where tensors were reduced to plain numbers, it is these.
-    """
-    numbers = numbers_in(structure)
-    measured = measured_in(structure)
-    if numbers and not measured:
-        return ", ".join(map(_short, numbers))
-    return f"{norm(measured):.3g}" if measured else "-"
-
-
-def _short(number: Any) -> str:
-    try:
-        return f"{number:.3g}"
-    except OverflowError:  # an integer beyond all floats
-        return f"{Decimal(number):.3g}"
-
-
-def numbers_in(structure: object) -> list[Any]:
-    """Return the plain numbers of a nested structure, those of NumPy too, in order."""
-    leaves = Tree.of(structure).leaves
-    return [leaf for leaf in leaves if isinstance(leaf, NUMBER)]
-
-
-NUMBER = int, float, complex, np.number
-
-
-def measured_in(structure: object) -> list[Tensor | TensorStats]:
-    """Return the tensors of a nested structure, or what sums them up, in order."""
-    leaves = Tree.of(structure).leaves
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]

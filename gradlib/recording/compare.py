@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gradlib.recording.call import TRAVELS_WITH, Call, Pass, calls_text, numbered
+from gradlib.recording.call import TRAVELS_WITH, Call, Pass
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -17,6 +17,7 @@ from gradlib.recording.difference import (
     in_one_scale,
     rtol_of,
 )
+from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed
@@ -293,7 +294,7 @@ class _Both:
             yield trace, "grad_output", _other_count(own, others)
             return
         place, one = own[number]
-        prefix = f"passes[{place}]." if len(own) > 1 else ""
+        prefix = of_pass(place, len(own))
         another: Any = others[place]
         for field in self._kept(LEAVES if begins else ARRIVES):
             found = gaps_of_gradients(getattr(one, field), getattr(another, field))

@@ -6,15 +6,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from gradlib.errors import MissingPackageError
-from gradlib.recording.call import (
-    PASS_FIELDS,
-    Call,
-    Pass,
-    measured_in,
-    numbers_in,
-    shape_text,
-    with_keywords,
-)
+from gradlib.recording.call import PASS_FIELDS, Call, Pass, with_keywords
+from gradlib.recording.in_words import measured_in, numbers_in, shape_text
 from gradlib.stats import norm
 
 GRADIENTS = (

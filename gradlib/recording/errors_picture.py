@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gradlib import plot
 from gradlib.figure import require_axes
-from gradlib.recording.call import numbered
 from gradlib.recording.difference import Difference
+from gradlib.recording.in_words import numbered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
+from gradlib.recording.in_words import of_pass
 from gradlib.recording.notes import (
     grad_output_name,
     input_name,
@@ -236,7 +237,7 @@ def _made_backward(call: CallTrace, number: int, key: Key) -> Nonfinite:
 def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonfinite:
     """Name a field of one backward pass as one asks for it."""
     passes = call.passes()
-    prefix = f"passes[{passes.index(number)}]." if len(passes) > 1 else ""
+    prefix = of_pass(passes.index(number), len(passes))
     return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
 
 

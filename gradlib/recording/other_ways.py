@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from gradlib.recording.call import numbered
 from gradlib.recording.difference import Tolerance, gaps_of_gradients
+from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree

@@ -16,13 +16,8 @@ from gradlib.errors import (
     in_brief,
 )
 from gradlib.figure import require_axes
-from gradlib.recording.call import (
-    Call,
-    Pass,
-    measured_in,
-    numbered,
-    with_keywords,
-)
+from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.in_words import measured_in, numbered
 from gradlib.recording.trace import CallTrace
 from gradlib.stats import norm, wide
 from gradlib.tree import Tree

@@ -12,19 +12,17 @@ from gradlib.errors import (
     in_brief,
 )
 from gradlib.recording import saving
-from gradlib.recording.call import (
-    Call,
-    Pass,
+from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.compare import Comparison, compare
+from gradlib.recording.data_frame import data_frame
+from gradlib.recording.difference import Tolerance
+from gradlib.recording.in_words import (
     norm_text,
     numbered,
     numbers_in,
     shape_text,
     shown,
-    with_keywords,
 )
-from gradlib.recording.compare import Comparison, compare
-from gradlib.recording.data_frame import data_frame
-from gradlib.recording.difference import Tolerance
 from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
 from gradlib.recording.pairing import require_names
 from gradlib.recording.trace import Block, CallTrace

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
 from gradlib.private import (
@@ -323,18 +324,8 @@ def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
 
 
 def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
-    nodes = [it.grad_fn for it in outputs]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if node is None:
-            continue
-        if type(node).__name__ == "CheckpointFunctionBackward":
-            return True
-        new = {before for before, _ in node.next_functions} - seen
-        seen |= new
-        nodes += new
-    return False
+    names = {type(node).__name__ for node in nodes_behind(outputs)}
+    return "CheckpointFunctionBackward" in names
 
 
 def _be_like(made: Tensor, original: Tensor) -> None:

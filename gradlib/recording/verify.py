@@ -13,7 +13,6 @@ import torch
 
 from gradlib.errors import CannotReplayError
 from gradlib.progress import progress
-from gradlib.recording.call import calls_text, numbered
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -24,6 +23,7 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
+from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed, note, share_name
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.replay import Replayed, replay
@@ -187,7 +187,7 @@ def _check(
         if replayed.shares is None or not through[number]:
             continue
         place = passes.index(number)
-        prefix = f"passes[{place}]." if len(passes) > 1 else ""
+        prefix = of_pass(place, len(passes))
         shares = _shares(trace.gradients("shares", number), replayed.shares)
         apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
         why = ""  # of gradients of another output there is nothing to say

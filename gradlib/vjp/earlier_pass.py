@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.edges import nodes_behind
 from gradlib.private import leaf_of
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.connection import graph_behind
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of
 
@@ -47,7 +47,7 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
         here = _end(position_of(site))
         places = {*site.frame.f_code.co_positions()}
         before = (it for it in places if None not in it and _end(it) < here)
-        graph = _nodes_behind(arguments.outputs.values)
+        graph = _saving_nodes(arguments.outputs.values)
         ordered = sorted(before, key=_end, reverse=True)
         passes = [it for place in ordered if (it := _retaining(place, site))]
         found = [it for it in passes if _may_free(it, graph, site)]
@@ -65,13 +65,12 @@ def _may_free(earlier: EarlierPass, graph: set[Node], site: Site) -> bool:
         return isinstance(output, int | float | NoneType)
     if output.grad_fn is None:
         return True
-    return bool(_nodes_behind([output]) & graph)
+    return bool(_saving_nodes([output]) & graph)
 
 
-def _nodes_behind(outputs: Sequence[Any]) -> set[Node]:
+def _saving_nodes(outputs: Sequence[Any]) -> set[Node]:
     """Return the nodes of a graph, without those of leaves, which save nothing."""
-    nodes = {node for node, _ in graph_behind(outputs).places}
-    return {node for node in nodes if leaf_of(node) is None}
+    return {node for node in nodes_behind(outputs) if leaf_of(node) is None}
 
 
 def _end(position: Position) -> tuple[int, int]:

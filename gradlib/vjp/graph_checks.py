@@ -9,26 +9,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gradlib.edges import Edge, edge_of
 from gradlib.private import graphs_are_hidden, leaf_of
 from gradlib.vjp.arguments import Argument, Arguments, shape_of
 from gradlib.vjp.connection import (
     Graph,
-    Place,
     graph_behind,
     is_at,
-    place_of,
     source_in,
     unconnected,
 )
-from gradlib.vjp.diagnosis import (
-    ORIGINAL,
-    Diagnosis,
-    all_ones,
-    call,
-    diagnosis,
-    for_entries,
-    recomputed,
-)
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.fixes import ORIGINAL, all_ones, call, for_entries, recomputed
 from gradlib.vjp.names import called, in_reach, named_tensors
 
 Frames = Sequence[FrameType]
@@ -61,7 +53,7 @@ def check_connected(arguments: Arguments, frames: Frames) -> Diagnosis | None:
         return None
     graph = graph_behind(outputs)
     for i in (candidates[position] for position in missing):
-        if place_of(inputs[i]) not in graph.places:
+        if edge_of(inputs[i]) not in graph.edges:
             return _unused(arguments, i, graph, frames)
     return None
 
@@ -214,7 +206,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         fix = call(arguments, v, outputs="x", inputs="y")
     elif source is not None:
         instead = _name_at(source, frames)
-        origin, step = _described(source, instead), place_of(given)[0].name()
+        origin, step = _described(source, instead), edge_of(given)[0].name()
         what += f" It was made (by {step}) from {origin}, which is."
         intent = (
             f"Differentiate with respect to {origin} and take that part of its "
@@ -223,8 +215,8 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         )
         fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:
-        instead = _name_at(place_of(twin), frames)
-        origin = _described(place_of(twin), instead)
+        instead = _name_at(edge_of(twin), frames)
+        origin = _described(edge_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
         fix = recomputed(arguments, "y = f(x)")
@@ -252,21 +244,21 @@ def _fits(arguments: Arguments, output: Tensor | GradientEdge) -> bool:
     )
 
 
-def _name_at(place: Place, frames: Frames) -> str:
-    """Return the name of the tensor whose gradient comes in at a place, or ``""``."""
+def _name_at(edge: Edge, frames: Frames) -> str:
+    """Return the name of the tensor whose gradient flows through `edge`, or ``""``."""
     named = named_tensors(frames)
-    return next((name for name, tensor in named if is_at(tensor, place)), "")
+    return next((name for name, tensor in named if is_at(tensor, edge)), "")
 
 
-def _described(place: Place, name: str) -> str:
-    """Return what to call the tensor whose gradient comes in at a place."""
+def _described(edge: Edge, name: str) -> str:
+    """Return what to call the tensor whose gradient flows through `edge`."""
     if name:
         return f"`{name}`"
-    leaf = leaf_of(place[0])
+    leaf = leaf_of(edge[0])
     if leaf is not None:
         shape = shape_of(leaf)
         return "a nested leaf" if shape is None else f"a leaf of shape {list(shape)}"
-    return f"an output of {place[0].name()}"
+    return f"an output of {edge[0].name()}"
 
 
 def _leaves(graph: Graph, frames: Frames) -> str:

@@ -6,7 +6,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradlib.vjp.arguments import Argument, Arguments, is_differentiable
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, recomputed
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.fixes import recomputed
 
 
 def check_kinds(arguments: Arguments) -> Diagnosis | None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments, form_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together, weights
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.fixes import weights
 
 
 def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:

@@ -7,20 +7,14 @@ from types import FrameType
 
 from torch import Tensor
 
+from gradlib.edges import nodes_behind
 from gradlib.private import changed_since_saved
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import raised_by_autograd
 from gradlib.vjp.cases import CASES
-from gradlib.vjp.connection import graph_behind
-from gradlib.vjp.diagnosis import (
-    CALL,
-    ORIGINAL,
-    Diagnosis,
-    call,
-    diagnosis,
-    recomputed,
-)
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.earlier_pass import earlier_pass
+from gradlib.vjp.fixes import CALL, ORIGINAL, call, recomputed
 from gradlib.vjp.layout_checks import sparse_refused
 from gradlib.vjp.names import called, named_tensors
 from gradlib.vjp.spelling import in_own_names, own_names
@@ -144,7 +138,7 @@ def _candidates(
         for name, tensor in named_tensors(frames)
         if not tensor.is_inference() and tensor._version == version
     ]
-    nodes = {node for node, _ in graph_behind(arguments.outputs.values).places}
+    nodes = nodes_behind(arguments.outputs.values)
     changed = [it for node in nodes for it in changed_since_saved(node)]
     said = (it for it in changed if (list(it.shape), it._version) == (shape, version))
     storages = set(map(_storage, said)) - {0}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
-from gradlib.vjp.diagnosis import weights
+from gradlib.vjp.fixes import weights
 
 _SUM = "Weights of one give the gradient of the output's sum."
 

@@ -5,7 +5,8 @@ from math import prod
 from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
-from gradlib.vjp.diagnosis import Diagnosis, all_ones, call, diagnosis, spelled_form
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.fixes import all_ones, call, spelled_form
 
 
 def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:

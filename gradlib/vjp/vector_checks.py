@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of
-from gradlib.vjp.diagnosis import (
-    Diagnosis,
-    all_ones,
-    call,
-    diagnosis,
-    spelled_form,
-    together,
-    weights,
-)
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.fixes import all_ones, call, spelled_form, weights
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess

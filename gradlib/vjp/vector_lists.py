@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
-from gradlib.vjp.diagnosis import (
-    Diagnosis,
-    all_ones,
-    call,
-    diagnosis,
-    spelled_form,
-    together,
-    weights,
-)
+from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.fixes import all_ones, call, spelled_form, weights
 from gradlib.vjp.kind_checks import kind_of
 
 

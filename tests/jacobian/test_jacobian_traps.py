@@ -18,8 +18,8 @@ from gradlib import (
     NoSuchWayError,
     NotDifferentiableArgumentError,
 )
+from gradlib.edges import edge_of
 from gradlib.jacobian import retained
-from gradlib.vjp.connection import place_of
 
 Function = Callable[[Tensor], Tensor]
 MODES = ("auto", "reverse", "forward", "split", "loop")
@@ -175,7 +175,7 @@ def test_where_autograd_records_no_view_it_is_said() -> None:
     leaf = torch.ones(2, requires_grad=True)
     below: Any = torch._C._AutoDispatchBelowAutograd
     with below(), pytest.raises(NotDifferentiableArgumentError, match=r"shape \[2\]"):
-        place_of(leaf)
+        edge_of(leaf)
 
 
 def test_inside_of_torch_func_it_is_refused_by_name(x: Tensor) -> None:

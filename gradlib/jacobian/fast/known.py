@@ -2,13 +2,9 @@
 
 from collections.abc import Collection
 
-import torch
-
 from gradlib.jacobian.drawing import Drawing
+from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.moves import SEVERAL
-
-DTYPES = (torch.float32, torch.float64)
-"""Others are rounded so much that other kernels would give another answer."""
 
 
 def all_is_known(drawing: Drawing, rules: Collection[str]) -> bool:

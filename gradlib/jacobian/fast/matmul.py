@@ -7,7 +7,7 @@ timed once, when the first product or chain comes that is no small one.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -129,13 +129,15 @@ TORCH = Library(_linear_alone, _by_torch)
 """torch alone: nobody asks before each product which one is faster."""
 
 
-def library_for(like: Tensor) -> Library:
+def library_for(like: Tensor, follow: Set[str]) -> Library:
     """Return who multiplies tensors of a kind: torch, or the faster one each time.
 
     Args:
         like: One of them.
+        follow: What follows linear layers, by the names of torch's functions.
     """
-    is_open = any(_may_be_faster(like, then) for then in ("none", *DONE_TO_ENTRIES))
+    asked = "none", *(follow & DONE_TO_ENTRIES.keys())
+    is_open = any(_may_be_faster(like, then) for then in asked)
     return Library(linear_then, multiplied) if is_open else TORCH
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from gradlib.edges import edge_of
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
@@ -24,7 +25,6 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
-from gradlib.vjp.connection import place_of
 
 ROWS = 8
 """How many rows there must be to make up for reading the graph, and a backward pass."""
@@ -146,7 +146,7 @@ def _at_once(order: orders.Order, like: Tensor) -> int:
 
 def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
     """Go from the output to the input, if there is one known way only."""
-    node: Any = place_of(root)[0]
+    node: Any = edge_of(root)[0]
     matrices: list[Tensor] = []
     bends: list[list[Bend]] = [[]]
     shape = root.shape

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import cast
 
+from gradlib.edges import Edge, edge_of
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
 from gradlib.jacobian.fast.structure.rules import edges
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
 from gradlib.jacobian.graph import Graph
-from gradlib.vjp.connection import Place, place_of
 
 FACTORS = 6
 """How many factors a term has at most, and how many terms a sum has, before it is
@@ -41,34 +41,34 @@ class Walk:
         self._end = graph.ends[0]
         self._way = graph.way
         self._forms = graph.forms
-        self._waiting: dict[Place, list[Term]] = defaultdict(list)
-        self.total = self._go(place_of(root))
+        self._waiting: dict[Edge, list[Term]] = defaultdict(list)
+        self.total = self._go(edge_of(root))
 
     @property
     def rows(self) -> tuple[Axis, ...]:
         """The axes of Y."""
         return flat(self._dims)
 
-    def _go(self, start: Place) -> Sum | None:
+    def _go(self, start: Edge) -> Sum | None:
         self._waiting[start].append(Term((), self._dims))
         *before, _ = self._way  # X comes last: all of them lead to it
         for node in before:
-            for place in [it for it in self._waiting if it[0] is node]:
-                if not self._known(place) or not self._pass(place):
+            for edge in [it for it in self._waiting if it[0] is node]:
+                if not self._known(edge) or not self._pass(edge):
                     return None
         return added(self._waiting[self._end], self.rows, self._dims[0])
 
-    def _known(self, place: Place) -> bool:
-        form = self._forms[place]
+    def _known(self, edge: Edge) -> bool:
+        form = self._forms[edge]
         plain = form.dtype == self._like.dtype and form.device == self._like.device
         return plain and form.shape != ()  # which has no dimension 0
 
-    def _pass(self, place: Place) -> bool:
-        """Carry what waits at a place through its operation."""
-        node, number = place
-        terms = self._waiting.pop(place)
+    def _pass(self, edge: Edge) -> bool:
+        """Carry what waits at an edge through its operation."""
+        node, number = edge
+        terms = self._waiting.pop(edge)
         before = {
-            i: cast(Place, it)
+            i: cast(Edge, it)
             for i, it in enumerate(node.next_functions)
             if it[0] in self._way
         }
@@ -78,7 +78,7 @@ class Walk:
                 return False
             terms = [total.as_term(self.rows)]
         shapes = {i: self._forms[it].shape for i, it in before.items()}
-        maps = edges(node, number, self._forms[place], shapes, self._most)
+        maps = edges(node, number, self._forms[edge], shapes, self._most)
         for i, there in before.items():
             if i not in maps:
                 return False

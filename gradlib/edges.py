@@ -1,0 +1,86 @@
+"""The edges of autograd's graph: where gradients flow."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from gradlib.errors import NotDifferentiableArgumentError
+from gradlib.private import leaf_of, no_function_modes
+
+Differentiable: TypeAlias = Tensor | GradientEdge
+"""What autograd differentiates, and differentiates for."""
+
+Edge: TypeAlias = tuple[Node, int]
+"""Where a gradient flows: a node, and which of its operation's outputs it is of."""
+
+
+def edge_of(given: Differentiable) -> Edge:
+    """Return where the gradient flows of what requires grad.
+
+    Raises:
+        NotDifferentiableArgumentError: Autograd records nothing here.
+    """
+    if isinstance(given, GradientEdge):
+        return given.node, given.output_nr
+    if given.grad_fn is not None:
+        return given.grad_fn, given.output_nr
+    return _accumulator(given), given.output_nr
+
+
+def edges_of(node: Node) -> list[Edge]:
+    """Return where the gradients flow that a node computes."""
+    edges: tuple[Any, ...] = node.next_functions
+    return [it for it in edges if it[0] is not None]
+
+
+def edges_behind(starts: Iterable[Edge]) -> Iterator[Edge]:
+    """Go through some edges and all that they lead to: each once, the nearest first."""
+    seen = dict.fromkeys(starts)
+    waiting = deque(seen)
+    asked: set[Node] = set()
+    while waiting:
+        edge = waiting.popleft()
+        yield edge
+        node = edge[0]
+        if node not in asked:
+            asked.add(node)
+            new = [it for it in dict.fromkeys(edges_of(node)) if it not in seen]
+            seen.update(dict.fromkeys(new))
+            waiting += new
+
+
+def nodes_behind(outputs: Iterable[Differentiable]) -> set[Node]:
+    """Return the nodes of the whole graph behind `outputs`."""
+    return {node for node, _ in edges_behind(map(edge_of, outputs))}
+
+
+def leaves_at(edges: Iterable[Edge]) -> list[Tensor]:
+    """Return the leaves whose gradients flow through edges, each once."""
+    nodes = dict.fromkeys(node for node, _ in edges)
+    return [leaf for node in nodes if (leaf := leaf_of(node)) is not None]
+
+
+def _accumulator(leaf: Tensor) -> Node:
+    """Return the node that adds to the gradient of a leaf."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False):
+            return _accumulator(leaf)
+    try:
+        with no_function_modes():  # a subclass would put a node of its own before it
+            return get_gradient_edge(leaf).node
+    except AttributeError as error:  # it looks at a view of the leaf
+        raise NotDifferentiableArgumentError(
+            f"Autograd gives a view of the leaf of shape {list(leaf.shape)} no graph, "
+            "though the leaf requires grad: it was made in torch.inference_mode(), or "
+            "something that is in force around this call keeps autograd from "
+            "recording, such as a mode or transform of torch.func that an earlier "
+            "error left behind. Make the leaf outside of it, leave it, or begin anew."
+        ) from error
+    except (RuntimeError, NotImplementedError):  # sparse and nested ones have no views
+        with no_function_modes(), torch.enable_grad():
+            copied: Any = leaf.clone().grad_fn
+        return copied.next_functions[0][0]

@@ -1,0 +1,94 @@
+"""What is told of calls and of what is in them: names, shapes and norms."""
+
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gradlib.sharded import is_distributed, own_part
+from gradlib.stats import TensorStats, norm
+from gradlib.tree import Tree
+
+
+def shown(name: str) -> str:
+    """Return a module's name for people: the root has none of its own."""
+    return name or "(root)"
+
+
+NAMES = 4
+
+
+def calls_text(names: Sequence[str]) -> str:
+    """Return how many calls there are, with the names of some."""
+    count, more = len(names), len(names) - NAMES
+    some = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"{count} call{'s' * (count != 1)}: {some}"
+
+
+def numbered(name: str, index: int) -> str:
+    """Return a module's name for people, with the number of a later call."""
+    return shown(name) + (f" ({index})" if index else "")
+
+
+def of_pass(place: int, count: int) -> str:
+    """Return what stands before a field of one of a call's passes: ``passes[1].``."""
+    return f"passes[{place}]." if count > 1 else ""
+
+
+def shape_text(structure: object, most: int = sys.maxsize) -> str:
+    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``.
+
+    Args:
+        structure: Tensors, or what sums them up, nested as one likes.
+        most: How many to show; of the others their number.
+    """
+    shapes = [*map(_shape, measured_in(structure))]
+    if len(shapes) > most:
+        shapes[most:] = [f"{len(shapes) - most} more"]
+    return ", ".join(shapes) or "-"
+
+
+def _shape(measured: Tensor | TensorStats) -> str:
+    if isinstance(measured, Tensor):
+        if measured.is_nested:
+            return f"{measured.size(0)} nested"
+        if is_distributed(measured):
+            return f"{list(own_part(measured).shape)} of {list(measured.shape)}"
+    return str(list(measured.shape))
+
+
+def norm_text(structure: object) -> str:
+    """Return the norm over all tensors in `structure`, to three digits.
+
+    Where tensors were reduced to plain numbers, it is these.
+    """
+    numbers = numbers_in(structure)
+    measured = measured_in(structure)
+    if numbers and not measured:
+        return ", ".join(map(_short, numbers))
+    return f"{norm(measured):.3g}" if measured else "-"
+
+
+def _short(number: Any) -> str:
+    try:
+        return f"{number:.3g}"
+    except OverflowError:  # an integer beyond all floats
+        return f"{Decimal(number):.3g}"
+
+
+def numbers_in(structure: object) -> list[Any]:
+    """Return the plain numbers of a nested structure, those of NumPy too, in order."""
+    leaves = Tree.of(structure).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, NUMBER)]
+
+
+NUMBER = int, float, complex, np.number
+
+
+def measured_in(structure: object) -> list[Tensor | TensorStats]:
+    """Return the tensors of a nested structure, or what sums them up, in order."""
+    leaves = Tree.of(structure).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]
