@@ -2,7 +2,7 @@
 # # What an autoencoder keeps: singular values
 #
 # An autoencoder passes its input through a narrow code and back. How many directions
-# get through? Change an input a little, by `v`, and the output changes by `Jv`, where
+# get through? Change an input a little, by `u`, and the output changes by `Ju`, where
 # `J` is the Jacobian at that input. The singular values of `J` belong to directions of
 # the input: each says by what factor a change in that direction grows. Near one, the
 # change is kept; near zero, it is lost.

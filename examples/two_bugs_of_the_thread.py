@@ -5,7 +5,7 @@
 # grad_output](../questions/what-are-grad-input-and-grad-output.md) has two bugs that
 # have nothing to do with its question: it loses its first record, and one of its lines
 # cannot run. Here both are reproduced in a small program and fixed, with full backward
-# hooks. The thread's older hook has the same two bugs.
+# hooks. The thread's old hook has the same two bugs.
 
 # %%
 import torch

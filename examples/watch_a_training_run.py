@@ -93,7 +93,7 @@ differences: list[float] = []
 
 for step in range(STEPS):
     rows = torch.randint(TRAIN, (BATCH,), device=device)
-    # X is data. A full hook warns where no input needs a gradient, so let this one.
+    # X is data. A full hook warns if no input requires grad, so let it require grad.
     inputs = X[rows].requires_grad_()
     optimizer.zero_grad()
     with gradlib.record(net) as recording:
@@ -136,7 +136,7 @@ print(steps["last step"]["fc2"])
 #
 # A batch of four is noisy, so each point is the median of 60 steps. At the start the
 # gradient is largest at `fc3`, where it enters, and shrinks on its way to `fc1`. Early in
-# the training the order turns round: now it grows on its way. At `fc1` it rises before it
+# the training the order reverses: now it grows on its way. At `fc1` it rises before it
 # falls; at `fc3` it falls from the start, with the loss.
 
 # %% alt="Three stacked charts over the steps of training. The loss falls from 0.7 to below 0.1. The gradient at the output of fc3 is the largest of the three at first and falls throughout; at fc2 it rises a little and falls; at fc1 it starts smallest, rises until about a third of the way and then falls slowly. After the first 200 steps fc1 is on top, then fc2, then fc3. The gradients of the weights do much the same, a little later."
@@ -170,7 +170,7 @@ plt.show()
 # %% [markdown]
 # ## The first step and the last, module by module
 #
-# The same turn, seen across the network on one batch each: follow `grad_output` upwards,
+# The same reversal, seen across the network on one batch each: follow `grad_output` upwards,
 # the way the gradient goes.
 
 # %% alt="Two charts of gradient norms, a line for each module from fc1 on top to fc3 below. In the first step grad_output and grad_input shrink on the way up from fc3 to fc1. In the last step they grow on the way up. The gradients of the parameters of fc1, fc2 and fc3 are drawn as triangles."
