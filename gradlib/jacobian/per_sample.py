@@ -64,7 +64,8 @@ def per_sample_jacobian(
     ```
 
     The Jacobian comes from one call of the model, with the whole batch: autograd goes
-    back through that one graph. Dropout has one mask for each sample, the same for all of its rows.
+    back through that one graph. Dropout has one mask for each sample, the same for all
+    of its rows.
     A chain of known layers has no graph and is not called: which layers there are is
     read, also in the code of a function or of a module's own ``forward``. The page
     "Forward, reverse, or in the middle?" lists what a chain may have.
