@@ -70,23 +70,20 @@ def make(
         split.require(graph)  # which raises, and says why
     each = bytes_of_pass(graph.drawing)
     convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
-    why = "it was asked for"
     if settled:
         mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
     elif mode == "auto":
         by_row = known.convolution and on_cpu and FEWEST * each > convolved
-        by_rows = "large convolutions are faster row by row" if by_row else ""
-        if singly:
-            by_rows = f"torch goes wrong for several rows of {singly} at once"
-        mode, why = _choice(counts, by_rows)
+        mode, why = _choice(counts, _why_by_rows(singly, convolved=by_row))
+    else:
+        why = "it was asked for"
     result = 0 if has_room else graph.size()
     parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
     limit = "max_bytes"
     if max_bytes is None:
         limit = "half of what is free"
         held = result + parts + BATCHED * each * rows
-        sure = on_cpu and held <= SURE // 16 and check_bytes <= SURE
-        max_bytes = SURE if sure else room_on(graph.points[0].device)
+        max_bytes = _room(graph, held, check_bytes)
     _require_room(limit, max_bytes, result, each + parts, check_bytes)
     chunk = 1
     if mode != "loop" and not singly:
@@ -223,6 +220,31 @@ def _choice(counts: dict[str, int | str], by_rows: str) -> tuple[str, str]:
     if by_rows:
         return "loop", by_rows
     return best, f"there are {rows} rows, and no cheaper way"
+
+
+def _why_by_rows(singly: str, *, convolved: bool) -> str:
+    """Return why rows are to be taken one after the other, or ``""``.
+
+    Args:
+        singly: What torch goes wrong for, if it does so for several rows at once.
+        convolved: Whether there are large convolutions.
+    """
+    if singly:
+        return f"torch goes wrong for several rows of {singly} at once"
+    return "large convolutions are faster row by row" if convolved else ""
+
+
+def _room(graph: Graph, held: int, check_bytes: int) -> int:
+    """Return how many bytes may be held, as far as it matters.
+
+    Args:
+        graph: What the Jacobian is of.
+        held: How many would be, with all rows at once.
+        check_bytes: What the check's calls take.
+    """
+    device = graph.points[0].device
+    sure = device.type == "cpu" and held <= SURE // 16 and check_bytes <= SURE
+    return SURE if sure else room_on(device)
 
 
 def _parts(graph: Graph, cut: Cut) -> int:

@@ -154,13 +154,18 @@ def _check(
     numerical: bool,
     tolerance: Tolerance,
 ) -> Iterator[Difference | Skipped]:
+    """Return what comes out differently in a call, and the passes not replayed.
+
+    Raises:
+        CannotReplayError: None was, or none says anything.
+    """
     passes = trace.passes()
+    if not passes:
+        raise CannotReplayError(note(trace))
     if trace.world is not None:  # autocast may have been on in the backward too
         least = rtol_of({*trace.world.autocast.values(), *trace.summed_in})
         tolerance = dataclasses.replace(tolerance, least=least)
-    if not passes:
-        raise CannotReplayError(note(trace))
-    others: list[tuple[str, Gap]] = []
+    others = False  # whether it returned something else
     left = dict(_not_whole(trace, passes))
     replayable = [number for number in passes if number not in left]
     if not replayable:
@@ -172,22 +177,14 @@ def _check(
         # In the state after the forward, a backward could draw what it drew then.
         replayed = replay(trace, number, turn=_draw_others)
         if number == replayable[0]:
-            others = [
-                (path, it)
-                for path, it in _outputs(trace, replayed)
-                if not tolerance.allows(it)
-            ]
-            drawn = bool(others) and _draws_elsewhere(trace, number)
-            why_another = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
-            for path, it in others:
-                reason = it.reason or why_another
-                yield _difference(trace, "output" + path, it.error, reason)
+            wrong = [*_other_outputs(trace, number, replayed, tolerance)]
+            yield from wrong
+            others = bool(wrong)
             if replayed.shares is None and not others:
                 yield _difference(trace, "output", math.inf, NO_SUCH_OUTPUT)
         if replayed.shares is None or not through[number]:
             continue
-        place = passes.index(number)
-        prefix = of_pass(place, len(passes))
+        prefix = of_pass(passes.index(number), len(passes))
         shares = _shares(trace.gradients("shares", number), replayed.shares)
         apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
         why = ""  # of gradients of another output there is nothing to say
@@ -206,6 +203,18 @@ def _check(
                 yield _difference(trace, field, error, "finite differences disagree")
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
+
+
+def _other_outputs(
+    trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
+) -> Iterator[Difference]:
+    """Return where a call returned something else than it did."""
+    gaps_found = _outputs(trace, replayed)
+    apart = [(path, it) for path, it in gaps_found if not tolerance.allows(it)]
+    drawn = bool(apart) and _draws_elsewhere(trace, number)
+    why = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
+    for path, it in apart:
+        yield _difference(trace, "output" + path, it.error, it.reason or why)
 
 
 def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:

@@ -39,7 +39,7 @@ Parameters: TypeAlias = tuple[Tensor, Tensor | None]
 """The weight and the bias of a linear layer."""
 
 
-class Form(NamedTuple):
+class NetForm(NamedTuple):
     """What is known of all nets whose layers and tensors are alike.
 
     Attributes:
@@ -66,7 +66,7 @@ class PlainNet(NamedTuple):
         linears: The parameters of its linear layers.
     """
 
-    form: Form
+    form: NetForm
     x: Tensor
     linears: Sequence[Parameters]
 
@@ -134,7 +134,7 @@ def _form(
     layers: tuple[type[nn.Module], ...],
     classes: tuple[type[Any], ...],
     kinds: tuple[Kind, ...],
-) -> Form | None:
+) -> NetForm | None:
     """Return what is known of all nets of a form; ``None`` if they are others.
 
     Args:
@@ -166,4 +166,4 @@ def _form(
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
     own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
     bent = [[Layer(None, it)] for it in between]
-    return Form(bent, order, tuple(widths), tuple(own), is_small(order))
+    return NetForm(bent, order, tuple(widths), tuple(own), is_small(order))

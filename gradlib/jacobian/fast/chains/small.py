@@ -9,7 +9,7 @@ from torch import Tensor
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
-from gradlib.jacobian.fast.chains.plain import Form, Parameters, PlainNet, is_small
+from gradlib.jacobian.fast.chains.plain import NetForm, Parameters, PlainNet, is_small
 from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.plan import Plan
@@ -56,7 +56,7 @@ class SmallNet(NamedTuple):
         between, x, linears = self
         widths = x.shape[1], *[weight.shape[0] for weight, _ in linears]
         order = orders.best(widths, (*[True] * len(between), False), x.shape[0])
-        net = PlainNet(Form(between, order, widths, (), True), x, linears)
+        net = PlainNet(NetForm(between, order, widths, (), True), x, linears)
         return planned(plan, net.chain)
 
 

@@ -11,34 +11,34 @@ from torch import Tensor
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure.named_axes import Axis, Dims, fresh
-from gradlib.jacobian.fast.structure.step import Edge, Step, same
+from gradlib.jacobian.fast.structure.step import Back, Step, same
 
 
-def addmm(op: Operation) -> dict[int, Edge]:
+def addmm(op: Operation) -> dict[int, Back]:
     """A matrix plus a product of two."""
     return _plus_product(op, op.saved("mat1"), op.saved("mat2"))
 
 
-def baddbmm(op: Operation) -> dict[int, Edge]:
+def baddbmm(op: Operation) -> dict[int, Back]:
     """The same for batches of matrices."""
     return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
 
 
 def _plus_product(
     op: Operation, left: Tensor | None, right: Tensor | None
-) -> dict[int, Edge]:
+) -> dict[int, Back]:
     product = _product(op, left, right, op.saved("alpha"))
     return same(op.saved("beta")) | {i + 1: it for i, it in product.items()}
 
 
-def mm(op: Operation) -> dict[int, Edge]:
+def mm(op: Operation) -> dict[int, Back]:
     """A product of two matrices, or of batches of them."""
     return _product(op, op.saved("self"), op.saved("mat2"), 1)
 
 
 def _product(
     op: Operation, left: Tensor | None, right: Tensor | None, scale: float
-) -> dict[int, Edge]:
+) -> dict[int, Back]:
     """Return the maps of a product of matrices, or of batches of them."""
 
     def to_left(other: Tensor, dims: Dims) -> Step:
@@ -55,7 +55,7 @@ def _product(
         work = math.prod(op.shape) * other.shape[-1]
         return Step((*batch, inner, columns), (factor,), scale, work)
 
-    found: dict[int, Edge] = {}
+    found: dict[int, Back] = {}
     if right is not None:
         found[0] = partial(to_left, right)
     if left is not None:
@@ -63,7 +63,7 @@ def _product(
     return found
 
 
-def softmax(op: Operation) -> dict[int, Edge]:
+def softmax(op: Operation) -> dict[int, Back]:
     """Probabilities."""
     p = op.saved("result").movedim(op.dim(), -1)
     if p.numel() * p.shape[-1] > op.most:
@@ -71,7 +71,7 @@ def softmax(op: Operation) -> dict[int, Edge]:
     return {0: _along(op, [op.dim()], p.diag_embed() - p[..., None] * p[..., None, :])}
 
 
-def log_softmax(op: Operation) -> dict[int, Edge]:
+def log_softmax(op: Operation) -> dict[int, Back]:
     """Their logarithms."""
     p = op.saved("result").movedim(op.dim(), -1).exp()[..., None, :]
     if p.numel() * p.shape[-1] > op.most:
@@ -80,7 +80,7 @@ def log_softmax(op: Operation) -> dict[int, Edge]:
     return {0: _along(op, [op.dim()], eye - p)}
 
 
-def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Edge:
+def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Back:
     """Return the map of what mixes the entries along some dimensions.
 
     Args:
@@ -89,7 +89,7 @@ def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Edge:
         matrix: Of each entry of the others, ``(*others, out, in)``.
     """
 
-    def edge(dims: Dims) -> Step:
+    def back(dims: Dims) -> Step:
         others = tuple(axes for i, axes in enumerate(dims) if i not in over)
         new = fresh(op.shape)
         came = tuple(axis for i in over for axis in dims[i])
@@ -99,10 +99,10 @@ def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Edge:
             before, ((matrix, (*others, came, went)),), work=8 * math.prod(op.shape)
         )
 
-    return edge
+    return back
 
 
-def layer_norm(op: Operation) -> dict[int, Edge]:
+def layer_norm(op: Operation) -> dict[int, Back]:
     """A layer norm."""
     count = len(op.saved("normalized_shape"))
     mean, rstd = (op.saved(it).flatten(-count) for it in ("result1", "result2"))
@@ -110,7 +110,7 @@ def layer_norm(op: Operation) -> dict[int, Edge]:
     return _scaled(op, normal, rstd, 1 / normal.shape[-1])
 
 
-def rms_norm(op: Operation) -> dict[int, Edge]:
+def rms_norm(op: Operation) -> dict[int, Back]:
     """A norm by the root of the mean square: nothing is subtracted before."""
     count = len(op.saved("normalized_shape"))
     rstd = op.saved("result1").flatten(-count)
@@ -119,7 +119,7 @@ def rms_norm(op: Operation) -> dict[int, Edge]:
 
 def _scaled(
     op: Operation, normal: Tensor, rstd: Tensor, subtracted: float
-) -> dict[int, Edge]:
+) -> dict[int, Back]:
     """Return the map of a norm.
 
     Args:
@@ -139,7 +139,7 @@ def _scaled(
     return {0: _along(op, range(len(op.shape) - count, len(op.shape)), matrix)}
 
 
-def attention(op: Operation) -> dict[int, Edge]:
+def attention(op: Operation) -> dict[int, Back]:
     """Return the maps of attention, whose probabilities are computed again."""
     found = read(op)
     if found is None or found.entries * found.key.shape[-2] > op.most:

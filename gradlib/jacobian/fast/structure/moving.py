@@ -9,86 +9,86 @@ from torch import Tensor
 from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure.named_axes import Dims, fresh, regrouped
-from gradlib.jacobian.fast.structure.step import Edge, Step
+from gradlib.jacobian.fast.structure.step import Back, Step
 
 
-def reshaped(op: Operation) -> dict[int, Edge]:
+def reshaped(op: Operation) -> dict[int, Back]:
     """A view whose entries are in the same order."""
 
-    def edge(dims: Dims) -> Step | None:
+    def back(dims: Dims) -> Step | None:
         before = regrouped(dims, op.shapes[0])
         return None if before is None else Step(before)
 
-    return {0: edge}
+    return {0: back}
 
 
-def permuted(op: Operation) -> dict[int, Edge]:
+def permuted(op: Operation) -> dict[int, Back]:
     """Dimensions in another order."""
     order = moves.order(op)
     return {0: lambda dims: Step(tuple(dims[order.index(i)] for i in range(len(dims))))}
 
 
-def transposed(op: Operation) -> dict[int, Edge]:
+def transposed(op: Operation) -> dict[int, Back]:
     """Two dimensions exchanged."""
     one, other = moves.exchanged(op)
 
-    def edge(dims: Dims) -> Step:
+    def back(dims: Dims) -> Step:
         found = list(dims)
         found[one], found[other] = found[other], found[one]
         return Step(tuple(found))
 
-    return {0: edge}
+    return {0: back}
 
 
-def selected(op: Operation) -> dict[int, Edge]:
+def selected(op: Operation) -> dict[int, Back]:
     """One row of a dimension."""
     return {0: _row(op, *moves.selected(op))}
 
 
-def unbound(op: Operation) -> dict[int, Edge]:
+def unbound(op: Operation) -> dict[int, Back]:
     """All rows of a dimension, each an output."""
     return {0: _row(op, *moves.unbound(op))}
 
 
-def sliced(op: Operation) -> dict[int, Edge]:
+def sliced(op: Operation) -> dict[int, Back]:
     """Some rows of a dimension."""
     return {0: _picked(op, *moves.sliced(op), out=False)}
 
 
-def split(op: Operation) -> dict[int, Edge]:
+def split(op: Operation) -> dict[int, Back]:
     """Parts of a dimension, each an output."""
     return {0: _picked(op, *moves.split(op), out=False)}
 
 
-def concatenated(op: Operation) -> dict[int, Edge]:
+def concatenated(op: Operation) -> dict[int, Back]:
     """Several tensors, one after the other."""
     return {i: _picked(op, *rows, out=True) for i, rows in moves.joined(op).items()}
 
 
-def stacked(op: Operation) -> dict[int, Edge]:
+def stacked(op: Operation) -> dict[int, Back]:
     """Several tensors, along a dimension of its own."""
     dim = op.dim()
 
-    def edge(i: int) -> Edge:
+    def back(i: int) -> Back:
         unit = _unit(op, op.shape[dim], i)
         return lambda dims: Step(
             (*dims[:dim], *dims[dim + 1 :]), ((unit, (dims[dim],)),)
         )
 
-    return {i: edge(i) for i in op.shapes}
+    return {i: back(i) for i in op.shapes}
 
 
-def averaged(op: Operation) -> dict[int, Edge]:
+def averaged(op: Operation) -> dict[int, Back]:
     """A mean over dimensions."""
     return _reduced(op, mean=True)
 
 
-def summed(op: Operation) -> dict[int, Edge]:
+def summed(op: Operation) -> dict[int, Back]:
     """A sum over dimensions."""
     return _reduced(op, mean=False)
 
 
-def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
+def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
     """Return the map between a dimension and some rows of a longer one.
 
     Args:
@@ -104,23 +104,23 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Edge:
     ours = range(len(rows))
     matrix[(rows, ours) if out else (ours, rows)] = matrix.new_ones(())
 
-    def edge(dims: Dims) -> Step:
+    def back(dims: Dims) -> Step:
         (mine,) = fresh([size])
         before = (*dims[:dim], mine, *dims[dim + 1 :])
         return Step(before, ((matrix, (dims[dim], mine)),))
 
-    return edge
+    return back
 
 
-def _row(op: Operation, dim: int, index: int) -> Edge:
+def _row(op: Operation, dim: int, index: int) -> Back:
     """Return the map of what took one row of a dimension."""
     unit = _unit(op, op.shapes[0][dim], index)
 
-    def edge(dims: Dims) -> Step:
+    def back(dims: Dims) -> Step:
         (mine,) = fresh(unit.shape)
         return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
 
-    return edge
+    return back
 
 
 def _unit(op: Operation, size: int, index: int) -> Tensor:
@@ -129,17 +129,17 @@ def _unit(op: Operation, size: int, index: int) -> Tensor:
     return unit
 
 
-def _reduced(op: Operation, *, mean: bool) -> dict[int, Edge]:
+def _reduced(op: Operation, *, mean: bool) -> dict[int, Back]:
     shape = op.shapes[0]
     gone, count = moves.reduced(op)
 
-    def edge(dims: Dims) -> Step:
+    def back(dims: Dims) -> Step:
         left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))
         axes = fresh(shape)
         before = tuple(axes[i] if i in gone else left.pop(0) for i in range(len(shape)))
         return Step(before, scale=1 / count if mean else 1, work=math.prod(shape))
 
-    return {0: edge}
+    return {0: back}
 
 
 def _at(dims: Dims, shape: Sequence[int], gone: Sequence[int]) -> Dims:

@@ -14,17 +14,17 @@ from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
-from gradlib.jacobian.fast.structure.step import Edge, Step, same
+from gradlib.jacobian.fast.structure.step import Back, Step, same
 from gradlib.jacobian.form import Form
 
 
-def edges(
+def ways_back(
     node: Node,
     number: int,
     form: Form,
     shapes: Mapping[int, Sequence[int]],
     most: int,
-) -> dict[int, Edge]:
+) -> dict[int, Back]:
     """Return the maps of a node.
 
     Args:
@@ -44,38 +44,38 @@ def edges(
     return rule(Operation(node, number, form, shapes, most))
 
 
-def _add(op: Operation) -> dict[int, Edge]:
+def _add(op: Operation) -> dict[int, Back]:
     return same(1, op.saved("alpha"))
 
 
-def _unchanged(_: Operation) -> dict[int, Edge]:
+def _unchanged(_: Operation) -> dict[int, Back]:
     return same(1)
 
 
-def _negated(_: Operation) -> dict[int, Edge]:
+def _negated(_: Operation) -> dict[int, Back]:
     return same(-1)
 
 
-def _sub(op: Operation) -> dict[int, Edge]:
+def _sub(op: Operation) -> dict[int, Back]:
     return same(1, -op.saved("alpha"))
 
 
-def _along_all(found: dict[int, Tensor]) -> dict[int, Edge]:
-    def edge(slope: Tensor) -> Edge:
+def _along_all(found: dict[int, Tensor]) -> dict[int, Back]:
+    def back(slope: Tensor) -> Back:
         return lambda dims: Step(dims, ((slope, dims),), work=2 * slope.numel())
 
-    return {i: edge(slope) for i, slope in found.items()}
+    return {i: back(slope) for i, slope in found.items()}
 
 
-def _elementwise(op: Operation) -> dict[int, Edge]:
+def _elementwise(op: Operation) -> dict[int, Back]:
     return _along_all(slopes(op))
 
 
-def _batch_norm(op: Operation) -> dict[int, Edge]:
+def _batch_norm(op: Operation) -> dict[int, Back]:
     return _along_all(batch_norm_slopes(op))
 
 
-Rule: TypeAlias = Callable[[Operation], dict[int, Edge]]
+Rule: TypeAlias = Callable[[Operation], dict[int, Back]]
 
 RULES: dict[str, Rule] = {
     "AddBackward0": _add,

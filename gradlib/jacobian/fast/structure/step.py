@@ -27,14 +27,14 @@ class Step:
     work: int = 0
 
 
-Edge: TypeAlias = Callable[[Dims], Step | None]
+Back: TypeAlias = Callable[[Dims], Step | None]
 """From the axes of what came out of an operation."""
 
 
-def same(*scales: float) -> dict[int, Edge]:
+def same(*scales: float) -> dict[int, Back]:
     """Return maps to what has the same axes, times a number for each."""
 
-    def edge(scale: float) -> Edge:
+    def back(scale: float) -> Back:
         return lambda dims: Step(dims, scale=scale)
 
-    return {i: edge(scale) for i, scale in enumerate(scales)}
+    return {i: back(scale) for i, scale in enumerate(scales)}

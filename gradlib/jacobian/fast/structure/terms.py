@@ -16,7 +16,7 @@ from gradlib.jacobian.fast.structure.named_axes import (
     resolved,
     view_of,
 )
-from gradlib.jacobian.fast.structure.rules import Edge
+from gradlib.jacobian.fast.structure.rules import Back
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ Factor: TypeAlias = tuple[Tensor | Sum, tuple[Axis, ...]]
 
 
 def through(
-    term: Term, edge: Edge, shape: Sequence[int], rows: Sequence[Axis]
+    term: Term, back: Back, shape: Sequence[int], rows: Sequence[Axis]
 ) -> tuple[Term, int] | None:
     """Carry a term through an operation, to something that went in.
 
     Args:
         term: Of what came out.
-        edge: The map.
+        back: The map.
         shape: Of what went in.
         rows: The axes of Y.
 
@@ -83,7 +83,7 @@ def through(
         The term, and the multiply-adds of a backward pass; ``None`` where the map does
         not know what to do.
     """
-    step = edge(term.dims)
+    step = back(term.dims)
     if step is None:
         return None
     dims = step.dims[len(step.dims) - len(shape) :]

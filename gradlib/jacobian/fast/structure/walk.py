@@ -8,7 +8,7 @@ from typing import cast
 from gradlib.edges import Edge, edge_of
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
-from gradlib.jacobian.fast.structure.rules import edges
+from gradlib.jacobian.fast.structure.rules import ways_back
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
 from gradlib.jacobian.graph import Graph
 
@@ -78,7 +78,7 @@ class Walk:
                 return False
             terms = [total.as_term(self.rows)]
         shapes = {i: self._forms[it].shape for i, it in before.items()}
-        maps = edges(node, number, self._forms[edge], shapes, self._most)
+        maps = ways_back(node, number, self._forms[edge], shapes, self._most)
         for i, there in before.items():
             if i not in maps:
                 return False
