@@ -102,6 +102,15 @@ when_pass_ends: Callable[[Callable[[], None]], None] = (
 )
 
 
+def pass_is_compiled() -> bool:
+    """Tell whether torch.compile has compiled the running pass.
+
+    Nobody is told then when it ends. torch 2.8 and 2.13 have the name.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return getattr(compiled, "in_compiled_autograd_region", False)
+
+
 def pass_began_here() -> bool:
     """Tell whether the running pass was begun in this thread, as it is on a CPU.
 

@@ -12,7 +12,6 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from operator import attrgetter
 from types import FrameType
 from typing import Any, Final, cast
@@ -29,11 +28,11 @@ from gradlib.private import (
     graph_is_captured,
     is_of_torch,
     is_replica,
-    never_compiled,
     next_sequence_number,
     own_parameters,
     parameters_at_call,
     pass_began_here,
+    pass_is_compiled,
     put_hooks_around,
     running_frame,
     sequence_number,
@@ -52,7 +51,7 @@ from gradlib.recorder.frame import Frame, Receivers
 from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.parameter_hooks import ParameterHooks
-from gradlib.recorder.passes import Passes
+from gradlib.recorder.passes import Passes, kept_from_compile
 from gradlib.recorder.value_hooks import ValueHooks, Views
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
@@ -60,12 +59,6 @@ from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
-
-_never_compiled = partial(
-    never_compiled,
-    because="gradlib.record sees each module call, so it cannot record what is "
-    "compiled with fullgraph=True",
-)
 
 _NOT_GIVEN: Final = object()
 
@@ -109,7 +102,7 @@ class ModuleCalls:
         self.parameters = ParameterHooks(block, passes)
         self._values = ValueHooks(passes)
 
-    @_never_compiled
+    @kept_from_compile
     def before(
         self,
         hooked: Hooked,
@@ -312,7 +305,7 @@ class ModuleCalls:
             # Each thread counts for itself: numbers do not tell that others are older.
             frame.graph.leave_out((node, 0) for node in _nodes_in(frame.module))
 
-    @_never_compiled
+    @kept_from_compile
     def swapped(
         self, views: list[str] | None, module: nn.Module, _args: object
     ) -> None:
@@ -329,7 +322,7 @@ class ModuleCalls:
                 own = {name: vars(module)[name] for name in views}
             self.parameters.take_anew(stack[-1], own)
 
-    @_never_compiled
+    @kept_from_compile
     def after(
         self,
         hooked: Hooked,
@@ -540,8 +533,9 @@ class ModuleCalls:
             unfinished.discard(number)
 
         ends()  # or it raises
-        unfinished.add(number)
-        when_pass_ends(ends)
+        if not pass_is_compiled():
+            unfinished.add(number)
+            when_pass_ends(ends)
 
     def _hook_returned(self, now: "_Running", frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.

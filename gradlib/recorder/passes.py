@@ -24,6 +24,7 @@ from gradlib.private import (
     gradients_are_batched,
     hook_tensor,
     hooks_set,
+    never_compiled,
     next_sequence_number,
     sequence_number,
     when_pass_ends,
@@ -36,6 +37,13 @@ from gradlib.values import Keep, keep
 # How many hooks torch has set for us, in this process. As an attribute of a class each
 # change of it would have Python look up anew what that class has.
 _SET_BY_US = [0]
+
+kept_from_compile = partial(
+    never_compiled,
+    because="gradlib.record sees each module call and gradient, so it cannot record "
+    "what is compiled with fullgraph=True",
+)
+"""Keeps torch.compile out of a function that records."""
 
 NO_NUMBER = 2**64 - 1
 """The sequence number of what has none: a node that adds to a leaf's ``.grad``."""
@@ -96,6 +104,7 @@ class Tap:
         # All of the tensor, in their order; gone with it and the graphs through it.
         self.hooks = weakref.ref(hook_tensor(tensor, self))
 
+    @kept_from_compile
     def __call__(self, grad: Tensor | None) -> None:
         """Keep what is meant of `grad`, the gradient in the running pass."""
         if grad is None:  # of a backward that gives nothing
@@ -191,6 +200,7 @@ class NodeHook:
         self.receivers = receivers
         self.within = within
 
+    @kept_from_compile
     def __call__(
         self,
         grads_in: tuple[Tensor | None, ...],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.compiled_autograd
 from torch import Tensor, fx, nn
 from torch.testing import assert_close
 
@@ -141,6 +142,23 @@ def test_a_full_graph_cannot_be_recorded_and_says_so() -> None:
     ):
         compiled(x)
     compiled(x)
+
+
+def test_a_backward_pass_that_is_compiled_is_recorded_and_verified() -> None:
+    def compile_it(graph: fx.GraphModule) -> Any:
+        return torch.compile(graph, backend="eager")
+
+    model, x = Net(), torch.randn(5, 3)
+    twin = copy.deepcopy(model)
+    with gradlib.record(model) as found:
+        output = model(x)
+        weights = torch.arange(1.0, output.numel() + 1).view_as(output)
+        with torch._dynamo.compiled_autograd._enable(compile_it):
+            (output * weights).sum().backward()
+    assert_same(found, recorded(twin, x))
+    verification = found.verify()
+    assert verification.ok
+    assert not verification.skipped
 
 
 def test_what_comes_into_a_compiled_model_has_its_plain_name() -> None:
