@@ -92,6 +92,22 @@ def test_what_is_met_again_is_replayed(
     assert captures[1] >= 3
 
 
+def test_a_small_net_is_replayed_too(captures: list[int]) -> None:
+    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2))
+
+    def fn(x: Tensor) -> Tensor:
+        return net(x)
+
+    for call in (net, fn):
+        before = list(captures)
+        for _ in range(8):
+            x = torch.randn(10, 3)
+            expected = jacobian(net, x, mode="loop")
+            torch.testing.assert_close(jacobian(call, x), expected)
+        assert captures[0] == before[0] + 1
+        assert captures[1] >= before[1] + 3
+
+
 def test_weights_are_those_that_are_there(captures: list[int]) -> None:
     model = cnn()
     for _ in range(6):

@@ -76,10 +76,12 @@ def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
     net = plain_net(call.fn, call.inputs)
     if net is None:
         return None
-    if net.form.is_small and asks_no_more(call):
+    may_replay = may_replay_on(net.x.device)
+    # Launched at once, even a small net is through sooner.
+    if net.form.is_small and asks_no_more(call) and not may_replay:
         return SmallNet(net.form.between, net.x, net.linears)
     chain = net.chain
-    if may_replay_on(chain.x.device):
+    if may_replay:
         chain = chain._replace(replays=replays_of(cast(nn.Module, call.fn)))
     return _of_call(call, chain)
 
@@ -97,8 +99,11 @@ def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     chain = chain_of(call.fn, call.inputs)
     if chain is None:
         return None
-    small = small_net_of(chain) if asks_no_more(call) else None
-    return small or _of_call(call, chain)
+    if asks_no_more(call) and not may_replay_on(chain.x.device):
+        small = small_net_of(chain)
+        if small is not None:
+            return small
+    return _of_call(call, chain)
 
 
 def _of_call(call: Call, chain: Chain) -> ChainOfCall | None:
