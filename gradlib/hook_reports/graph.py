@@ -12,14 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of, edges_of
+from gradlib.hook_reports.copying import computed
 from gradlib.hook_reports.first_tensor import first_node
-from gradlib.hook_reports.known import End, EndAt, Names
-from gradlib.hook_reports.trial import (
-    Trial,
-    computed,
-    differentiable,
-    requires_grad,
-)
+from gradlib.hook_reports.tensor_names import End, EndAt, Names
+from gradlib.hook_reports.trial import Trial, differentiable, requires_grad
 from gradlib.tree import Tree
 
 MOST_NODES, MOST_ROWS = 14, 6

@@ -27,6 +27,12 @@ ON_TENSORS = (TENSOR, ACCUMULATED, SEVERAL)
 ON_NODE = (NODE, NODE_PRE)
 KINDS = (*ON_MODULE, *ON_TENSORS, *ON_NODE)
 
+ON_LAST_NODE = (LEGACY, *ON_NODE)
+"""The kinds that sit on the last node."""
+
+BORDER = (FULL, FULL_PRE)
+"""The kinds that sit at the border of a module."""
+
 FIELDS = ("grad_input", "grad_output")
 
 

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.errors import NotAModuleError, NotCopyableError, no_module
+from gradlib.hook_reports.copying import backward_hooks
 from gradlib.hook_reports.graph import CallGraph
+from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
-from gradlib.hook_reports.trial import backward_hooks, left_as_it_is
-from gradlib.hook_reports.words import HookedCall
+from gradlib.hook_reports.trial import left_as_it_is
+from gradlib.hook_reports.words import (
+    what_it_is,
+    why_never_called,
+    why_not_tried,
+    why_so_many,
+)
 from gradlib.private import any_global_backward_hook, values_are_stand_ins
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
@@ -208,15 +215,15 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         )
     with left_as_it_is(module) as changed:
         call = HookedCall(module, args, kwargs)
-        name, inputs = call.last_node()
         kinds = {kind: _tried(call, kind) for kind in KINDS}
     notes = tuple(_notes(module, call, changed))
-    return HookReport(type(module).__name__, name, inputs, kinds, notes, call.graph)
+    last, name = call.last_node, type(module).__name__
+    return HookReport(name, last.name, last.inputs, kinds, notes, call.graph)
 
 
 def _tried(call: HookedCall, kind: str) -> HookKind:
     """Try one kind of hook on a copy of its own."""
-    if why_not := call.why_not_tried(kind):
+    if why_not := why_not_tried(call, kind):
         return HookKind(kind, (), why_not, (), "")
     trial = call.trial()
     got: list[Got] = []
@@ -233,22 +240,22 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
         said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
         error = f"{type(raised).__name__}: {said}"
     entries = tuple(
-        HookEntry(place(kind, it), it.grad, call.what(kind, it)) for it in got
+        HookEntry(place(kind, it), it.grad, what_it_is(call, kind, it)) for it in got
     )
     if got:
-        why = call.why(kind, Counter(it.field for it in got))
+        why = why_so_many(call, kind, Counter(it.field for it in got))
     elif error:
         why = (
             "Never called: with this hook there is an error, without it there is none."
         )
     else:
-        why = call.why_never(kind)
+        why = why_never_called(call, kind)
     fresh = dict.fromkeys(w for w in trial.warnings if w not in call.warnings)
     return HookKind(kind, entries, why, tuple(fresh), error)
 
 
 def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:
-    if not call.repeats:
+    if not call.known.repeats:
         yield (
             "Two runs gave different gradients, though torch's random state was the "
             "same. What is another gradient at each run has no name."

@@ -1,16 +1,13 @@
 """Trial runs of a copy of a module: the module itself stays untouched."""
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
-from types import CellType, FunctionType, MethodType
-from typing import Any, TypeGuard, cast
+from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.edges import (
@@ -21,31 +18,19 @@ from gradlib.edges import (
     leaves_at,
     nodes_behind,
 )
-from gradlib.errors import NotCopyableError
-from gradlib.private import (
-    FORWARD_HOOKS,
-    next_sequence_number,
-    sequence_number,
-)
-from gradlib.recording.attributes import fill_slots, in_slots
+from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
+from gradlib.private import next_sequence_number, sequence_number
 from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
-from gradlib.sharded import is_distributed, is_sharded
-from gradlib.tree import Tree, tensors_in
+from gradlib.tree import Tree
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Trial:
     """A copy of a module and its inputs, to be hooked and run once.
 
-    It keeps forward hooks, which may be part of what the module computes, as those of
-    ``weight_norm`` are. Backward hooks are left out: they would change gradients, and
-    torch refuses two kinds of them on one module.
+    It has the forward hooks of the module, and no backward hook.
 
     Attributes:
         module: The copy.
@@ -63,7 +48,7 @@ class Trial:
         self,
         module: nn.Module,
         inputs: Tree,
-        change: Callable[[Tensor], Tensor] = _as_it_is,
+        change: Callable[[Tensor], Tensor] = as_it_is,
     ) -> None:
         """Copy.
 
@@ -76,45 +61,14 @@ class Trial:
             NotCopyableError: The module cannot be copied, or an input is nested, or
                 they have no values.
         """
-        _none_nested(inputs)
-        _must_have_values(module, inputs)
-        _must_be_whole(module, inputs)
         self.since = next_sequence_number()
-        own = _tensors(module)  # one that is passed to it, too, stays one tensor
-        tensors = {id(x): x for x in inputs.leaves if isinstance(x, Tensor)}
-        copies = {
-            key: _copied(x, change) for key, x in tensors.items() if key not in own
-        }
-        without_hooks = {id(d): type(d)() for d in backward_hooks(module)}
-        attributes = _computed_attributes(module)
-        kept = {key: _copied(it, _as_it_is) for key, it in attributes.items()}
-        memo: dict[int, Any] = {**kept, **copies, **without_hooks}
-        self.module, leaves = _deep_copied((module, inputs.leaves), memo)
-        for part in module.modules():  # of which torch's deepcopy forgets the slots
-            if filled := in_slots(part):
-                values = _deep_copied([*filled.values()], memo)
-                fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
-        for part in self.module.modules():
-            _bind_functions(part, memo)
-        self.inputs = Tree(leaves, inputs.spec)
+        copies = copies_of(module, inputs, change)
+        self.module, self.inputs, self.stands_for = copies
         self.made_by = {
             place: tensor.grad_fn
             for place, tensor in differentiable(self.inputs).items()
         }
-        made: dict[int, Any] = {**kept, **copies}
-        self.stands_for: dict[Node, Node] = {
-            made[key].grad_fn: original.grad_fn
-            for key, original in (attributes | tensors).items()
-            if key in made and original.grad_fn is not None
-        }
         self.warnings: list[str] = []
-        for part in self.module.modules():
-            part._is_full_backward_hook = None  # as torch sets it at first
-        if own & _tensors(self.module):
-            raise NotCopyableError(
-                f"hook_report works on a copy, but a copy of {type(module).__name__} "
-                "shares tensors with it: see its __deepcopy__."
-            )
 
     def run(
         self,
@@ -137,35 +91,11 @@ class Trial:
         with random_state_kept(), _recorded(self.warnings):
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
-            _none_nested(output)
+            none_nested(output)
             on_output(output)
             if backward:
                 _backward(output, self.since)
             return output
-
-
-class Before(torch.autograd.Function):
-    """What stands for the computations before the module: it copies a tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
-        """Copy."""
-        return _exact_copy(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
-        """Hand on the gradient."""
-        return grads[0]
-
-
-def computed(tensor: Tensor) -> Tensor:
-    """Return a copy of `tensor` that has a node of its own in the graph."""
-    return cast(Any, Before).apply(tensor)
-
-
-def stands_for_another(tensor: Tensor) -> bool:
-    """Tell whether a tensor is such a copy."""
-    return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
 
 
 def requires_grad(value: object) -> TypeGuard[Tensor]:
@@ -219,158 +149,6 @@ def _backward(output: Tree, since: int) -> None:
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
-
-
-def _none_nested(tree: Tree) -> None:
-    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
-        raise NotCopyableError(
-            "hook_report gives each copied tensor an autograd node of its own, which "
-            "torch refuses for a nested one. Pass a padded tensor: "
-            "torch.nested.to_padded_tensor(x, 0.0)."
-        )
-
-
-def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
-    if is_sharded(module) or any(map(is_distributed, inputs.leaves)):
-        raise NotCopyableError(
-            f"hook_report works on a copy, and of {type(module).__name__} or its inputs"
-            " each process holds a part only (FSDP, DTensor). Report on the module "
-            "before it is sharded."
-        )
-
-
-def _must_have_values(module: nn.Module, inputs: Tree) -> None:
-    every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
-    if any(isinstance(it, Tensor) and it.is_meta for it in every):
-        raise NotCopyableError(
-            "hook_report names each gradient by its value, and tensors on the device "
-            'meta have none. Give them values: module.to_empty(device="cpu").'
-        )
-
-
-def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
-    try:
-        return copy.deepcopy(source, memo)
-    except Exception as error:
-        raise NotCopyableError(
-            f"hook_report works on a copy, and {type(source[0]).__name__} with its "
-            f"arguments cannot be copied: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
-    """Have functions that stand in a copied module refer to the copy too.
-
-    deepcopy takes a function as it is, with the modules it refers to: a forward that
-    was put in calls the one before it, and that is the original's.
-
-    Args:
-        part: A module inside of the copy, or the copy.
-        memo: What was copied: by the id of the original, the copy.
-    """
-    own = vars(part)
-    for functions in (own, own[FORWARD_HOOKS[0]], own[FORWARD_HOOKS[1]]):
-        for key, value in functions.items():
-            if isinstance(value, FunctionType):
-                functions[key] = _bound(value, memo)
-
-
-def _bound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return what stands for a thing among the copies; the thing, if nothing does."""
-    if id(value) in memo:
-        return memo[id(value)]
-    if isinstance(value, MethodType) and id(value.__self__) in memo:
-        return MethodType(value.__func__, memo[id(value.__self__)])
-    if isinstance(value, FunctionType):
-        return _made_anew(value, memo)
-    return value
-
-
-def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a function that refers to copies, in its closure and by global names."""
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    made = FunctionType(
-        function.__code__,
-        _with_copies(function, memo),
-        function.__name__,
-        function.__defaults__,
-        cells,
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    vars(made).update(vars(function))
-    memo[id(function)] = made  # it may refer to itself
-    for cell, before in zip(cells, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # of one that holds nothing yet
-            cell.cell_contents = _bound(before.cell_contents, memo)
-    return made
-
-
-def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
-    """Return the globals of a function: its own, unless it refers to the module."""
-    everywhere = function.__globals__
-    found = {
-        name: _bound(everywhere[name], memo)
-        for name in everywhere.keys() & {*function.__code__.co_names}
-        if not isinstance(everywhere[name], FunctionType)  # which may be anybody's
-    }
-    if all(it is everywhere[name] for name, it in found.items()):
-        return everywhere
-    return {**everywhere, **found}
-
-
-def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
-    """Return the dicts that hold the backward hooks of a module and all inside it."""
-    kinds = ("_backward_hooks", "_backward_pre_hooks")
-    return [getattr(part, kind) for part in module.modules() for kind in kinds]
-
-
-def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
-    """Return the tensors that were computed and kept as attributes, by their ids.
-
-    deepcopy refuses them: activations, ``weight_norm``'s weight.
-    """
-    return {
-        id(tensor): tensor
-        for part in module.modules()
-        for value in vars(part).values()
-        for tensor in tensors_in(value)
-        if not tensor.is_leaf
-    }
-
-
-def _copied(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    leaf = _exact_copy(change(tensor.detach()))
-    if not tensor.requires_grad:
-        return leaf
-    leaf.requires_grad_()
-    return leaf if tensor.is_leaf else computed(leaf)
-
-
-def _exact_copy(tensor: Tensor) -> Tensor:
-    """Return a detached copy with the same strides: the operation may depend on them.
-
-    ``clone`` keeps them only where the tensor has no gaps and no overlaps.
-    """
-    source = tensor.detach()
-    if (
-        type(tensor) is not Tensor
-        or tensor.layout != torch.strided
-        or tensor.is_quantized
-    ):
-        return source.clone()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps)
-    made = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    if tensor.numel():
-        whole = source.as_strided((span,), (1,), source.storage_offset())
-        made.as_strided((span,), (1,)).copy_(whole)
-    return made
-
-
-def _tensors(module: nn.Module) -> set[int]:
-    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
 
 @contextmanager

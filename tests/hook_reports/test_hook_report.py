@@ -30,8 +30,9 @@ from gradlib.hook_reports.hooks import (
     SEVERAL,
     TENSOR,
 )
-from gradlib.hook_reports.known import KnownGradients, Names
+from gradlib.hook_reports.known import KnownGradients
 from gradlib.hook_reports.naming import name_by_value
+from gradlib.hook_reports.tensor_names import Names
 from gradlib.hook_reports.trial import Trial, cotangent
 from gradlib.tree import Tree
 

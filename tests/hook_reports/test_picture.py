@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.hook_reports.hooks import FULL, LEGACY
-from gradlib.hook_reports.known import COMPUTED, OUTSIDE
 from gradlib.hook_reports.picture import COLOURS, NOTHING
+from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.plot_graph import HEIGHT
 
 OF = {COLOURS[FULL]: "full ", COLOURS[LEGACY]: "old "}

@@ -1,0 +1,278 @@
+"""A copy of a module and its inputs, from which nothing leads to the originals."""
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from gradlib.errors import NotCopyableError
+from gradlib.private import FORWARD_HOOKS
+from gradlib.recording.attributes import fill_slots, in_slots
+from gradlib.sharded import is_distributed, is_sharded
+from gradlib.tree import Tree, tensors_in
+
+
+class Copies(NamedTuple):
+    """A copy of a module and of its inputs.
+
+    Attributes:
+        module: The copied module.
+        inputs: The copied ``(args, kwargs)``.
+        stands_for: By the node that stands for it in the copy, the node that made a
+            tensor: an input, or what the module has kept as an attribute.
+    """
+
+    module: nn.Module
+    inputs: Tree
+    stands_for: dict[Node, Node]
+
+
+def copies_of(
+    module: nn.Module, inputs: Tree, change: Callable[[Tensor], Tensor]
+) -> Copies:
+    """Copy a module together with its inputs: what both hold stays one thing.
+
+    Forward hooks are kept, which may be part of what the module computes, as those of
+    ``weight_norm`` are. Backward hooks are left out: they would change gradients, and
+    torch refuses two kinds of them on one module.
+
+    Args:
+        module: The module to copy.
+        inputs: Its ``(args, kwargs)``.
+        change: What to make of each tensor in `inputs`.
+
+    Raises:
+        NotCopyableError: The module cannot be copied, or an input is nested, or
+            they have no values.
+    """
+    none_nested(inputs)
+    _must_have_values(module, inputs)
+    _must_be_whole(module, inputs)
+    own = _tensors(module)  # one that is passed to it, too, stays one tensor
+    given = {id(it): it for it in inputs.leaves if isinstance(it, Tensor)}
+    copies = {key: _copied(it, change) for key, it in given.items() if key not in own}
+    attributes = _computed_attributes(module)
+    kept = {key: _copied(it, as_it_is) for key, it in attributes.items()}
+    made: dict[int, Any] = kept | copies
+    copied, leaves = _whole(module, inputs.leaves, made)
+    if own & _tensors(copied):
+        raise NotCopyableError(
+            f"hook_report works on a copy, but a copy of {type(module).__name__} "
+            "shares tensors with it: see its __deepcopy__."
+        )
+    stands_for: dict[Node, Node] = {
+        made[key].grad_fn: original.grad_fn
+        for key, original in (attributes | given).items()
+        if key in made and original.grad_fn is not None
+    }
+    return Copies(copied, Tree(leaves, inputs.spec), stands_for)
+
+
+def _whole(
+    module: nn.Module, leaves: list[Any], made: dict[int, Tensor]
+) -> tuple[nn.Module, list[Any]]:
+    """Copy all of a module and of the leaves of its inputs.
+
+    Args:
+        module: The module to copy.
+        leaves: The leaves of its inputs.
+        made: The tensors that were copied before, by the ids of the originals.
+    """
+    without_hooks = {id(it): type(it)() for it in backward_hooks(module)}
+    memo: dict[int, Any] = {**made, **without_hooks}
+    copied, leaves = _deep_copied((module, leaves), memo)
+    for part in module.modules():  # of which torch's deepcopy forgets the slots
+        if filled := in_slots(part):
+            values = _deep_copied([*filled.values()], memo)
+            fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
+    for part in copied.modules():
+        _bind_functions(part, memo)
+        part._is_full_backward_hook = None  # as torch sets it at first
+    return copied, leaves
+
+
+def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """Return the dicts that hold the backward hooks of a module and all inside it."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks")
+    return [getattr(part, kind) for part in module.modules() for kind in kinds]
+
+
+def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(source, memo)
+    except Exception as error:
+        raise NotCopyableError(
+            f"hook_report works on a copy, and {type(source[0]).__name__} with its "
+            f"arguments cannot be copied: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
+    """Have functions that stand in a copied module refer to the copy too.
+
+    deepcopy takes a function as it is, with the modules it refers to: a forward that
+    was put in calls the one before it, and that is the original's.
+
+    Args:
+        part: A module inside of the copy, or the copy.
+        memo: What was copied: by the id of the original, the copy.
+    """
+    own = vars(part)
+    for functions in (own, own[FORWARD_HOOKS[0]], own[FORWARD_HOOKS[1]]):
+        for key, value in functions.items():
+            if isinstance(value, FunctionType):
+                functions[key] = _bound(value, memo)
+
+
+def _bound(value: Any, memo: dict[int, Any]) -> Any:
+    """Return what stands for a thing among the copies; the thing, if nothing does."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
+    if isinstance(value, FunctionType):
+        return _made_anew(value, memo)
+    return value
+
+
+def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """Return a function that refers to copies, in its closure and by global names."""
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    made = FunctionType(
+        function.__code__,
+        _with_copies(function, memo),
+        function.__name__,
+        function.__defaults__,
+        cells,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    vars(made).update(vars(function))
+    memo[id(function)] = made  # it may refer to itself
+    for cell, before in zip(cells, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of one that holds nothing yet
+            cell.cell_contents = _bound(before.cell_contents, memo)
+    return made
+
+
+def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
+    """Return the globals of a function: its own, unless it refers to the module."""
+    everywhere = function.__globals__
+    found = {
+        name: _bound(everywhere[name], memo)
+        for name in everywhere.keys() & {*function.__code__.co_names}
+        if not isinstance(everywhere[name], FunctionType)  # which may be anybody's
+    }
+    if all(it is everywhere[name] for name, it in found.items()):
+        return everywhere
+    return {**everywhere, **found}
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """Return a tensor unchanged."""
+    return tensor
+
+
+def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors that were computed and kept as attributes, by their ids.
+
+    deepcopy refuses them: activations, ``weight_norm``'s weight.
+    """
+    return {
+        id(tensor): tensor
+        for part in module.modules()
+        for value in vars(part).values()
+        for tensor in tensors_in(value)
+        if not tensor.is_leaf
+    }
+
+
+def _copied(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    leaf = _exact_copy(change(tensor.detach()))
+    if not tensor.requires_grad:
+        return leaf
+    leaf.requires_grad_()
+    return leaf if tensor.is_leaf else computed(leaf)
+
+
+def _exact_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy with the same strides: the operation may depend on them.
+
+    ``clone`` keeps them only where the tensor has no gaps and no overlaps.
+    """
+    source = tensor.detach()
+    if (
+        type(tensor) is not Tensor
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
+        return source.clone()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)
+    made = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    if tensor.numel():
+        whole = source.as_strided((span,), (1,), source.storage_offset())
+        made.as_strided((span,), (1,)).copy_(whole)
+    return made
+
+
+def _tensors(module: nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+
+class Before(torch.autograd.Function):
+    """What stands for the computations before the module: it copies a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
+        """Copy."""
+        return _exact_copy(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
+        """Hand on the gradient."""
+        return grads[0]
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """Return a copy of `tensor` that has a node of its own in the graph."""
+    return cast(Any, Before).apply(tensor)
+
+
+def stands_for_another(tensor: Tensor) -> bool:
+    """Tell whether a tensor is such a copy."""
+    return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
+
+
+def none_nested(tree: Tree) -> None:
+    """Refuse a nested tensor."""
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
+        raise NotCopyableError(
+            "hook_report gives each copied tensor an autograd node of its own, which "
+            "torch refuses for a nested one. Pass a padded tensor: "
+            "torch.nested.to_padded_tensor(x, 0.0)."
+        )
+
+
+def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
+    if is_sharded(module) or any(map(is_distributed, inputs.leaves)):
+        raise NotCopyableError(
+            f"hook_report works on a copy, and of {type(module).__name__} or its inputs"
+            " each process holds a part only (FSDP, DTensor). Report on the module "
+            "before it is sharded."
+        )
+
+
+def _must_have_values(module: nn.Module, inputs: Tree) -> None:
+    every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
+    if any(isinstance(it, Tensor) and it.is_meta for it in every):
+        raise NotCopyableError(
+            "hook_report names each gradient by its value, and tensors on the device "
+            'meta have none. Give them values: module.to_empty(device="cpu").'
+        )

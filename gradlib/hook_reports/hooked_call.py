@@ -1,0 +1,127 @@
+"""What is known of a module's call, from runs of copies without a hook."""
+
+from functools import cached_property
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from gradlib.edges import Edge, edge_of
+from gradlib.hook_reports.graph import read
+from gradlib.hook_reports.hooks import ACCUMULATED, SEVERAL, TENSOR
+from gradlib.hook_reports.known import KnownGradients, gradients_of_idle
+from gradlib.hook_reports.last_node import last_node
+from gradlib.hook_reports.naming import name_by_value
+from gradlib.hook_reports.tensor_names import Names, each_inner_output
+from gradlib.hook_reports.trial import Trial, differentiable, uses_in
+from gradlib.private import own_parameters
+from gradlib.tree import Tree, tensors_in
+
+
+class HookedCall:
+    """A module with its inputs, and what is known of its call without a hook.
+
+    Attributes:
+        module: The module.
+        inputs: Its ``(args, kwargs)``.
+        args: Its positional arguments.
+        arguments: What these are called.
+        keywords: The names of the keyword arguments that hold tensors.
+        output: What the module returned.
+        last_node: The node of the first output tensor.
+        uses: How often the module uses each value.
+        inner: The names of what modules inside of it have returned.
+        of_several: The names of the tensors that `SEVERAL` is tried on.
+        known: Every gradient that has a name.
+        graph: The autograd graph.
+        warnings: What was warned of.
+    """
+
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Run the module without a hook; what it raises comes through."""
+        self.module = module
+        self.inputs = Tree.of((args, kwargs))
+        self.args = args
+        self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
+        self._names = Names(module, args, kwargs)
+        self.arguments = [self._names.of_argument(i) for i in range(len(args))]
+        plain = self.trial()
+        self._run(plain)
+        self.last_node = last_node(plain, self.output, self._names.ends(plain))
+        self.uses = uses_in(differentiable(self.output).values())
+        self.of_several = [*self.named(SEVERAL, plain, self.output)]
+        given = [self.position("grad_input", i) for i in range(len(self._given))]
+        self.graph = read(self.trial(), self._names, given)
+        self.known = KnownGradients(self.trial(), self._names)
+        self.known.compare(KnownGradients(self.trial(), self._names))
+        both = (*plain.warnings, *self.known.warnings)
+        self.warnings = tuple(dict.fromkeys(both))  # in their order, each once
+
+    def _run(self, plain: Trial) -> None:
+        """Run a trial, and note what the module got and what those inside returned."""
+        self._given: tuple[Any, ...] = ()  # after hooks that may change the arguments
+        self.inner: dict[Edge, str] = {}
+
+        def take_given(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._given = self._given or args  # a module may call itself
+
+        def take_inner(name: str, tensor: Tensor) -> None:
+            self.inner[edge_of(tensor)] = name
+
+        plain.module.register_forward_pre_hook(take_given)
+        each_inner_output(plain.module, take_inner)
+        self.output = plain.run(backward=False)
+        self._plain_args = plain.inputs.build()[0]
+
+    def trial(self) -> Trial:
+        """Return a fresh copy of the module and its inputs."""
+        return Trial(self.module, self.inputs)
+
+    def named(self, kind: str, trial: Trial, output: Tree) -> dict[str, Tensor]:
+        """Return the tensors that a kind of hook is tried on, by their names.
+
+        Args:
+            kind: Of a hook that is set on tensors.
+            trial: The copy that has run.
+            output: What it returned.
+        """
+        outputs = {
+            f"output{output.path(i)}": it for i, it in differentiable(output).items()
+        }
+        if kind == TENSOR or not outputs:
+            return outputs
+        given = {
+            self._names.of_input(trial.inputs, i): it
+            for i, it in differentiable(trial.inputs).items()
+        }
+        own = {
+            name: it
+            for name, it in own_parameters(trial.module).items()
+            if it is not None and it.requires_grad
+        }
+        named = given | own
+        if kind == ACCUMULATED:
+            return {name: it for name, it in named.items() if it.is_leaf}
+        return named
+
+    def position(self, field: str, i: int) -> tuple[str, Any]:
+        """Return the name and value of what a full hook's entry stands for."""
+        if field == "grad_input":
+            value = self._given[i]
+            places = [j for j, it in enumerate(self._plain_args) if it is value]
+            place = i if i in places else next(iter(places), None)
+            name = f"args[{i}]" if place is None else self.arguments[place]
+            return name, value
+        output = self.output.build()
+        if isinstance(output, tuple):
+            return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
+        return "output", output
+
+    def name_of_idle(self, grad: Tensor) -> str | None:
+        """Name a gradient by its value, if it is one of what does not require grad."""
+        return name_by_value(grad, {}, self._idle)
+
+    @cached_property
+    def _idle(self) -> dict[str, Tensor]:
+        return gradients_of_idle(self.trial(), self._names)

@@ -1,0 +1,106 @@
+"""The last node of a call, on which the old hook sits, and what would change it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+from torch.autograd.graph import Node
+
+from gradlib.edges import Edge
+from gradlib.hook_reports.first_tensor import first_node
+from gradlib.hook_reports.graph import name_of
+from gradlib.hook_reports.tensor_names import EndAt
+from gradlib.hook_reports.trial import Trial
+from gradlib.private import own_parameters
+from gradlib.tree import Tree
+
+
+@dataclass(frozen=True)
+class LastNode:
+    """The node of the first output tensor.
+
+    Where the module returns a tensor as it was, that is a node outside of the module.
+    In the copy a stand-in is in its place.
+
+    Attributes:
+        name: What torch calls it, ``""`` where there is none.
+        inputs: One name for each input of its operation: that of what the gradient
+            ends at, or else of the node it flows to.
+        edges: Where the gradient of each input flows, ``None`` where none is needed.
+            In the copy, as `ends` is.
+        ends: The name of what each gradient ends at, ``None`` where the module has
+            computed that itself.
+        is_outside: Whether the module returns a tensor as it was.
+        returned: What that tensor is called.
+    """
+
+    name: str = ""
+    inputs: tuple[str, ...] = ()
+    edges: tuple[Edge | None, ...] = ()
+    ends: tuple[str | None, ...] = ()
+    is_outside: bool = False
+    returned: str | None = None
+
+
+def last_node(trial: Trial, output: Tree, end_at: EndAt) -> LastNode:
+    """Return the last node of a trial.
+
+    Args:
+        trial: The copy that has run.
+        output: What it returned.
+        end_at: Tells the tensor whose gradient a node takes on.
+    """
+    node = first_node(output)
+    if node is None:
+        return LastNode()
+    before = [it for it, _ in node.next_functions]
+    edges = tuple(None if it is None else (it, i) for it, i in node.next_functions)
+    ends = tuple(_end_name(it, end_at) for it in before)
+    if node not in trial.stands_for:
+        pairs = zip(before, ends, strict=True)
+        inputs = tuple(end or _name(it) for it, end in pairs)
+        return LastNode(node.name(), inputs, edges, ends)
+    maker = trial.stands_for[node]
+    inputs = tuple(_name(it) for it, _ in maker.next_functions)
+    returned = _end_name(node, end_at)
+    return LastNode(maker.name(), inputs, edges, ends, True, returned)
+
+
+def variants(module: nn.Module, inputs: Tree) -> Iterator[tuple[str, Node | None]]:
+    """Try what often changes the last node, and give the node it then is."""
+    bias = Trial(module, inputs)
+    if own_parameters(bias.module).get("bias") is not None:
+        cast(Any, bias.module).bias = None
+        yield from _tried("Without bias", lambda: bias)
+    yield from _tried(
+        "With one more leading dimension",
+        lambda: Trial(module, inputs, lambda it: it.unsqueeze(0)),
+    )
+    mode = "eval" if module.training else "training"
+    yield from _tried(f"In {mode} mode", lambda: _switched(module, inputs))
+
+
+def _switched(module: nn.Module, inputs: Tree) -> Trial:
+    trial = Trial(module, inputs)
+    trial.module.train(not module.training)
+    return trial
+
+
+def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:
+    try:
+        trial = made()
+        output = trial.run(backward=False)
+    except Exception:
+        return  # the module does not take that
+    node = first_node(output)
+    yield words, node and trial.stands_for.get(node, node)
+
+
+def _end_name(node: Node | None, end_at: EndAt) -> str | None:
+    end = node and end_at(node)
+    return end and end.name
+
+
+def _name(node: Node | None) -> str:
+    return name_of(node) if node else "-"
