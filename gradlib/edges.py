@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gradlib.errors import NotDifferentiableArgumentError
-from gradlib.private import leaf_of, no_function_modes
+from gradlib.private.modes import no_function_modes
+from gradlib.private.nodes import leaf_of
 
 Differentiable: TypeAlias = Tensor | GradientEdge
 """What autograd differentiates, and differentiates for."""

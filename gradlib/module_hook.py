@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from gradlib.private import HOOKS, KIND_OF_BACKWARD_HOOKS, hook_dicts
+from gradlib.private.hooks import HOOKS, KIND_OF_BACKWARD_HOOKS, hook_dicts
 
 
 class ModuleHook(partial[None]):

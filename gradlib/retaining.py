@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlib.private import no_function_modes
+from gradlib.private.modes import no_function_modes
 
 
 def retaining() -> list[Tensor]:

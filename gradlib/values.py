@@ -6,15 +6,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from gradlib.private import (
-    copy_of_quantized,
-    data_address,
+from gradlib.private.modes import (
     dispatch_modes,
     enable_grad,
     grad_is_enabled,
-    lazy_clone,
     saved_are_known_by_address,
 )
+from gradlib.private.tensors import copy_of_quantized, data_address, lazy_clone
 
 Keep: TypeAlias = Callable[[Tensor], Any]
 """A function that gives what to keep of a tensor."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradlib.private import backward_pass_id, next_sequence_number
+from gradlib.private.nodes import next_sequence_number
+from gradlib.private.passes import backward_pass_id
 
 POOL = ThreadPoolExecutor(1)
 """One thread for all, as a device has: what it counts it would have to count again."""
@@ -36,7 +37,7 @@ def passes_elsewhere(behind: int = 0, ahead: int = 0) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd.graph, "_engine_run_backward", run)
         patch.setattr(torch.autograd, "_engine_run_backward", run)
-        patch.setattr("gradlib.private._BEGINS_PASSES", run.__code__)
+        patch.setattr("gradlib.private.passes._BEGINS_PASSES", run.__code__)
         patch.setattr("gradlib.recorder.graph.is_passed_elsewhere", lambda _: True)
         patch.setattr("gradlib.recorder.graph.has_accelerator", lambda: True)
         yield

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from gradlib.private import referent
+from gradlib.private.tensors import referent
 
 
 def test_a_tensor_found_by_a_weak_reference_outlives_its_graph() -> None:

@@ -23,7 +23,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib import private, storage
+from gradlib import storage
+from gradlib.private.tensors import is_copy_on_write, lazy_clone
 from gradlib.recording import saving
 from gradlib.recording.call import CALL_FIELDS, PASS_FIELDS
 from gradlib.recording.trace import Block, CallTrace
@@ -462,9 +463,9 @@ def test_a_long_recording_has_room(path: Path) -> None:
 
 def test_saving_leaves_the_memory_of_the_recording_alone() -> None:
     x = torch.randn(10)
-    kept = private.lazy_clone(x)
+    kept = lazy_clone(x)
     saved, _ = storage._plain(kept)
-    assert private.is_copy_on_write(kept)
+    assert is_copy_on_write(kept)
     assert_close(saved, x)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gradlib
-from gradlib.private import is_copy_on_write
+from gradlib.private.tensors import is_copy_on_write
 from gradlib.values import Copies, keep, keeper, same_values
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.errors import NotCopyableError
-from gradlib.private import FORWARD_HOOKS
+from gradlib.private.hooks import FORWARD_HOOKS
 from gradlib.recording.attributes import fill_slots, in_slots
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in

@@ -13,7 +13,7 @@ from gradlib.hook_reports.last_node import last_node
 from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.tensor_names import Names, each_inner_output
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
-from gradlib.private import own_parameters
+from gradlib.private.modules import own_parameters
 from gradlib.tree import Tree, tensors_in
 
 

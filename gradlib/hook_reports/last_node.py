@@ -12,7 +12,7 @@ from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.tensor_names import EndAt
 from gradlib.hook_reports.trial import Trial
-from gradlib.private import own_parameters
+from gradlib.private.modules import own_parameters
 from gradlib.tree import Tree
 
 

@@ -21,7 +21,8 @@ from gradlib.hook_reports.words import (
     why_not_tried,
     why_so_many,
 )
-from gradlib.private import any_global_backward_hook, values_are_stand_ins
+from gradlib.private.hooks import any_global_backward_hook
+from gradlib.private.modes import values_are_stand_ins
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
 

@@ -12,13 +12,9 @@ from torch.autograd.graph import Node
 
 from gradlib.hook_reports.copying import stands_for_another
 from gradlib.hook_reports.trial import Trial, differentiable
-from gradlib.private import (
-    is_stand_in,
-    leaf_of,
-    own_buffers,
-    own_parameters,
-    sequence_number,
-)
+from gradlib.private.modules import own_buffers, own_parameters
+from gradlib.private.nodes import leaf_of, sequence_number
+from gradlib.private.tensors import is_stand_in
 from gradlib.recorder.graph import leads_to_newer
 from gradlib.selection import COMPILED
 from gradlib.tree import Tree

@@ -19,7 +19,7 @@ from gradlib.edges import (
     nodes_behind,
 )
 from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
-from gradlib.private import next_sequence_number, sequence_number
+from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.recording.kept import Kept
 from gradlib.recording.state import random_state_kept
 from gradlib.tree import Tree

@@ -16,7 +16,7 @@ from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.lifted import Lifted
 from gradlib.jacobian.own_state import copied, own_state
-from gradlib.private import run_eagerly
+from gradlib.private.compiling import run_eagerly
 from gradlib.tree import Tree
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edges_of
-from gradlib.private import AccumulateGrad
+from gradlib.private.nodes import AccumulateGrad
 
 
 def between(starts: Sequence[Node], ends: Set[Edge]) -> dict[Node, list[Edge]]:

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from gradlib.edges import Edge
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.form import NESTED, Form, form
-from gradlib.private import forms_at, sequence_number
+from gradlib.private.nodes import forms_at, sequence_number
 
 Spot: TypeAlias = tuple[int, int]
 """An edge by the number of its node, and which of its operation's outputs it is."""

@@ -8,7 +8,7 @@ import torch
 
 from gradlib.edges import Edge
 from gradlib.errors import NoSuchWayError
-from gradlib.private import forms_at
+from gradlib.private.nodes import forms_at
 
 
 class Form(NamedTuple):

@@ -21,7 +21,8 @@ from gradlib.jacobian.between import between
 from gradlib.jacobian.drawing import Drawing, drawn
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
-from gradlib.private import hooks_set, is_packed
+from gradlib.private.hooks import hooks_set
+from gradlib.private.nodes import is_packed
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
 

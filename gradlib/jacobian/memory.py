@@ -9,7 +9,7 @@ import torch
 
 from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian.drawing import Drawing, kept_for_each
-from gradlib.private import graph_is_captured
+from gradlib.private.modes import graph_is_captured
 
 SHARE = 0.5
 """Of the free memory, what a Jacobian may take unless it is told."""

@@ -15,14 +15,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import without_ours
-from gradlib.private import (
-    BACKWARD_HOOKS,
+from gradlib.private.compiling import never_compiled
+from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
+from gradlib.private.modes import no_function_modes
+from gradlib.private.modules import (
     BUFFERS,
     CHILDREN,
-    FORWARD_HOOKS,
     PARAMETERS,
-    never_compiled,
-    no_function_modes,
     own_buffers,
     own_parameters,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradlib.edges import Differentiable
 from gradlib.jacobian.retained import drop_filled
-from gradlib.private import for_several
+from gradlib.private.modes import for_several
 
 _MAY_SHARE = torch.__version__ >= "2.9"
 """Whether an FFT on a CPU takes samples that share their memory; torch 2.8's fails."""

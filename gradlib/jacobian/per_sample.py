@@ -30,7 +30,8 @@ from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.own_state import modules_known_to, state_kept
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
-from gradlib.private import graph_is_captured, values_are_stand_ins, without_hooks
+from gradlib.private.hooks import without_hooks
+from gradlib.private.modes import graph_is_captured, values_are_stand_ins
 from gradlib.recording.state import random_state_kept
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradlib.private import never_compiled
+from gradlib.private.compiling import never_compiled
 from gradlib.retaining import retaining
 
 

@@ -14,7 +14,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from gradlib.private import no_dispatch_modes, sequence_number, who_began_pass
+from gradlib.private.modes import no_dispatch_modes
+from gradlib.private.nodes import sequence_number
+from gradlib.private.passes import who_began_pass
 from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
 

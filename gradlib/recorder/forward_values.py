@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import CtcLoss
+from gradlib.private.nodes import CtcLoss
 from gradlib.recorder.graph import End, end_of
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import LAID_OUT, dtype_at, is_of_torch
+from gradlib.private.modules import is_of_torch
+from gradlib.private.nodes import LAID_OUT, dtype_at
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters

@@ -12,17 +12,16 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edges_of
-from gradlib.private import (
+from gradlib.private.modes import any_autocast
+from gradlib.private.nodes import (
     AccumulateGrad,
     CopySlices,
     ToCopy,
-    any_autocast,
-    has_accelerator,
-    is_passed_elsewhere,
     leaf_of,
     next_sequence_number,
     sequence_number,
 )
+from gradlib.private.passes import has_accelerator, is_passed_elsewhere
 
 End: TypeAlias = Edge | int
 """Where a gradient goes: an edge of the graph, or the id of a leaf."""

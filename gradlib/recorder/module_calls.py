@@ -20,24 +20,25 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.opaque import keep_opaque
-from gradlib.private import (
-    backward_pass_id,
-    forward_hooks,
-    forward_pre_hooks,
+from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
+from gradlib.private.modes import (
     grad_is_enabled,
     graph_is_captured,
-    is_of_torch,
-    is_replica,
-    next_sequence_number,
-    own_parameters,
-    parameters_at_call,
-    pass_began_here,
-    pass_is_compiled,
-    put_hooks_around,
-    running_frame,
-    sequence_number,
     values_are_fake,
     values_are_stand_ins,
+)
+from gradlib.private.modules import (
+    is_of_torch,
+    is_replica,
+    own_parameters,
+    parameters_at_call,
+)
+from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.passes import (
+    backward_pass_id,
+    pass_began_here,
+    pass_is_compiled,
+    running_frame,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import (

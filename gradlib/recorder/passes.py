@@ -17,16 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.private import (
+from gradlib.private.compiling import never_compiled
+from gradlib.private.hooks import hook_tensor, hooks_set
+from gradlib.private.modes import grad_is_enabled
+from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.passes import (
     backward_pass_id,
     current_node,
-    grad_is_enabled,
     gradients_are_batched,
-    hook_tensor,
-    hooks_set,
-    never_compiled,
-    next_sequence_number,
-    sequence_number,
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass

@@ -30,16 +30,15 @@ from gradlib.module_hook import (
     remove_stopped,
     stop_all,
 )
-from gradlib.private import (
-    forget_compiled,
+from gradlib.private.compiling import forget_compiled
+from gradlib.private.hooks import (
     hook_dicts,
     hook_modules,
     hook_numbers,
-    own_parameters,
     put_hooks_around,
     unhook_modules,
-    what_stands_in,
 )
+from gradlib.private.modules import own_parameters, what_stands_in
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes

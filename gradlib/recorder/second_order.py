@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private import (
+from gradlib.private.nodes import (
     CloneNode,
     CopySlices,
     leaf_of,

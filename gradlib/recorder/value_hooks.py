@@ -6,7 +6,7 @@ from typing import TypeAlias, cast
 
 from torch import Tensor
 
-from gradlib.private import backward_pass_id
+from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import End, inner_edges, overwriting

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlib.private import negative_view
+from gradlib.private.tensors import negative_view
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.private import referent
+from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
     CONTAINERS,
     DEPTH,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gradlib.errors import RecordingArgumentError, in_brief
-from gradlib.private import default_tolerances, no_function_modes
+from gradlib.private.modes import no_function_modes
+from gradlib.private.tensors import default_tolerances
 from gradlib.stats import TensorStats, tensor_stats, wide
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from gradlib.private import data_address, is_copy_on_write
+from gradlib.private.tensors import data_address, is_copy_on_write
 from gradlib.values import keep, place_of, same_values
 
 

@@ -13,13 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gradlib.private import (
-    BUFFERS,
-    PARAMETERS,
-    forward_pre_hooks,
-    own_buffers,
-    own_parameters,
-)
+from gradlib.private.hooks import forward_pre_hooks
+from gradlib.private.modules import BUFFERS, PARAMETERS, own_buffers, own_parameters
 
 
 def draw_again(

@@ -12,7 +12,8 @@ from typing import Any, Final, cast
 from torch import Tensor, nn
 
 from gradlib.opaque import FIXED, is_fixed
-from gradlib.private import is_of_torch, referent
+from gradlib.private.modules import is_of_torch
+from gradlib.private.tensors import referent
 from gradlib.recording.kept import UNKNOWN, version_of
 from gradlib.values import place_of, same_values
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.private import run_eagerly
+from gradlib.private.compiling import run_eagerly
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters

@@ -17,13 +17,11 @@ from torch.nn.parameter import is_lazy
 from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
-from gradlib.private import (
-    BACKWARD_PRE_HOOKS_OF,
+from gradlib.private.hooks import BACKWARD_PRE_HOOKS_OF, backward_pre_hooks, hook_tensor
+from gradlib.private.modules import (
     BUFFERS,
     CHILDREN,
     PARAMETERS,
-    backward_pre_hooks,
-    hook_tensor,
     is_of_torch,
     own_buffers,
     own_children,

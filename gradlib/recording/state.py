@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
-from gradlib.private import (
+from gradlib.private.hooks import FORWARD_HOOKS, any_global_hook
+from gradlib.private.modes import any_autocast, tensors_may_be_dual
+from gradlib.private.modules import (
     CHILDREN,
-    FORWARD_HOOKS,
-    any_autocast,
-    any_global_hook,
     is_of_torch,
     own_buffers,
     own_children,
     own_parameters,
-    tensors_may_be_dual,
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes, PastAttributes

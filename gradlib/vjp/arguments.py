@@ -9,7 +9,7 @@ import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradlib.private import forms_at
+from gradlib.private.nodes import forms_at
 from gradlib.vjp.written import Site
 
 Shape: TypeAlias = tuple[int, ...]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from gradlib.edges import Differentiable, Edge, edge_of, edges_behind, leaves_at
-from gradlib.private import AccumulateGrad, leaf_of
+from gradlib.private.nodes import AccumulateGrad, leaf_of
 
 
 def unconnected(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import nodes_behind
-from gradlib.private import leaf_of
+from gradlib.private.nodes import leaf_of
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of

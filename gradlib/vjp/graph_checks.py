@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.edges import Edge, edge_of
-from gradlib.private import graphs_are_hidden, leaf_of
+from gradlib.private.modes import graphs_are_hidden
+from gradlib.private.nodes import leaf_of
 from gradlib.vjp.arguments import Argument, Arguments, shape_of
 from gradlib.vjp.connection import (
     Graph,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlib.private import has_values
+from gradlib.private.tensors import has_values
 from gradlib.retaining import retaining
 from gradlib.stats import wide
 from gradlib.values import keep

@@ -8,7 +8,7 @@ from types import FrameType
 from torch import Tensor
 
 from gradlib.edges import nodes_behind
-from gradlib.private import changed_since_saved
+from gradlib.private.nodes import changed_since_saved
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import raised_by_autograd
 from gradlib.vjp.cases import CASES

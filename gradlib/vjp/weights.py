@@ -6,7 +6,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from gradlib.private import has_values
+from gradlib.private.tensors import has_values
 from gradlib.stats import wide
 
 DIGITS = 4  # of a factor

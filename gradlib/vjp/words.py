@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from gradlib.private import has_values
+from gradlib.private.tensors import has_values
 from gradlib.stats import wide
 from gradlib.vjp.patterns import Pattern, patterns_of
 from gradlib.vjp.product import Jacobian, Product

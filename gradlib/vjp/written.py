@@ -10,7 +10,7 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-from gradlib.private import running_frame
+from gradlib.private.passes import running_frame
 
 Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """Where something is in a file: its first and last line, its first and last column."""

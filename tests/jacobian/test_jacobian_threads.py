@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.private import run_eagerly
+from gradlib.private.compiling import run_eagerly
 
 
 def beside(work: Callable[[], object], run: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib.private import HOOKS
+from gradlib.private.hooks import HOOKS
 from gradlib.tree import tensors_in
 
 from ..opcodes import opcodes

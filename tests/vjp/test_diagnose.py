@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import gradlib
-from gradlib.private import negative_view
+from gradlib.private.tensors import negative_view
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.cases import CASES

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.private import (
-    grad_is_enabled,
-    gradients_are_batched,
-    onednn_is_enabled,
-    onednn_linear,
-)
+from gradlib.private.modes import grad_is_enabled
+from gradlib.private.passes import gradients_are_batched
+from gradlib.private.products import onednn_is_enabled, onednn_linear
 
 # torch's own, whatever somebody has put there since.
 _linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear

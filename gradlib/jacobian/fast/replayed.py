@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from gradlib.private import graph_is_captured, how_products_are_computed
+from gradlib.private.modes import graph_is_captured
+from gradlib.private.products import how_products_are_computed
 
 MET = 2
 """How often the same must have been computed before it is captured."""

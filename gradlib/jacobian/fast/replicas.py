@@ -21,7 +21,7 @@ from gradlib.jacobian.graph import of_tensors
 from gradlib.jacobian.look import require_rows
 from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, Plan
-from gradlib.private import graph_is_captured
+from gradlib.private.modes import graph_is_captured
 
 SMALL = 2**17
 """How many entries go through the widest layers at most, all replicas together; with

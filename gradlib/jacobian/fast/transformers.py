@@ -18,10 +18,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gradlib.jacobian.fast.chains.own import are_same, found, run_by
 from gradlib.jacobian.fast.chains.shapes import flattens
-from gradlib.private import (
+from gradlib.private.modes import nobody_looks_on
+from gradlib.private.modules import (
     is_looked_into_plainly,
     is_plain_module,
-    nobody_looks_on,
     own_children,
     own_parameters,
 )

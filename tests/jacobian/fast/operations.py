@@ -19,7 +19,8 @@ from gradlib.jacobian.look import Look
 
 Function = Callable[[Tensor], Tensor]
 
-ON_CPU = torch.ones(()).device.type == "cpu"
+ON = torch.ones(()).device
+ON_CPU = ON.type == "cpu"
 
 
 def graph_of(fn: Function, x: Tensor) -> Graph:
@@ -148,7 +149,11 @@ SLICE: Any = torch.ops.aten.slice.Tensor
 
 # Of what a sample is, ``(4, 4)``, everywhere below, with 4 samples: equal sizes must
 # not be taken for equal axes.
-W, V = (torch.randn(4, 4, dtype=torch.float64) for _ in range(2))
+_SEEDED = torch.Generator("cpu").manual_seed(0)  # another W might mask a whole row
+W, V = (
+    torch.randn(4, 4, dtype=torch.float64, generator=_SEEDED, device="cpu").to(ON)
+    for _ in range(2)
+)
 
 ALONE: dict[str, Function] = {
     "add": lambda x: torch.add(x, x.sin(), alpha=3),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
-from gradlib import private
 from gradlib.jacobian.fast import matmul
+from gradlib.private import products
 
 pytestmark = pytest.mark.cpu  # both are libraries of a CPU
 
@@ -33,7 +33,7 @@ def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """What oneDNN was given."""
     made: list[torch.Size] = []
-    real = private.onednn_linear
+    real = products.onednn_linear
 
     def counted(x: Tensor, *rest: Any) -> Tensor:
         made.append(x.shape)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.layers import Layer
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 
 class Bend(NamedTuple):

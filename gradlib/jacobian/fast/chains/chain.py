@@ -34,7 +34,7 @@ from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import flattens, shape_after
 from gradlib.jacobian.fast.replayed import Replays
 from gradlib.jacobian.plan import FORWARD, SPLIT
-from gradlib.private import nobody_looks_on
+from gradlib.private.modes import nobody_looks_on
 
 MANY = 2**10
 """Up to how many entries of an image rows are asked for as those of a matrix, which has

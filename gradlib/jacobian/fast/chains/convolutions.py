@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import aten
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
 """Up to how many input channels the library of convolutions is slow to go back.

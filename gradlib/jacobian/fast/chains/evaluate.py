@@ -15,7 +15,7 @@ from gradlib.jacobian.fast.chains.softened import softened
 from gradlib.jacobian.fast.chains.steps import Seen, part
 from gradlib.jacobian.fast.matmul import library_for, linear_then
 from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
-from gradlib.private import enable_grad, grad_is_enabled
+from gradlib.private.modes import enable_grad, grad_is_enabled
 
 
 def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:

@@ -16,7 +16,7 @@ from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
 from gradlib.jacobian.fast.chains.witnesses import Reading, Witnesses, read_again
 from gradlib.jacobian.fast.replayed import Replays
-from gradlib.private import own_buffers, own_parameters
+from gradlib.private.modules import own_buffers, own_parameters
 
 Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
 """The numbers of modules, and what gives something of each."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 aten = cast(Any, torch.ops.aten)
 

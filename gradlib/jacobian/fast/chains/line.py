@@ -22,7 +22,7 @@ from gradlib.jacobian.fast.chains.stand_ins import (
     called,
     real_of,
 )
-from gradlib.private import is_plain_module, own_children
+from gradlib.private.modules import is_plain_module, own_children
 
 
 def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:

@@ -31,7 +31,7 @@ from gradlib.jacobian.fast.chains.layers import (
 from gradlib.jacobian.fast.chains.norms import FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
-from gradlib.private import own_buffers, own_parameters
+from gradlib.private.modules import own_buffers, own_parameters
 
 Like: TypeAlias = tuple[torch.dtype, torch.device]
 """The dtype and device of all tensors of a chain."""

@@ -35,7 +35,7 @@ from gradlib.jacobian.fast.chains.ways import (
     put_together,
 )
 from gradlib.jacobian.fast.matmul import linear, multiplied
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 
 class Bent(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.layers import aten
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 FEW = 2**20
 """Up to how many entries of all vectors torch's kernels of group norms are faster.

@@ -22,12 +22,8 @@ from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
-from gradlib.private import (
-    is_plain_module,
-    nobody_looks_on,
-    own_children,
-    own_parameters,
-)
+from gradlib.private.modes import nobody_looks_on
+from gradlib.private.modules import is_plain_module, own_children, own_parameters
 
 SMALL = 2**20
 """How much a small net takes at most, as `order.Order.cost` has it: some 100 µs.

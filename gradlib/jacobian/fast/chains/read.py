@@ -8,9 +8,8 @@ from torch import Tensor, nn, strided
 
 from gradlib.jacobian.fast.chains.functions import CONSTANTS, TURNING
 from gradlib.jacobian.fast.chains.rebound import UnknownError
-from gradlib.private import (
-    enable_grad,
-    grad_is_enabled,
+from gradlib.private.modes import enable_grad, grad_is_enabled
+from gradlib.private.modules import (
     is_looked_into_plainly,
     own_buffers,
     own_children,

@@ -17,7 +17,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Taken,
     Woven,
 )
-from gradlib.private import own_parameters
+from gradlib.private.modules import own_parameters
 
 Shape: TypeAlias = tuple[int, ...]
 

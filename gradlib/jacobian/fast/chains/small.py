@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.chains.plain import NetForm, Parameters, PlainNet, is
 from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.plan import Plan
-from gradlib.private import enable_grad, grad_is_enabled
+from gradlib.private.modes import enable_grad, grad_is_enabled
 
 UNSURE = frozenset(("hardswish", "hardtanh", "relu6"))
 """The functions whose slope at NaN is one or the other, in torch, by how many entries

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.layers import aten
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 
 def softened(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear, Woven
 from gradlib.jacobian.fast.chains.mapped import Maps
-from gradlib.private import own_parameters
+from gradlib.private.modules import own_parameters
 
 
 class Place(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.steps import Seen, part, pulled_back
-from gradlib.private import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled
 
 # torch's own, whatever somebody has put there since.
 _cat, _pad = torch.cat, F.pad

@@ -21,7 +21,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
-from gradlib.private import graph_is_captured
+from gradlib.private.modes import graph_is_captured
 
 MOST = 1
 """How many times as many entries as the Jacobian a factor has at most."""

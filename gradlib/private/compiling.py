@@ -1,0 +1,77 @@
+"""What gradlib uses of torch.compile."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_C = cast(Any, torch._C)
+
+
+def never_compiled(function: Function, because: str) -> Function:
+    """Keep torch.compile out of a function: it breaks the graph there, and runs it.
+
+    Args:
+        function: Any function.
+        because: What torch says of it where ``fullgraph=True`` forbids that.
+    """
+    cast(Any, function)._torchdynamo_disable = True
+    cast(Any, function)._torchdynamo_disable_msg = because
+    evaluator, code = _C._dynamo.eval_frame, cast(Any, function).__code__
+    if hasattr(evaluator, "set_code_exec_strategy"):
+        skip = evaluator._FrameAction.SKIP
+        strategy = evaluator._FrameExecStrategy(skip, skip)  # it, and what it calls
+        evaluator.set_code_exec_strategy(code, strategy)
+    else:
+        evaluator.skip_code(code)
+    return function
+
+
+def forget_compiled() -> None:
+    """Have everything compiled anew that torch.compile has compiled until now.
+
+    Compiled code does not look whether a module got hooks, or lost them, since.
+    """
+    dynamo = cast(Any, sys.modules.get("torch._dynamo"))
+    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
+        with warnings.catch_warnings():
+            # Where there is a GPU it imports what warns of itself.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            dynamo.reset()
+
+
+@contextmanager
+def run_eagerly() -> Generator[None]:
+    """Have what torch.compile has compiled run as it was written.
+
+    torch has one stance for all threads, and each would put back what it found: it is
+    the first of ours that changes it, and the last that puts it back.
+    """
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        yield
+        return
+    with _EAGER_LOCK:
+        if not _eager:
+            _eager.append(cast(Any, torch.compiler).set_stance("force_eager"))
+        else:
+            _eager.append(None)
+    try:
+        yield
+    finally:
+        with _EAGER_LOCK:
+            if len(_eager) == 1:
+                _eager[0].__exit__(None, None, None)
+            _eager.pop()
+
+
+_EAGER_LOCK = threading.Lock()
+_eager: list[Any] = []  # the stance, and a place for each thread that is within

@@ -1,0 +1,168 @@
+"""What gradlib uses of hooks."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+# How many hooks torch has set in this process, on whatever, with a handle to remove it.
+hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
+
+
+def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any]:
+    """Set a hook as ``tensor.register_hook`` does, at a third of its price.
+
+    Returns:
+        The tensor's hooks in their order. Ours has itself as its key.
+    """
+    place: Any = tensor
+    hooks: dict[Any, Any] | None = place._backward_hooks
+    if hooks is None:
+        hooks = OrderedDict()
+        place._backward_hooks = hooks
+        if place.grad_fn is not None:
+            place.grad_fn._register_hook_dict(place)
+    hooks[hook] = hook
+    return hooks
+
+
+def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
+    """Set a hook before all others of each module, and one after them.
+
+    Both get keyword arguments, and the second runs also where the call raises: as
+    ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a fifth of
+    their price. One that still stands there stays in its place.
+
+    Args:
+        hooks: The two hooks of each module.
+    """
+    for module, (before, after) in hooks.items():
+        every = _HOOKS_AROUND_FORWARD(vars(module))
+        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
+        first, last = id(before), id(after)  # torch's own keys are small numbers
+        is_new = first not in pre_hooks
+        pre_hooks[first] = with_kwargs[first] = before
+        forward_hooks[last] = also_with_kwargs[last] = always_called[last] = after
+        if is_new and len(pre_hooks) > 1:
+            pre_hooks.move_to_end(first, last=False)
+
+
+def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
+    """Take away what `hook_modules` has set."""
+    for module, (before, after) in hooks.items():
+        every = _HOOKS_AROUND_FORWARD(vars(module))
+        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
+        first, last = id(before), id(after)
+        pre_hooks.pop(first, None)
+        with_kwargs.pop(first, None)
+        forward_hooks.pop(last, None)
+        also_with_kwargs.pop(last, None)
+        always_called.pop(last, None)
+
+
+# Where a module keeps its hooks, and what it shall do with them.
+_FORWARD_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_FORWARD_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs"),
+    "_forward_hooks_always_called",
+)
+_HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    *_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS
+)
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Keep the hooks of tensors from changing what gradients are taken of them."""
+    every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
+    before = [(hooks, dict(hooks)) for hooks in every if hooks]
+    for hooks, _ in before:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, items in before:
+            hooks.update(items)
+
+
+FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
+BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
+
+# All of a module's hooks, and what it shall do with them, each by the number of a hook.
+HOOKS = (*_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS, *BACKWARD_HOOKS)
+KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
+
+# The backward pre-hooks that a call of a module sets: those of every module, and its
+# own. torch asks for them under this name (in 2.8, 2.13 and 2.14; 2.15 was not read).
+BACKWARD_PRE_HOOKS_OF = "_get_backward_pre_hooks"
+
+backward_pre_hooks: Callable[[nn.Module], list[Any]] = getattr(
+    nn.Module, BACKWARD_PRE_HOOKS_OF
+)
+
+# A module's hooks that run before its forward, and after it, by their numbers.
+forward_pre_hooks: Callable[[nn.Module], dict[int, Any]]
+forward_hooks: Callable[[nn.Module], dict[int, Any]]
+forward_pre_hooks, forward_hooks = map(attrgetter, FORWARD_HOOKS)
+
+
+def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """Return where several modules keep their hooks."""
+    kinds = attrgetter(*FORWARD_HOOKS, *BACKWARD_HOOKS)
+    return [*itertools.chain.from_iterable(map(kinds, modules))]
+
+
+def hook_numbers(hooks: Sequence[dict[int, Any]]) -> list[int]:
+    """Return how many hooks stand in each place, and the numbers of all."""
+    return [*map(len, hooks), *itertools.chain.from_iterable(hooks)]
+
+
+def put_hooks_around(module: nn.Module, before: int, after: int) -> bool:
+    """Put a forward pre-hook before somebody's, and a forward hook after them.
+
+    Args:
+        module: The module.
+        before: The number of the one.
+        after: The number of the other.
+
+    Returns:
+        Whether they were elsewhere.
+    """
+    were_elsewhere = False
+    for kind, key, last in zip(
+        FORWARD_HOOKS, (before, after), (False, True), strict=True
+    ):
+        hooks: OrderedDict[int, Any] = vars(module)[kind]
+        inwards = reversed(hooks) if last else iter(hooks)
+        outside = [*itertools.takewhile(key.__ne__, inwards)]
+        if key in hooks and any(it != id(hooks[it]) for it in outside):  # not ours
+            hooks.move_to_end(key, last=last)
+            were_elsewhere = True
+    return were_elsewhere
+
+
+# The hooks that hold for every module, as torch keeps them for good.
+_GLOBAL_HOOKS: list[dict[int, Any]] = [
+    getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
+
+
+def any_global_hook() -> bool:
+    """Tell whether some hook holds for every module."""
+    return any(_GLOBAL_HOOKS)
+
+
+def any_global_backward_hook() -> bool:
+    """Tell whether some backward hook holds for every module."""
+    return any(_GLOBAL_HOOKS[2:])

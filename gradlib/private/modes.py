@@ -1,0 +1,133 @@
+"""What is in force where something is computed: modes and transforms."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._functorch import vmap as _functorch_vmap
+from torch.autograd import forward_ad
+from torch.autograd.graph import _CloneArgBeforeMutateMode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gradlib.private.hooks import any_global_hook
+from gradlib.private.modules import calls_are_torchs
+
+_C = cast(Any, torch._C)
+
+# Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
+grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
+
+# Switches that: torch.set_grad_enabled, bare.
+enable_grad: Callable[[bool], None] = _C._set_grad_enabled
+
+# What torch.func and torch.jit.trace do now; None while they do nothing.
+_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
+_HIDING = _C._functorch.TransformType.Vmap, _C._functorch.TransformType.Jvp
+_tracing: Callable[[], object] = _C._get_tracing_state
+_dispatch_mode: Callable[[object], object] = _C._get_dispatch_mode
+_FAKE = _C._TorchDispatchModeKey.FAKE
+
+# Whether autocast is enabled for some device.
+any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
+
+# A context in which no torch function mode sees anything.
+no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+
+# A context in which no torch dispatch mode sees anything.
+no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+
+
+def values_are_stand_ins() -> bool:
+    """Tell whether tensors stand for others: under torch.func, or while jit traces."""
+    return _transform() is not None or _tracing() is not None
+
+
+def graphs_are_hidden() -> bool:
+    """Tell whether no tensor requires grad here, as in what ``torch.vmap`` calls."""
+    innermost = _transform()
+    return innermost is not None and innermost.key() in _HIDING
+
+
+def values_are_fake() -> bool:
+    """Tell whether tensors have no values: in a FakeTensorMode, as in torch.export."""
+    return _dispatch_mode(_FAKE) is not None
+
+
+def for_several(
+    function: Callable[[Tensor], Sequence[Tensor]], values: Tensor
+) -> list[Tensor]:
+    """Do what ``torch.func.vmap`` does, at a third of its price.
+
+    Args:
+        function: A function of one value, which draws no random numbers.
+        values: Several, along the first axis.
+
+    Returns:
+        What it gives for each, along a first axis.
+    """
+    _functorch_vmap.lazy_load_decompositions()
+    functorch, count = _C._functorch, len(values)
+    level = functorch._vmap_increment_nesting(count, "error")
+    try:
+        found = function(functorch._add_batch_dim(values, 0, level))
+        return [functorch._remove_batch_dim(it, level, count, 0) for it in found]
+    finally:
+        functorch._vmap_decrement_nesting()
+
+
+def graph_is_captured() -> bool:
+    """Tell whether what this thread calls on a GPU is only noted, for a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+_forward_ad = cast(Any, forward_ad)
+
+
+def tensors_may_be_dual() -> bool:
+    """Tell whether tensors may carry tangents: those of forward-mode AD."""
+    return _forward_ad._current_level >= 0
+
+
+def nobody_looks_on() -> bool:
+    """Tell whether no mode, transform or hook that holds everywhere is in force."""
+    return not (
+        any_autocast()
+        or torch.is_inference_mode_enabled()
+        or (_C._len_torch_function_stack() and _some_mode_is_unknown())
+        or dispatch_modes()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or tensors_may_be_dual()
+        or _C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or any_global_hook()
+        or not calls_are_torchs()
+    )
+
+
+# How many modes of torch see every operation.
+dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+def saved_are_known_by_address() -> bool:
+    """Tell whether autograd looks for what it has saved by where its memory begins.
+
+    It does in ``torch.autograd.graph.allow_mutation_on_saved_tensors``.
+    """
+    modes = map(_C._get_dispatch_stack_at, range(dispatch_modes()))
+    return any(isinstance(it, _CloneArgBeforeMutateMode) for it in modes)
+
+
+def _some_mode_is_unknown() -> bool:
+    """Tell whether a function mode is in force that may change what is computed.
+
+    A default device only adds ``device=`` to what makes tensors without saying where.
+    """
+    modes: list[object] = _get_current_function_mode_stack()
+    return any(type(mode) is not DeviceContext for mode in modes)

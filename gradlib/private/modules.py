@@ -1,0 +1,96 @@
+"""What gradlib uses of modules."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import itertools
+from collections.abc import Callable, Iterable
+from functools import cache
+from operator import attrgetter, methodcaller
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from gradlib.private.hooks import BACKWARD_PRE_HOOKS
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Tell whether a module is a copy that `nn.DataParallel` runs on one GPU."""
+    return vars(module).get("_is_replica", False)
+
+
+# What a module has under these names it uses when it is called.
+PARAMETERS, BUFFERS, CHILDREN = "_parameters", "_buffers", "_modules"
+
+# What stands in a module itself, by name. ``named_parameters(recurse=False)`` says the
+# same, but is slow enough to show in a hook that runs at every call.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]]
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]]
+own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
+own_parameters, own_buffers, own_children = map(
+    attrgetter, (PARAMETERS, BUFFERS, CHILDREN)
+)
+
+
+def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return the names and modules that stand in each of several.
+
+    There is no loop in Python: it is asked at each forward, and rarely says anything.
+    """
+    children = [*map(own_children, modules)]
+    inside = [*filter(None, children)]
+    names = itertools.chain.from_iterable(map(methodcaller("keys"), inside))
+    standing = itertools.chain.from_iterable(map(methodcaller("values"), inside))
+    return [*map(len, children), *names, *standing]
+
+
+def parameters_at_call(module: nn.Module) -> dict[str, Any]:
+    """Return what stands for a module's own parameters while it is called.
+
+    A copy that ``nn.DataParallel`` makes for a device has none, but tensors in place of
+    them.
+    """
+    return own_parameters(module) or vars(module).get("_former_parameters", {})
+
+
+@cache
+def is_of_torch(kind: type[nn.Module]) -> bool:
+    """Tell whether torch itself brings this class of modules."""
+    return kind.__module__.startswith("torch.nn.modules.")
+
+
+def is_plain_module(module: nn.Module) -> bool:
+    """Tell whether calling a module runs its class's ``forward`` and nothing else."""
+    own, kind = vars(module), type(module)
+    return not (
+        kind.__call__ is not _CALL
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own[BACKWARD_PRE_HOOKS]
+        or "forward" in own
+        or "_call_impl" in own
+        or "_conv_forward" in own
+        or "weight" in own
+        or "bias" in own
+        or own.get("_compiled_call_impl")
+    )
+
+
+def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
+    """Tell whether modules of a class find their attributes as torch's do."""
+    return (
+        kind.__getattr__ is _GETATTR
+        and kind.__getattribute__ is object.__getattribute__
+        and cast(Any, kind)._call_impl is _CALL_IMPL
+    )
+
+
+def calls_are_torchs() -> bool:
+    """Tell whether nobody has put a function of theirs in the place of all calls."""
+    return _MODULE._call_impl is _CALL_IMPL
+
+
+# As they were when this was imported.
+_MODULE: Any = nn.Module
+_CALL, _GETATTR, _CALL_IMPL = _MODULE.__call__, _MODULE.__getattr__, _MODULE._call_impl

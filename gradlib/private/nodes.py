@@ -1,0 +1,114 @@
+"""What gradlib uses of the nodes of autograd's graph."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from operator import attrgetter, methodcaller
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+_C = cast(Any, torch._C)
+
+# The node that adds to the .grad of a leaf.
+AccumulateGrad: type[Node] = _C._functions.AccumulateGrad
+
+# The node of an in-place operation on a view: it hands on the gradient of the base.
+CopySlices: type[Node] = _C._functions.CopySlices
+
+# The node of Tensor.clone().
+CloneNode: type[Node] = _C._functions.CloneBackward0
+
+# The node of Tensor.to() and of autocast's casts.
+ToCopy: type[Node] = _C._functions.ToCopyBackward0
+
+# The node of the CTC loss. On a CPU its threads read what the loss was, and there torch
+# refuses to read memory that is shared lazily.
+CtcLoss: type[Node] = _C._functions.CtcLossBackward0
+
+# Nodes of what only lays out a tensor anew: they can be called with a gradient alone.
+LAID_OUT: frozenset[type[Node]] = frozenset(
+    (
+        _C._functions.TBackward0,
+        _C._functions.TransposeBackward0,
+        _C._functions.UnsafeViewBackward0,
+        _C._functions.ViewBackward0,
+    )
+)
+
+# The sequence number that autograd gives to the next node this thread makes.
+next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+
+# The sequence number of a node: later nodes have higher ones.
+sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
+
+
+def is_packed(node: Node) -> bool:
+    """Tell whether what a node has saved is had through somebody's hooks.
+
+    A checkpoint's compute all of it again, whenever one asks outside of a pass. Before
+    torch 2.10 a node does not tell, and is asked: what it says is right all the same.
+    """
+    for name in _raw_names(type(node)):
+        if getattr(getattr(node, name), "unpack_hook", None) is not None:
+            return True
+    return False
+
+
+@cache
+def _raw_names(kind: type[Node]) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def changed_since_saved(node: Node) -> list[Tensor]:
+    """Return what a node has saved and somebody has changed in place since.
+
+    Before torch 2.10 that does not show. What hooks have packed does not count.
+    """
+    found: list[Tensor] = []
+    for name in _raw_names(type(node)):
+        with suppress(RuntimeError):  # it has been freed
+            held: Any = getattr(node, name)
+            for raw in cast(Any, held if isinstance(held, tuple) else (held,)):
+                saved = getattr(raw, "data", None)
+                if not isinstance(saved, Tensor) or raw.unpack_hook is not None:
+                    continue
+                if not _is_as_saved(node, name, raw):
+                    found.append(saved)
+    return found
+
+
+def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
+    unpack: Callable[[], object] | None = getattr(raw, "unpack", None)
+    if unpack is not None:  # torch 2.12 has it, 2.11 has not
+        with suppress(RuntimeError):
+            unpack()
+            return True
+    # That refuses a node's own results too, which the node alone can unpack.
+    for shown in (name.removeprefix("_raw"), name.removeprefix("_raw_")):
+        with suppress(RuntimeError, AttributeError):
+            getattr(node, shown)
+            return True
+    return False
+
+
+def dtype_at(edge: tuple[Any, int]) -> torch.dtype:
+    """Return the dtype of the output of a node that an edge leads to."""
+    node, number = edge
+    return node._input_metadata[number].dtype
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
+    leaf: Any = node
+    return leaf.variable if type(node) is AccumulateGrad else None
+
+
+# The shape, dtype and device of each gradient that comes in at a node, which
+# torch.autograd.grad itself reads there.
+forms_at: Callable[[Node], Sequence[Any]] = attrgetter("_input_metadata")

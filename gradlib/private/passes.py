@@ -1,0 +1,92 @@
+"""What gradlib uses of backward passes that run."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import Node
+
+from gradlib.private.modes import values_are_stand_ins
+from gradlib.private.nodes import forms_at
+
+_C = cast(Any, torch._C)
+
+# The frame of the function that is running, or of one of its callers.
+running_frame: Callable[[int], FrameType] = sys._getframe
+
+# A number that is one backward pass's own in this process; -1 outside of any.
+backward_pass_id: Callable[[], int] = _C._current_graph_task_id
+
+# The node whose gradients a running backward pass has just gathered.
+current_node: Callable[[], Node | None] = _C._current_autograd_node
+
+# Has a function called when the running backward pass ends, unless it raises.
+when_pass_ends: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
+
+
+def pass_is_compiled() -> bool:
+    """Tell whether torch.compile has compiled the running pass.
+
+    Nobody is told then when it ends. torch 2.8 and 2.13 have the name.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return getattr(compiled, "in_compiled_autograd_region", False)
+
+
+def pass_began_here() -> bool:
+    """Tell whether the running pass was begun in this thread, as it is on a CPU.
+
+    A GPU's runs in a thread of the device, and nobody in Python has called what that
+    runs; who has begun the pass waits meanwhile.
+    """
+    return _began_pass() is not None
+
+
+def who_began_pass() -> FrameType | None:
+    """Return who has called ``torch.autograd``, in this thread, for the running pass.
+
+    With ``loss.backward()`` that is the method.
+    """
+    frame = _began_pass()
+    return frame and frame.f_back and frame.f_back.f_back
+
+
+def _began_pass() -> FrameType | None:
+    frame: FrameType | None = running_frame(1)
+    while frame is not None and frame.f_code is not _BEGINS_PASSES:
+        frame = frame.f_back
+    return frame
+
+
+_BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_passed_elsewhere(node: Node) -> bool:
+    """Tell whether passes run through a node in a thread of its device.
+
+    The nodes that they make there have numbers which that thread counts for itself.
+    """
+    return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
+
+
+# Whether this machine has a device with a thread of its own.
+has_accelerator: Callable[[], bool] = cache(torch.accelerator.is_available)
+
+# Whether this thread works under a dispatch key; torch.autograd.grad's for batches.
+_key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_included
+_VMAP = _C._dispatch_key_parse("VmapMode")
+
+
+def gradients_are_batched() -> bool:
+    """Tell whether several backward passes run at once: then values stand in."""
+    # Not the level that is counted meanwhile: a pass through a GPU's tensors runs in a
+    # thread of the device, which is handed the dispatch keys and not the level.
+    return _key_is_included(_VMAP) or values_are_stand_ins()

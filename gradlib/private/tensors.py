@@ -1,0 +1,65 @@
+"""What gradlib uses of tensors."""
+
+# Private names are what this folder is for, and torch's stubs leave some of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.testing
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+_C = cast(Any, torch._C)
+
+# Copy-on-write: the clone shares the storage until somebody writes to either one.
+lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
+
+# A view that shows every entry with its sign changed.
+negative_view: Callable[[Tensor], Tensor] = torch._neg_view
+
+
+def copy_of_quantized(tensor: Tensor) -> Tensor:
+    """Do what ``clone`` does, also for what it does not take: floating zero points."""
+    if tensor.qscheme() != torch.per_channel_affine_float_qparams:
+        return tensor.clone()
+    return cast(Any, torch)._make_per_channel_quantized_tensor(
+        tensor.int_repr(),
+        tensor.q_per_channel_scales(),
+        tensor.q_per_channel_zero_points(),
+        tensor.q_per_channel_axis(),
+    )
+
+
+# Whether a tensor still shares its memory with a lazy clone: nobody has written to it.
+is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
+
+# Where a tensor's data begins, without the copy that asking data_ptr() may cause.
+data_address: Callable[[Tensor], int] = _C._data_address
+
+# The rtol and atol of torch.testing.assert_close, the coarser of all dtypes given.
+default_tolerances: Callable[..., tuple[float, float]] = (
+    torch.testing._comparison.default_tolerances
+)
+
+# Whether a tensor stands for another, in a transform of torch.func.
+is_stand_in: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Tell whether a tensor has values: none has on the device "meta", and no fake."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def referent(reference: weakref.ref[Tensor]) -> Tensor | None:
+    """Return the tensor that a weak reference leads to, if it is there still.
+
+    As torch.utils.weak does: where autograd alone has held the tensor, older releases
+    of torch free it with their graph, though we hold it by now.
+    """
+    tensor: Any = reference()
+    if hasattr(tensor, "_fix_weakref"):
+        tensor._fix_weakref()
+    return tensor
