@@ -1,0 +1,199 @@
+"""Kinds of tensors: subclasses, empty, nested, quantized, without a tensor at all."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlib
+
+from .truth import Net, assert_same_bits, grads_of, run
+
+
+class Tagged(Tensor):
+    """A tensor with a class of its own."""
+
+
+def test_a_subclass_of_tensor() -> None:
+    model = Net()
+    x = torch.randn(2, 3).as_subclass(Tagged).requires_grad_()
+    plain = copy.deepcopy(model)
+    (expected,) = torch.autograd.grad(plain(x).sum(), x)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        output.sum().backward()
+    assert type(output) is Tagged
+    assert_close(x.grad, expected)
+    call = recording["first"]
+    assert_close(call.grad_input, (x.grad,))
+    assert type(call.args[0]) is Tagged
+    assert_close(call.param_grads["weight"], model.first.weight.grad)
+
+
+def test_a_tensor_with_torch_function() -> None:
+    seen: list[str] = []
+
+    class Watching(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    x = torch.randn(2, 3).as_subclass(Watching).requires_grad_()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert_close(recording["0"].grad_input[0].as_subclass(Tensor), x.grad)
+
+
+def test_a_backward_that_gives_nothing() -> None:
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            assert ctx.needs_input_grad == (True,)
+            assert len(grads) == 1
+
+    class Last(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Nothing.apply(x)
+
+    model, x = nn.Sequential(Net(), Last()), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        run(model, x)
+    assert x.grad is None
+    assert recording["1"].grad_input == (None,)
+    assert recording["1"].note == "backward pass 0 gave args[0] no gradient"
+    assert recording["0.first"].note == "no backward pass reached it inside the block"
+
+
+def test_gradients_that_are_nan() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt() * 0
+
+    model = nn.Sequential(nn.Linear(3, 2), Root())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert recording["0"].grad_output[0].isnan().all()
+    assert_same_bits(recording["0"].param_grads["weight"], model[0].weight.grad)
+    assert_same_bits(recording["0"].grad_input, (x.grad,))
+    assert "nan" in str(recording)
+
+
+def test_a_batch_of_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(0, 3, requires_grad=True)
+    for reduce in (None, gradlib.tensor_stats):
+        model.zero_grad()
+        with gradlib.record(model, reduce=reduce) as recording:
+            model(x).sum().backward()
+        call = recording["0"]
+        assert call.grad_input[0].shape == (0, 3)
+        assert call.param_grads["weight"].shape == (4, 3)
+        str(recording)
+        str(call)
+
+
+def test_outputs_without_any_tensor() -> None:
+    class Empty(nn.Module):
+        def forward(self, x: Tensor, what: Any) -> Any:
+            assert x.requires_grad
+            return what
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.empty = Empty()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for what in ((), [], {}, None, "text", 3, ((), [()])):
+                assert self.empty(x, what) == what
+            return 2 * x
+
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model := Model()) as recording:
+        model(x).sum().backward()
+    assert [call.output for call in recording.calls("empty")] == [
+        (), [], {}, None, "text", 3, ((), [()]),
+    ]  # fmt: skip
+    for call in recording.calls("empty"):
+        assert call.note == "it returned no tensor that requires grad"
+        assert call.grad_output is None
+    assert_close(recording[""].grad_input, (x.grad,))
+    str(recording)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors(layout: torch.layout) -> None:
+    model, parts = nn.Linear(4, 3), [torch.ones(2, 4), torch.ones(3, 4)]
+    x = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+    with gradlib.record(model) as recording:
+        output = model(x)
+        torch.nested.to_padded_tensor(output, 0.0).sum().backward()
+    (call,) = recording
+    assert_close(
+        call.param_grads, {"weight": torch.full((3, 4), 5.0)} | grads_of(model)
+    )
+    assert "2 nested" in str(recording) or "j" in str(recording)
+    assert gradlib.tensor_stats(output).zeros == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_quantized_tensors(reduce: Any) -> None:
+    class Quantizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.quantize_per_tensor(x, 0.5, 0, torch.qint8)
+
+    with gradlib.record(model := Quantizes(), reduce=reduce) as recording:
+        model(torch.tensor([1.0, 2.0, 2.0]))
+    kept = recording[""].output
+    found = gradlib.tensor_stats(kept) if reduce is None else kept
+    assert (found.shape, found.norm, found.dtype) == ((3,), 3, torch.qint8)
+    assert recording.to_frame()["output"].tolist() == [3]
+
+
+@pytest.mark.cpu  # no GPU was asked whether it has such tensors
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # they are deprecated
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_quantized_tensors_with_floating_zero_points(reduce: Any) -> None:
+    class Quantizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scales, zeros = torch.full((3,), 0.5), torch.zeros(3)
+            return torch.quantize_per_channel(x, scales, zeros, 1, torch.quint8)
+
+    with gradlib.record(model := Quantizes(), reduce=reduce) as recording:
+        output = model(torch.tensor([[1.0, 2.0, 2.0]]))
+    kept = recording[""].output
+    assert kept is not output
+    found = gradlib.tensor_stats(kept) if reduce is None else kept
+    assert (found.norm, found.dtype) == (3, torch.quint8)
+    if reduce is None:
+        assert torch.equal(kept.int_repr(), output.int_repr())
+        assert (kept.qscheme(), kept.q_per_channel_axis()) == (output.qscheme(), 1)
+
+
+@pytest.mark.cpu  # no GPU was asked whether it has such tensors
+def test_a_dtype_that_torch_does_not_turn_into_numbers() -> None:
+    class Packs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(torch.bits8)
+
+    with gradlib.record(model := Packs()) as recording:
+        model(torch.ones(3, dtype=torch.uint8))
+    assert "bits8" in str(recording[""].output.dtype)
+    assert str(recording).splitlines()[2].split() == [
+        *("(root)", "Packs", "[3]", "-", "-", "-")
+    ]
+    assert "nan" in str(recording[""])
