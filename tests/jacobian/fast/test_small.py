@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import gradlib
 from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.fast import matmul
 from gradlib.jacobian.fast.chains import small
 from gradlib.jacobian.fast.chains.find import find_plain
 from gradlib.jacobian.fast.chains.layers import POINTWISE
@@ -258,8 +259,31 @@ def test_somebody_has_replaced_a_function(
     assert small_net(model, (x,)) is None
 
 
+@pytest.mark.parametrize("is_faster", [False, True], ids=["torch", "oneDNN"])
+@pytest.mark.parametrize("kind", [nn.Tanh, nn.SiLU])
+def test_where_it_matters_who_multiplies(
+    kind: type[nn.Module], is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = matmul.onednn_linear, list[Tensor]()
+
+    def counted(x: Tensor, *others: Any) -> Tensor:
+        calls.append(x)
+        return real(x, *others)
+
+    monkeypatch.setattr(matmul, "onednn_linear", counted)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda *_: is_faster)
+    model, x = net(32, 256, 256, 2, kind=kind).float(), batch(256, 32).float()
+    found = small_net(model, (x,))
+    assert found is not None
+    assert found.follow
+    made = found.jacobian()
+    are_close(made.double(), true(model.double(), x.double()), rtol=1e-4, atol=1e-6)
+    assert bool(calls) is (is_faster and matmul.onednn_is_enabled() and x.is_cpu)
+
+
 def test_large_ones_are_none() -> None:
-    assert small_net(net(64, 256, 256, 10), (batch(256, 64),)) is None
+    assert small_net(net(64, 256, 256, 10), (batch(1024, 64),)) is None
+    assert small_net(net(200, 30, 200), (batch(32, 200),)) is None
     # Here a pass forward is cheaper.
     assert small_net(net(2, 20, 30), (batch(4, 2),)) is None
 
@@ -314,7 +338,7 @@ def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
         nn.Sequential(nn.Flatten(), *net(4, 5, 2)),
     ]
     large = net(64, 256, 256, 10)
-    inputs = [*[x] * 6, batch(7, 4).view(7, 2, 2), batch(256, 64)]
+    inputs = [*[x] * 6, batch(7, 4).view(7, 2, 2), batch(1024, 64)]
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x), true(fn, x))
     made = gradlib.per_sample_jacobian(model, x)

@@ -8,9 +8,10 @@ from torch import Tensor
 from gradlib.jacobian.fast.chains import maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.plain import followers
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
-from gradlib.jacobian.fast.chains.rows import by_rows, followers, goes_by_rows
+from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.chains.softened import softened
 from gradlib.jacobian.fast.chains.steps import Seen, part
 from gradlib.jacobian.fast.matmul import library_for, linear_then
@@ -32,7 +33,9 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     try:
         seen, h = maps.forward(chain.maps, chain.x, chain.outs)
         seen, begun = _begun(chain, seen, h)
-        library = library_for(h, followers(chain)) if goes_by_rows(chain) else None
+        library = None
+        if goes_by_rows(chain):
+            library = library_for(h, followers(chain.bends[1:-1]))
 
         def of(seen: Seen, h: Tensor, into: Tensor | None) -> Tensor:
             if library is None:

@@ -14,6 +14,7 @@ from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
@@ -22,14 +23,14 @@ from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
+from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.fresh import HUGE
 from gradlib.private.modes import nobody_looks_on
 from gradlib.private.modules import is_plain_module, own_children, own_parameters
 
-SMALL = 2**20
-"""How much a small net takes at most, as `order.Order.cost` has it: some 100 µs.
-
-For larger ones it matters how much memory there is, and which library multiplies.
-"""
+LITTLE = 2**20
+"""Up to what cost, as `order.Order.cost` has it, it does not matter who multiplies: it
+takes some 100 µs."""
 
 Parameters: TypeAlias = tuple[Tensor, Tensor | None]
 """The weight and the bias of a linear layer."""
@@ -43,7 +44,10 @@ class NetForm(NamedTuple):
         order: In which order their Jacobians are multiplied.
         widths: How many entries go into each linear layer, and come out of the last.
         own: What of torch they run.
-        is_small: Whether there is nothing to plan but to go forward, and back by rows.
+        is_small: Whether there is nothing to plan but to go forward, and back by rows,
+            with all samples at once.
+        follow: What follows the linear layers, by torch's names, where it matters who
+            multiplies.
     """
 
     between: Sequence[list[Layer]]
@@ -51,6 +55,7 @@ class NetForm(NamedTuple):
     widths: tuple[int, ...]
     own: Found
     is_small: bool
+    follow: frozenset[str]
 
 
 class PlainNet(NamedTuple):
@@ -84,9 +89,30 @@ class PlainNet(NamedTuple):
         )
 
 
-def is_small(order: orders.Order) -> bool:
-    """Tell whether little is multiplied, and by rows."""
-    return order.cost <= SMALL and orders.is_by_rows(order.tree)
+def is_small(
+    order: orders.Order, widths: Sequence[int], samples: int, dtype: torch.dtype
+) -> bool:
+    """Tell whether all samples go through at once, and back by rows.
+
+    Args:
+        order: In which the Jacobians of the layers are multiplied.
+        widths: How many entries go into each linear layer, and come out of the last.
+        samples: How many there are.
+        dtype: Of all tensors.
+    """
+    inside = samples * (order.each + sum(widths[1:-1]))
+    result = samples * widths[0] * widths[-1] * dtype.itemsize
+    return inside <= IN_CACHE and result < HUGE and orders.is_by_rows(order.tree)
+
+
+def followers(between: Sequence[Sequence[Layer]]) -> frozenset[str]:
+    """Return what follows linear layers, by torch's names.
+
+    Args:
+        between: What is elementwise between them, in their order.
+    """
+    firsts = [layers[0].pointwise for layers in between]
+    return frozenset(it.name for it in firsts if it is not None)
 
 
 def plain_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> PlainNet | None:
@@ -162,4 +188,6 @@ def _form(
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
     own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
     bent = [[Layer(None, it)] for it in between]
-    return NetForm(bent, order, tuple(widths), tuple(own), is_small(order))
+    small = is_small(order, widths, size[0], dtype)
+    follow = followers(bent) if order.cost > LITTLE else frozenset[str]()
+    return NetForm(bent, order, tuple(widths), tuple(own), small, follow)

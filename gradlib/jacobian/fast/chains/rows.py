@@ -26,12 +26,6 @@ def goes_by_rows(chain: Chain) -> bool:
     return is_by_rows(chain.order.tree)
 
 
-def followers(chain: Chain) -> set[str]:
-    """Return what follows the linear layers of such a chain, by torch's names."""
-    firsts = [layers[0].pointwise for layers in chain.bends[1:-1]]
-    return {it.name for it in firsts if it is not None}
-
-
 def by_rows(
     between: Sequence[list[Layer]],
     x: Tensor,

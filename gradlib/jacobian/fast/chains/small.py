@@ -1,4 +1,4 @@
-"""Small nets of linear layers with an activation between each two."""
+"""Linear layers with an activation between each two, of samples that go at once."""
 
 from collections.abc import Sequence
 from itertools import chain as joined
@@ -9,9 +9,18 @@ from torch import Tensor
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
-from gradlib.jacobian.fast.chains.plain import NetForm, Parameters, PlainNet, is_small
+from gradlib.jacobian.fast.chains.plain import (
+    LITTLE,
+    NetForm,
+    Parameters,
+    PlainNet,
+    followers,
+    is_small,
+)
 from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
+from gradlib.jacobian.fast.matmul import TORCH, library_for
+from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.plan import Plan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
@@ -27,11 +36,13 @@ class SmallNet(NamedTuple):
         between: What is elementwise between the linear layers, in their order.
         x: ``(batch, in)``.
         linears: The parameters of these layers.
+        follow: What follows them, by torch's names, where it matters who multiplies.
     """
 
     between: Sequence[list[Layer]]
     x: Tensor
     linears: Sequence[Parameters]
+    follow: frozenset[str]
 
     @property
     def may_hide(self) -> list[Tensor]:
@@ -44,20 +55,25 @@ class SmallNet(NamedTuple):
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
+        between, x, linears, follow = self
+        library = TORCH
+        if follow:
+            keep_what_is_freed()
+            library = library_for(x, follow)
         before = grad_is_enabled()
         try:  # where an interrupt may come at once
             enable_grad(False)
-            return by_rows(*self)
+            return by_rows(between, x, linears, None, library)
         finally:
             enable_grad(before)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to multiply the Jacobians of its layers."""
-        between, x, linears = self
+        between, x, linears, follow = self
         widths = x.shape[1], *[weight.shape[0] for weight, _ in linears]
         order = orders.best(widths, (*[True] * len(between), False), x.shape[0])
-        net = PlainNet(NetForm(between, order, widths, (), True), x, linears)
-        return planned(plan, net.chain)
+        form = NetForm(between, order, widths, (), True, follow)
+        return planned(plan, PlainNet(form, x, linears).chain)
 
 
 def small_net_of(chain: Chain) -> SmallNet | None:
@@ -66,8 +82,11 @@ def small_net_of(chain: Chain) -> SmallNet | None:
     Args:
         chain: What was found in somebody's code.
     """
-    if chain.squeezed or chain.x.dim() > 2 or not is_small(chain.order):
+    x, order, between = chain.x, chain.order, chain.bends[1:-1]
+    if chain.squeezed or x.dim() > 2 or not goes_by_rows(chain):
         return None
-    if not goes_by_rows(chain):
+    widths = x.shape[1], *[weight.shape[0] for weight, _ in chain.linears]
+    if not is_small(order, widths, x.shape[0], x.dtype):
         return None
-    return SmallNet(chain.bends[1:-1], chain.x, chain.linears)
+    follow = followers(between) if order.cost > LITTLE else frozenset[str]()
+    return SmallNet(between, x, chain.linears, follow)
