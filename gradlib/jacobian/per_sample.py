@@ -68,8 +68,8 @@ def per_sample_jacobian(
     back through that one graph. Dropout has one mask for each sample, the same for all
     of its rows.
     A chain of known layers has no graph and is not called: which layers there are is
-    read, also in the code of a function or of a module's own ``forward``. The site's
-    reference of Jacobians lists what a chain may have.
+    read, also in the code of a function or of a module's own ``forward``. The reference
+    of per-sample Jacobians lists what a chain may have, under "What a chain is".
 
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
