@@ -177,7 +177,7 @@ def _why_legacy(call: HookedCall, length: int) -> str:
         for words, node in variants(call.module, call.inputs)
         if node is None or len(node.next_functions) != length
     ]
-    general = "Another last operation would give another length."
+    general = "Another last operation may give another length."
     return " ".join([said, *(changes or [general])])
 
 

@@ -58,6 +58,10 @@ def may_use_tf32(device: torch.device, nodes: Iterable[str]) -> bool:
 ROUNDING = 10
 """How many times as far as rounding was seen to go a gradient may be off."""
 
+MANY = 100
+"""By how many units in the last place of the largest gradient on the way rounding is
+taken to move another, at most; in narrow dtypes by the root of one, which is less."""
+
 TIMES = (1.37, 2.23, 3.71)
 """What a vector is multiplied by, to see how rows are rounded. By whole numbers they
 would all be rounded alike."""
@@ -288,7 +292,7 @@ def _rounding_of_rows(graph: Graph, look: Look) -> tuple[dict[int, Tensor], Tens
     limits: list[Tensor] = []
     for times in TIMES:
         scaled, largest = _seen(graph, [times * it for it in look.vectors])
-        limits.append(eps * largest)
+        limits.append(min(eps, (MANY * eps) ** 2) * largest)
         for point, (grad, it) in enumerate(zip(look.grads, scaled, strict=True)):
             if grad is not None and it is not None:
                 off = _square(it.double() / times - grad)

@@ -1,25 +1,31 @@
 """Split: from the narrowest tensor h outwards, dY/dX = dY/dH · dH/dX.
 
 The part before h goes in reverse and the part after it forward, so both take as many
-passes as h has entries, and one batched product joins them. If the first axis of h is
-not the samples, though it is as long, the product is not what a backward pass gives:
-columns are held against one.
+passes as h has entries, and one batched product joins them. The first axis of h may not
+be the samples, though it is as long: then what goes back from some of them comes to
+rows of others.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.cut import Cut, narrowest
 from gradlib.jacobian.forward import Linearized
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.look import Look, every_pair
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
 
 PRODUCT = 2**23
 """How many bytes of the product are computed on a CPU before they are handed over."""
+
+HALVES = 2
+"""From how many parts of the samples one goes back to see whether h has their rows."""
 
 FILLING = 2**28
 """The same on other devices, which want much at once; no GPU was measured here."""
@@ -69,6 +75,7 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
         NoSuchWayError: There is no such tensor.
     """
     cut = require(graph)
+    _require_rows(graph, cut)
     linear = Linearized(graph.roots, cut.edge)
     before = _rows_before(graph, cut, chunk, create_graph)
     after = _columns_after(graph, cut, linear, chunk, create_graph)
@@ -82,6 +89,24 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
             ours = slice(start, start + length)
             product = after[ours].to(part) @ part[ours]
             yield Piece((0, i), SAMPLES, start, length, product)
+
+
+def _require_rows(graph: Graph, cut: Cut) -> None:
+    """Raise unless the rows of h are the samples.
+
+    Where derivatives are small, the product of another axis may differ from the truth
+    by no more than rounding could make; this is exact.
+    """
+    chance = Chance()
+    for half in islice(every_pair(graph.batch), HALVES):
+        found = Look.at(chance, graph.roots, [cut.edge], half)
+        if found.coupled(1) is not None:
+            raise NoSuchWayError(
+                f"The narrowest tensor that all pass, of shape {list(cut.shape)}, has "
+                "another first axis than the samples, though it is as long, or samples "
+                'influence each other. Use mode="reverse", or pass another number of '
+                "samples."
+            )
 
 
 def _rows_before(

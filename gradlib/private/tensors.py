@@ -39,6 +39,25 @@ is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
 # Where a tensor's data begins, without the copy that asking data_ptr() may cause.
 data_address: Callable[[Tensor], int] = _C._data_address
 
+
+def memory_is_held(tensor: Tensor) -> bool:
+    """Tell whether others hold a CPU tensor's memory too, as an array of NumPy's may.
+
+    Who writes to a tensor that shares its memory lazily moves it, and lets go of the
+    old memory. An array would then show what is freed.
+    """
+    if not tensor.is_cpu or tensor.layout != torch.strided:
+        return False
+    try:
+        memory = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # of a subclass that has none
+        return False
+    return _C._storage_Use_Count(memory._cdata) > ALONE
+
+
+ALONE = 2
+"""How many hold the memory of a tensor that nobody else has: it, and who asks."""
+
 # The rtol and atol of torch.testing.assert_close, the coarser of all dtypes given.
 default_tolerances: Callable[..., tuple[float, float]] = (
     torch.testing._comparison.default_tolerances

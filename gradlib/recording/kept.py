@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from gradlib.private.tensors import data_address, is_copy_on_write
+from gradlib.private.tensors import data_address, is_copy_on_write, memory_is_held
 from gradlib.values import keep, place_of, same_values
 
 
@@ -77,7 +77,8 @@ class Kept:
         # What is not learned may be given another size, which ends in an error inside
         # torch where memory is shared until somebody writes.
         learned = isinstance(tensor, nn.Parameter)
-        self.is_copy = not learned and tensor.numel() <= SMALL
+        small = not learned and tensor.numel() <= SMALL
+        self.is_copy = small or memory_is_held(tensor)
         self.value = tensor.detach().clone() if self.is_copy else keep(tensor)
         try:
             self._address = data_address(tensor)

@@ -1500,7 +1500,7 @@ def test_a_split_at_what_has_another_axis_first(check: bool) -> None:
         torch.testing.assert_close(
             gradlib.per_sample_jacobian(fn, x, check=check), rows
         )
-    with pytest.raises(gradlib.NoSuchWayError, match="no row for each sample"):
+    with pytest.raises(gradlib.NoSuchWayError, match="another first axis"):
         gradlib.per_sample_jacobian(fn, x[:4], mode="split", check=check)
 
 
@@ -1588,3 +1588,32 @@ def test_a_folder_of_ones_own_may_be_called_torch() -> None:
     exec(compile(code, "/somebody/torch/gradlib/jacobian/own.py", "exec"), space)
     with pytest.raises(DetachedPathError, match=r"\.detach\(\) in own\.py:2"):
         gradlib.per_sample_jacobian(space["fn"], points(4, 3))
+
+
+class TimeFirst(nn.Module):
+    """A recurrent net that has the time before the batch, with a narrow middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(60, 4), nn.Linear(4, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x.transpose(0, 1))[0]).transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("scale", [1, 0.1, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("check", [True, False])
+def test_an_axis_as_long_as_the_batch_is_not_taken_for_it(
+    scale: float, dtype: torch.dtype, check: bool
+) -> None:
+    net, x = TimeFirst().to(dtype), torch.randn(6, 6, 60, dtype=dtype)
+    with torch.no_grad():
+        for it in net.parameters():
+            it.mul_(scale)
+    expected = gradlib.per_sample_jacobian(net, x, mode="loop")
+    found = gradlib.per_sample_jacobian(net, x, check=check)
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * largest)
+    with pytest.raises(gradlib.NoSuchWayError, match="another first axis"):
+        gradlib.per_sample_jacobian(net, x, mode="split", check=check)

@@ -193,3 +193,18 @@ def test_the_class_and_attributes_of_a_tensor(kind: type[nn.Module]) -> None:
         model(torch.ones(2)).sum().backward()
     assert recording.verify().disagreements == ()
     assert recording.verify().skipped == ()
+
+
+def test_an_array_of_a_weight_follows_it_and_shows_nothing_that_is_freed() -> None:
+    if torch.get_default_device().type != "cpu":
+        pytest.skip("NumPy shows memory of a CPU")
+    layer = nn.Linear(64, 64)
+    array = layer.weight.detach().numpy()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with gradlib.record(layer) as recording:
+        layer(torch.randn(2, 64)).sum().backward()
+        optimizer.step()
+    # The recording is there still: what it shares is not freed before the look.
+    assert array.ctypes.data == layer.weight.data_ptr()
+    assert torch.equal(torch.from_numpy(array), layer.weight)
+    assert recording.verify().ok
