@@ -426,6 +426,8 @@ class ModuleCalls:
                 if value.base is not None:
                     now.handed_on.append((frame, value))
             outputs[place] = value.grads
+            if value.grads and not frame.in_backward:  # of passes inside, as for forces
+                frame.flow.earlier = {*frame.flow.earlier, *value.grads}
         may_go_back = not (frame.in_backward or is_of_torch(type(frame.module)))
         if may_go_back:  # itself, and through what it has left somewhere too
             left = nodes_left_in(frame.module, (*args, *kwargs.values()))

@@ -55,12 +55,25 @@ class Flow:
     behind_batched: int | None = None
     # Whether its backward returned what it had saved, in one with create_graph=True.
     gave_back = False
+    # torch's numbers of passes that had reached a tensor before the call returned it:
+    # one inside the call, or one before a leaf was returned once more.
+    earlier: Set[int] = frozenset[int]()
 
     def __init__(self) -> None:
         """Begin with nothing asked."""
         self.shares: dict[Key, Grads] = {}
         self.totals: dict[Key, Grads] = {}
         self.outputs: dict[Key, Grads] = {}
+
+    def gathered(self, what: str) -> dict[Key, Grads]:
+        """Return what one of its fields has gathered since the call returned."""
+        found: dict[Key, Grads] = getattr(self, what)
+        if what == "totals" or not self.earlier:
+            return found
+        return {
+            key: {it: grad for it, grad in grads.items() if it not in self.earlier}
+            for key, grads in found.items()
+        }
 
 
 @dataclass(slots=True)
@@ -168,7 +181,7 @@ class CallTrace:
         surely = {
             it
             for flow in self.flows
-            for grads in (*flow.outputs.values(), flow.gone_through)
+            for grads in (*flow.gathered("outputs").values(), flow.gone_through)
             for it in grads
         }
         perhaps = {
@@ -205,7 +218,7 @@ class CallTrace:
         return {
             key
             for flow in self.flows
-            for key, grads in getattr(flow, gathered).items()
+            for key, grads in flow.gathered(gathered).items()
             if any(torch_number in grads for torch_number in asked)
         }
 
@@ -241,7 +254,7 @@ class CallTrace:
         """Return what the computations have gathered: a parameter's total is shared."""
         found: dict[Key, list[Grads]] = {}
         for flow in self.flows:
-            for key, grads in getattr(flow, gathered).items():
+            for key, grads in flow.gathered(gathered).items():
                 several = found.setdefault(key, [])
                 if not any(grads is known for known in several):
                     several.append(grads)

@@ -524,11 +524,41 @@ def test_an_input_that_the_call_makes_require_grad() -> None:
     x = torch.randn(5, 3)
     with gradlib.record(model) as recording:
         energy, forces = model(x)
+        forces.retain_grad()
         (energy.sum() + forces.pow(2).sum()).backward()
-    last = recording[""].passes[-1]
-    assert_close(last.grad_input, (x.grad,))
-    assert_close(last.grad_input_total, (x.grad,))
-    assert "does not require grad" not in recording[""].note
+    (only,) = recording[""].passes  # the one inside did not come through what it returned
+    assert only.backward == 1
+    assert_close(only.grad_output, (torch.ones(5, 1), forces.grad))
+    assert_close(only.grad_input, (x.grad,))
+    assert_close(only.grad_input_total, (x.grad,))
+    assert recording[""].note == ""
+
+
+def test_a_parameter_that_is_returned_in_every_step() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.tensor([2.0, 3.0]))
+
+        def forward(self) -> Tensor:
+            return self.by
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = Scale()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale()
+
+    model = Scaled()
+    with gradlib.record(model) as recording:
+        for step in (1.0, 2.0):
+            model(torch.ones(2)).mul(step).sum().backward()
+    (last,) = recording["scale", 1].passes
+    assert last.backward == 1
+    assert_close(last.grad_output, (torch.full((2,), 2.0),))
+    assert_close(last.param_grads["by"], torch.full((2,), 2.0))
 
 
 def test_a_selective_checkpoint() -> None:
