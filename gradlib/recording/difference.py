@@ -1,7 +1,7 @@
 """How far two values are apart, and how far they may be."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -14,6 +14,7 @@ from torch import Tensor
 from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
+from gradlib.recording.trace import Key
 from gradlib.stats import TensorStats, tensor_stats, wide
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree
@@ -146,6 +147,22 @@ def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
     found = list(found)
     size = max((it.size for _, it in found), default=0.0)
     return [(key, replace(it, size=size)) for key, it in found]
+
+
+def gaps_of_shares(
+    some: Mapping[Key, Any], others: Mapping[Key, Any]
+) -> list[tuple[Key, Gap]]:
+    """Return how far a call's shares are apart, of all that one pass gave.
+
+    The pass may have been asked for one weight only.
+    """
+    found = {
+        key: next(gaps_of_gradients(grad, others.get(key)))[1]
+        for key, grad in some.items()
+    }
+    inputs = [(key, it) for key, it in found.items() if isinstance(key, int)]
+    own = [(key, it) for key, it in found.items() if isinstance(key, str)]
+    return [*inputs, *in_one_scale(own)]
 
 
 def shape_of(tensor: Tensor) -> list[Any]:

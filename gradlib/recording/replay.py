@@ -56,7 +56,8 @@ def replay(
         with scene.set():
             begin()
             output = scene.run(world)
-            grads = trace.gradients("outputs", number)
+            arrived = trace.gradients("outputs", number)
+            grads = {place: change(grad) for place, grad in arrived.items()}
             turn()
             shares = scene.pull(output, grads) if _fit(grads, output) else None
             left_in, overwritten = scene.left_in(output), scene.overwritten()

@@ -18,14 +18,14 @@ from gradlib.recording.difference import (
     Gap,
     Tolerance,
     gaps,
-    gaps_of_gradients,
-    in_one_scale,
+    gaps_of_shares,
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed, note, share_name
 from gradlib.recording.other_ways import other_way
+from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import must_be_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
@@ -114,6 +114,8 @@ NOT_TWICE = (
     "its backward does not repeat: two passes with the same values differ, as where it "
     "draws random numbers"
 )
+NO_SLOPE = "finite differences disagree"
+OWN_DTYPE = "not what it is in float64, where finite differences agree"
 SEED = 9_341_077
 
 BEGAN_INSIDE = "its backward passes began inside of it: its output got no gradient"
@@ -162,9 +164,8 @@ def _check(
     passes = trace.passes()
     if not passes:
         raise CannotReplayError(note(trace))
-    if trace.world is not None:  # autocast may have been on in the backward too
-        least = rtol_of({*trace.world.autocast.values(), *trace.summed_in})
-        tolerance = dataclasses.replace(tolerance, least=least)
+    least = rtol_of(_dtypes_inside(trace))
+    tolerance = dataclasses.replace(tolerance, least=least)
     others = False  # whether it returned something else
     left = dict(_not_whole(trace, passes))
     replayable = [number for number in passes if number not in left]
@@ -185,7 +186,7 @@ def _check(
         if replayed.shares is None or not through[number]:
             continue
         prefix = of_pass(passes.index(number), len(passes))
-        shares = _shares(trace.gradients("shares", number), replayed.shares)
+        shares = gaps_of_shares(trace.gradients("shares", number), replayed.shares)
         apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
         why = ""  # of gradients of another output there is nothing to say
         if apart and not others:
@@ -198,11 +199,42 @@ def _check(
             field = prefix + share_name(trace, key)
             yield _difference(trace, field, it.error, it.reason or why)
         if numerical:
-            for key, error in wrong_shares(trace, number, tolerance.rtol).items():
+            is_compared = not (apart or others)
+            for key, error, why in _wrong(
+                trace, number, replayed if is_compared else None, tolerance
+            ):
                 field = prefix + share_name(trace, key)
-                yield _difference(trace, field, error, "finite differences disagree")
+                yield _difference(trace, field, error, why)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
+
+
+def _dtypes_inside(trace: CallTrace) -> set[torch.dtype]:
+    """Return those of autocast, which may have been on in the backward too."""
+    autocast = trace.world.autocast.values() if trace.world else ()
+    return {*autocast, *trace.summed_in}
+
+
+def _wrong(
+    trace: CallTrace, number: int, replayed: Replayed | None, tolerance: Tolerance
+) -> Iterator[tuple[Key, float, str]]:
+    """Return the gradients that are no VJP of the call, each with its error and why.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        replayed: What came out again as it was recorded; ``None`` if not all did.
+        tolerance: What the dtypes allow.
+    """
+    rtol = tolerance.rtol or 0.0
+    wrong = wrong_shares(trace, number, rtol)
+    for key, error in wrong.items():
+        yield key, error, NO_SLOPE
+    if replayed and not wrong:
+        inside = _dtypes_inside(trace)
+        wrong = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
+        for key, error in wrong.items():
+            yield key, error, OWN_DTYPE
 
 
 def _other_outputs(
@@ -249,7 +281,7 @@ def _differs_again(
     """Tell whether a backward pass gives others where it draws other random numbers."""
     again = replay(trace, number).shares
     return again is None or not all(
-        tolerance.allows(it) for _, it in _shares(shares, again)
+        tolerance.allows(it) for _, it in gaps_of_shares(shares, again)
     )
 
 
@@ -269,16 +301,3 @@ def _outputs(trace: CallTrace, replayed: Replayed) -> Iterable[tuple[str, Gap]]:
     if trace.output is None or "output" not in trace.block.fields:
         return ()
     return gaps(trace.output.build(), replayed.output.build())
-
-
-def _shares(
-    recorded: Mapping[Key, Any], replayed: Mapping[Key, Any]
-) -> Iterable[tuple[Key, Gap]]:
-    """Compare what the pass gave: it may have been asked for one weight only."""
-    found = [
-        (key, next(gaps_of_gradients(grad, replayed.get(key)))[1])
-        for key, grad in recorded.items()
-    ]
-    inputs = [(key, it) for key, it in found if isinstance(key, int)]
-    own = [(key, it) for key, it in found if isinstance(key, str)]
-    return inputs + in_one_scale(own)

@@ -526,7 +526,8 @@ def test_an_input_that_the_call_makes_require_grad() -> None:
         energy, forces = model(x)
         forces.retain_grad()
         (energy.sum() + forces.pow(2).sum()).backward()
-    (only,) = recording[""].passes  # the one inside did not come through what it returned
+    # The one inside did not come through what it returned.
+    (only,) = recording[""].passes
     assert only.backward == 1
     assert_close(only.grad_output, (torch.ones(5, 1), forces.grad))
     assert_close(only.grad_input, (x.grad,))

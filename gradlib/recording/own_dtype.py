@@ -1,0 +1,115 @@
+"""Whether a call's gradients in its own dtype are what they are in float64.
+
+Finite differences need float64, and say nothing of what a backward does in float32
+alone, as a kernel may, nor of what it does with a gradient whose layout a copy has not:
+all entries of an expanded one are one place in memory.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from gradlib.double import Double, wider
+from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
+from gradlib.recording.finite_differences import doubled
+from gradlib.recording.replay import Replayed, inputs_of, replay
+from gradlib.recording.scene import Change
+from gradlib.recording.trace import CallTrace, Key
+
+LIMIT = 0.1
+"""The error that is no rounding, where the dtype is not too coarse for that."""
+
+# How often what rounding in that dtype is known to make may lie between the two: by its
+# tolerance, and by what comes of values that are moved a little.
+ROOM = 4
+REPLAYS, MOVED = 4, 4  # how often they are, and by how many units in the last place
+
+SEED = 5_120_617
+
+
+def wrong_in_own_dtype(
+    trace: CallTrace,
+    number: int,
+    replayed: Replayed,
+    inside: Iterable[torch.dtype],
+    rtol: float = 0.0,
+) -> dict[Key, float]:
+    """Return each input and own parameter whose gradient is another, with the error.
+
+    None is where the call returns something else in float64, as with another mask of a
+    dropout: then there is nothing to compare.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        replayed: The call and its gradients, in its own dtype.
+        inside: The dtypes in which it may compute, as under autocast.
+        rtol: The error to allow, where it is more than `LIMIT`.
+
+    Raises:
+        CannotReplayError: Too little is known of the call, or it raises in float64 or
+            where its inputs are moved a little.
+    """
+    grads = trace.gradients("outputs", number).values()
+    dtypes = {it.dtype for it in (*inputs_of(trace).values(), *grads)}
+    coarse = {it for it in (*dtypes, *inside) if it != wider(it)}
+    if not coarse:
+        return {}
+    with Double():
+        exact = replay(trace, number, doubled)
+    limit = max(LIMIT, ROOM * rtol_of(coarse), rtol)
+    errors = _errors(replayed, exact, least=max(torch.finfo(it).tiny for it in coarse))
+    if max(errors.values(), default=0.0) <= limit:
+        return {}
+    move = _mover(MOVED * max(torch.finfo(it).eps for it in coarse))
+    others = [replay(trace, number, move) for _ in range(REPLAYS)]
+    noise_of_output = max(_output_error(replayed, it) for it in others)
+    if _output_error(replayed, exact) > max(limit, ROOM * noise_of_output):
+        return {}
+    noise = [_errors(replayed, it) for it in others]
+    return {
+        key: error
+        for key, error in errors.items()
+        if error > max(limit, *(ROOM * it.get(key, 0.0) for it in noise))
+    }
+
+
+def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, float]:
+    """Return how far the finite gradients of two replays are apart.
+
+    What is smaller than `least` is left out: the dtype does not hold it well.
+    """
+    if one.shares is None or other.shares is None:
+        return {}
+    found = gaps_of_shares(one.shares, other.shares)
+    return {key: it.error for key, it in found if not it.reason and it.size > least}
+
+
+def _output_error(one: Replayed, other: Replayed) -> float:
+    found = gaps(one.output.build(), other.output.build())
+    return max((it.error for _, it in found), default=0.0)
+
+
+def _mover(by: float) -> Change:
+    """Return what moves recorded values by up to a part of themselves.
+
+    It moves them towards zero, so that what must not be over 1 is not. What shares
+    memory goes on to.
+    """
+    generator = torch.Generator("cpu").manual_seed(SEED)
+
+    def move(kept: Tensor) -> Tensor:
+        is_plain = kept.layout == torch.strided and not kept.is_nested
+        if not (is_plain and kept.dtype.is_floating_point and kept.numel()):
+            return kept
+        strides = kept.stride()
+        sizes = [
+            size if step else 1 for size, step in zip(kept.shape, strides, strict=True)
+        ]
+        drawn = torch.rand(sizes, generator=generator, dtype=torch.float64)
+        part = kept.as_strided(sizes, strides, kept.storage_offset())
+        moved = part * (1 - by * drawn.to(kept.device))
+        return moved.to(kept.dtype).expand(kept.shape)
+
+    return move
