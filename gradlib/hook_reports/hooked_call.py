@@ -28,6 +28,7 @@ class HookedCall:
         keywords: The names of the keyword arguments that hold tensors.
         output: What the module returned.
         last_node: The node of the first output tensor.
+        outputs: Where the gradients of what it returned flow.
         uses: How often the module uses each value.
         inner: The names of what modules inside of it have returned.
         of_several: The names of the tensors that `SEVERAL` is tried on.
@@ -49,7 +50,8 @@ class HookedCall:
         plain = self.trial()
         self._run(plain)
         self.last_node = last_node(plain, self.output, self._names.ends(plain))
-        self.uses = uses_in(differentiable(self.output).values())
+        outputs = differentiable(self.output).values()
+        self.outputs, self.uses = set(map(edge_of, outputs)), uses_in(outputs)
         self.of_several = [*self.named(SEVERAL, plain, self.output)]
         given = [self.position("grad_input", i) for i in range(len(self._given))]
         self.graph = read(self.trial(), self._names, given)

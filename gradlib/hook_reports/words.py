@@ -1,5 +1,6 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -28,6 +29,9 @@ from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.hook_reports.trial import differentiable, requires_grad
 from gradlib.selection import has_own_call
 from gradlib.tree import tensors_in
+
+OF_OUTPUT = re.compile("gradient of output(?! of )")
+"""How the name of a gradient of the module's own output begins."""
 
 _WHY_ON_TENSORS = {
     TENSOR: "No tuple: each output that requires grad has a hook of its own.",
@@ -82,11 +86,16 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
     edge = call.last_node.edges[got.number]
     if edge is None and (name := call.name_of_idle(grad)):
         return f"{name}, which does not require grad"
+    end = call.last_node.ends[got.number]
     if name := _name(call, grad, outputs_first=False):
+        is_inner = edge is not None and not end and edge not in call.outputs
+        if edge is not None and is_inner and OF_OUTPUT.match(name):
+            # It is so by a sum, or by a weight of ones.
+            that = name.replace("gradient", "that", 1)
+            return f"{_inner_from(edge)}, equal to {that}"
         return name
     if edge is None:
         return "gradient for a tensor that does not require grad"
-    end = call.last_node.ends[got.number]
     if end in (OUTSIDE, COMPUTED):
         return f"gradient for {end}"
     if end:
@@ -96,12 +105,16 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
 
 def _what_inner(call: HookedCall, edge: Edge) -> str:
     """Name what one use gives to a tensor that the module itself computes."""
-    said = f"gradient of an inner tensor, from {name_of(edge[0])}"
+    said = _inner_from(edge)
     if call.uses[edge] < 2:
         return said
     if name := call.inner.get(edge):
         return f"a part of the gradient of {name}, which has other uses, too"
     return f"a part of the {said}"
+
+
+def _inner_from(edge: Edge) -> str:
+    return f"gradient of an inner tensor, from {name_of(edge[0])}"
 
 
 def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:

@@ -132,7 +132,7 @@ def claimed(what: str, known: dict[str, Tensor], shape: torch.Size) -> Tensor:
 IN_ORDER = ["gradient of input", "gradient of weight", "gradient of bias"]
 LINEAR = ["gradient of bias", "gradient of input", "gradient of weight, transposed"]
 VIEW = "UnsafeViewBackward0" if torch.__version__ >= "2.15" else "ViewBackward0"
-OUTPUT = ["gradient of output"]
+INNER = "gradient of an inner tensor, from {}, equal to that of output"
 
 # What the legacy hook gets as grad_input, and the node it sits on
 LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
@@ -160,14 +160,14 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         nn.Linear(3, 2),
         (given(4, 5, 3),),
         VIEW,
-        ["gradient of output, reshaped"],
+        [INNER.format("AddmmBackward0") + ", reshaped"],
     ),
     # The copy must have the strides of the input: they decide the last node.
     "Linear on a tensor with gaps": (
         nn.Linear(3, 2),
         (torch.randn(4, 5, 6)[..., ::2].requires_grad_(),),
         "AddBackward0",
-        ["gradient of output", "gradient of bias"],
+        [INNER.format("UnsafeViewBackward0"), "gradient of bias"],
     ),
     "Conv2d": (
         nn.Conv2d(2, 3, 3),
@@ -223,7 +223,7 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         nn.Bilinear(2, 3, 4),
         (given(5, 2), given(5, 3)),
         "AddBackward0",
-        ["gradient of output", "gradient of bias"],
+        [INNER.format("ViewBackward0"), "gradient of bias"],
     ),
     "GRU": (
         nn.GRU(3, 5),
@@ -235,7 +235,7 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         nn.MultiheadAttention(4, 2, batch_first=True),
         (given(2, 3, 4), given(2, 3, 4), given(2, 3, 4)),
         "TransposeBackward0",
-        ["gradient of output[0], permuted by (1, 0, 2)"],
+        [INNER.format("ViewBackward0") + "[0], permuted by (1, 0, 2)"],
     ),
     "Sequential of Linear": (
         nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
@@ -253,6 +253,12 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         "ReluBackward0",
         ["gradient of output of 0"],
     ),
+    "a weight of ones": (
+        Of(lambda a, w: a.tanh() * w),
+        (given(4, 3), torch.ones(3).requires_grad_()),
+        "MulBackward0",
+        [INNER.format("TanhBackward0"), "gradient of args[1]"],
+    ),
     "product": (
         Of(lambda a, b: a * b),
         (given(3), given(3)),
@@ -263,13 +269,16 @@ LEGACY_CASES: dict[str, tuple[nn.Module, tuple[Any, ...], str, list[str]]] = {
         Of(lambda f, g, a: f(a) + g(a), nn.Linear(3, 2), nn.Linear(3, 2)),
         (given(4, 3),),
         "AddBackward0",
-        OUTPUT * 2,
+        [INNER.format("AddmmBackward0")] * 2,
     ),
     "an operation after the layer": (
         Of(lambda f, a: F.relu(f(a)) * 2 + 1, nn.Linear(3, 2)),
         (given(4, 3),),
         "AddBackward0",
-        ["gradient of output", "None: input 1 of AddBackward0 needs no gradient"],
+        [
+            INNER.format("MulBackward0"),
+            "None: input 1 of AddBackward0 needs no gradient",
+        ],
     ),
     "two outputs": (
         Of(lambda a: (a.exp(), a.sin())),
