@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private.modules import is_of_torch
-from gradlib.private.nodes import LAID_OUT, dtype_at
+from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.graph import End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
@@ -41,6 +41,9 @@ class Frame:
     has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
     hooks = 0  # how many others have set, as it began
+    # Whether what it casts is its own: autocast, which keeps casts for later calls, was
+    # off when it returned.
+    owns_casts = False
     # autograd's sequence numbers: its first, and the first after it.
     since = until = sys.maxsize
 
@@ -98,15 +101,24 @@ class Frame:
         of_torch = is_of_torch(type(self.module))
         for end, grads in ends.items():
             every = made_to(end, since, until)
+            own_casts: set[Node] = set()
             for made in every:
                 _, node, entry, cast = made
                 part: Part | None = None
                 if cast is not None:
                     if cast[0] in ends or graph.has_walked(cast[0]):
                         continue
-                    part = partial(_cast_back, cast[1])
-                    if len(every) > 1:
-                        self.call.summed_in |= {dtype_at(cast[0])}
+                    if self.owns_casts:
+                        node, entry = cast[0][0], 0
+                        is_mine = since <= sequence_number(node) < until
+                        if node in own_casts or not is_mine:
+                            continue
+                        own_casts.add(node)
+                    else:
+                        part = partial(_cast_back, cast[1])
+                        self.call.passes_over_casts = True
+                        if len(every) > 1:
+                            self.call.summed_in |= {dtype_at(cast[0])}
                 # Nobody but torch has the tensor, so nobody has hooked it.
                 is_laid_out = of_torch and node.__class__ in LAID_OUT
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):

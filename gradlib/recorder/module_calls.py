@@ -22,6 +22,7 @@ from torch.autograd.graph import Node
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
 from gradlib.private.modes import (
+    any_autocast,
     grad_is_enabled,
     graph_is_captured,
     values_are_fake,
@@ -437,6 +438,9 @@ class ModuleCalls:
         else:
             frame.until = next_sequence_number()
             frame.graph.roots += frame.roots
+            # Of torch's modules none casts anything itself, but those inside of it may.
+            if (may_go_back or call.calls_others) and not frame.graph.autocasts:
+                frame.owns_casts = not any_autocast()
             if may_go_back:
                 self._look_for_others(now, frame)
         if not (asked or closed):

@@ -28,7 +28,7 @@ from gradlib.private.passes import (
     when_pass_ends,
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
-from gradlib.recorder.second_order import Part, Receiver, gives_back, made_by
+from gradlib.recorder.second_order import Part, Receiver, gives_back, made_by, made_to
 from gradlib.recording.trace import Flow, Grads, Sum, whole
 from gradlib.values import Keep, keep
 
@@ -225,6 +225,50 @@ class NodeHook:
                 passes.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)
+
+
+class InnerHook:
+    """The hook of a node by which a call makes one output of another."""
+
+    __slots__ = ("entry", "hook_other", "sums")
+
+    def __init__(
+        self,
+        sums: dict[int, Inner],
+        entry: int,
+        hook_other: Callable[[Node, int, dict[int, Inner]], None],
+    ) -> None:
+        """Say which of the node's gradients is added to which sums.
+
+        Args:
+            sums: By torch's number of the pass.
+            entry: Which of the gradients.
+            hook_other: Hooks another node, for an entry of it.
+        """
+        self.sums = sums
+        self.entry = entry
+        self.hook_other = hook_other
+
+    @kept_from_compile
+    def __call__(
+        self,
+        grads_in: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Add it, and follow what a pass with ``create_graph=True`` makes of it."""
+        grad, running = grads_in[self.entry], backward_pass_id()
+        if grad is not None:
+            known = self.sums.get(running)
+            both = (known[0] + grad, None) if known else (keep(grad), grad)
+            self.sums[running] = both
+        node = current_node() if grad_is_enabled() else None
+        if node is not None:
+            for maker, number in made_to(node, self.entry, grads_in, grads_out):
+                self.hook_other(maker, number, self.sums)
+
+    def is_like(self, other: "InnerHook") -> bool:
+        """Tell whether another does the same."""
+        return other.sums is self.sums and other.entry == self.entry
 
 
 class Passes:
@@ -441,10 +485,18 @@ class Passes:
         """
         sums: dict[int, Inner] = {}
         for node, entry in nodes:
-            hook = partial(_add_entry, sums, entry)
-            self.remember(node.register_hook(hook))
+            self._hook_inner(node, entry, sums)
         self._inner.append(sums)
         return sums
+
+    def _hook_inner(self, node: Any, entry: int, sums: dict[int, Inner]) -> None:
+        """Add up what a node gives, unless that is done already."""
+        hook = InnerHook(sums, entry, self._hook_inner)
+        handle = node.register_hook(hook)
+        known = [*handle.hooks_dict_ref().values()][:-1]
+        self.remember(handle)
+        if any(isinstance(it, InnerHook) and it.is_like(hook) for it in known):
+            handle.remove()
 
     def remove_hooks(self) -> None:
         """Remove every hook, and reduce what is still open."""
@@ -606,16 +658,3 @@ _HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller(
 
 def _nothing(*_: object) -> None:
     pass
-
-
-def _add_entry(
-    sums: dict[int, Inner],
-    entry: int,
-    grads_in: tuple[Tensor | None, ...],
-    _grads_out: tuple[Tensor | None, ...],
-) -> None:
-    grad, running = grads_in[entry], backward_pass_id()
-    if grad is None:
-        return
-    before = sums.get(running)
-    sums[running] = (keep(grad), grad) if before is None else (before[0] + grad, None)

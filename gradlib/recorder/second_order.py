@@ -73,8 +73,7 @@ def made_by(
         known: autograd's sequence number up to which it is known what the node leads
             to; ``None`` where another thread may have counted its own.
     """
-    edges: Sequence[tuple[Node | None, int]] = node.next_functions
-    inputs = {to for to, _ in edges}
+    edges, inputs = _inputs_of(node)
     wanted: dict[End, dict[tuple[int, int], Receiver]] = {}
     views: set[End] = set()
     for it in receivers:
@@ -86,6 +85,62 @@ def made_by(
             end = _end_of(edges[entry], inputs)
         # What goes in at two places is one tensor, and has one share.
         wanted.setdefault(end, {})[id(grads), id(flow)] = it
+    for maker, number, end in _edges_made(
+        node, wanted, views, grads_in, grads_out, known
+    ):
+        for _, grads, part, flow in wanted[end].values():
+            yield maker, (number, grads, part, flow)
+
+
+def made_to(
+    node: Node,
+    entry: int,
+    grads_in: Sequence[Tensor | None],
+    grads_out: Sequence[Tensor | None],
+) -> Iterator[tuple[Node, int]]:
+    """Return what a node's backward has made that leads where one of its edges does.
+
+    Args:
+        node: The node.
+        entry: Which of its edges.
+        grads_in: What its backward has computed.
+        grads_out: From what.
+    """
+    edges, inputs = _inputs_of(node)
+    wanted = {_end_of(edges[entry], inputs)}
+    for maker, number, _ in _edges_made(
+        node, wanted, (), grads_in, grads_out, known=None
+    ):
+        yield maker, number
+
+
+def _inputs_of(
+    node: Node,
+) -> tuple[Sequence[tuple[Node | None, int]], set[Node | None]]:
+    """Return the edges of a node, and where they lead."""
+    edges: Sequence[tuple[Node | None, int]] = node.next_functions
+    return edges, {to for to, _ in edges}
+
+
+def _edges_made(
+    node: Node,
+    wanted: Collection[End],
+    views: Collection[End],
+    grads_in: Sequence[Tensor | None],
+    grads_out: Sequence[Tensor | None],
+    known: int | None,
+) -> Iterator[tuple[Node, int, End]]:
+    """Return the edges that a node's backward has made to where some lead.
+
+    Args:
+        node: The node.
+        wanted: Where.
+        views: Those of `wanted` from which what was made may lead on.
+        grads_in: What the backward has computed.
+        grads_out: From what.
+        known: See `made_by`.
+    """
+    _, inputs = _inputs_of(node)
     given = [it.grad_fn for it in grads_out if it is not None]
     ends = {node, *given, *inputs}
     seen: set[Node | None] = {None, *ends}
@@ -101,8 +156,8 @@ def made_by(
         seen.add(maker)
         for number, edge in enumerate(maker.next_functions):
             end = _end_of(edge, ends)
-            for _, grads, part, flow in wanted.get(end, {}).values():
-                yield maker, (number, grads, part, flow)
+            if end in wanted:
+                yield maker, number, end
             if isinstance(end, tuple) and (end not in wanted or end in views):
                 stack.append(end[0])
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, cast
 
+import torch
 from torch import Tensor
 
 from gradlib.private.passes import backward_pass_id
@@ -158,5 +159,7 @@ def _without(inner: dict[int, Inner], grad: Tensor) -> Tensor | None:
     part, only = inner.get(backward_pass_id(), (None, None))
     if part is None:
         return grad
-    # Where nothing else has come, autograd hands on the very tensor.
-    return None if grad is only else grad.detach() - part
+    # Where nothing else has come, autograd hands on the very tensor, or the same sum.
+    if grad is only or (only is None and torch.equal(grad, part)):
+        return None
+    return grad.detach() - part

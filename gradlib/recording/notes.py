@@ -41,6 +41,10 @@ HOOKS_INSIDE = (
     "the call: what came that way is in its totals, and in its shares only if it came "
     "through a tensor made inside the call"
 )
+HOOKED_CASTS = (
+    "a hook was set inside the call under autocast: if on the cast of a leaf, the "
+    "share is from before the hook, and the total from after it"
+)
 GAVE_BACK = (
     "its backward returned a tensor that it had saved, in a pass with "
     "create_graph=True: what a later pass brings through that is in totals alone"
@@ -66,6 +70,8 @@ def note(call: CallTrace) -> str:
         if missed and number in call.block.unfinished:
             remarks.append(UNFINISHED.format(number))
     remarks += _second_order(call, passes)
+    if passes and call.hooks_inside and call.passes_over_casts:
+        remarks.append(HOOKED_CASTS)
     return "; ".join(remarks)
 
 

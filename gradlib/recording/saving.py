@@ -25,6 +25,7 @@ AS_IT_IS = (
     "parameters",
     "calls_others",
     "hooks_inside",
+    "passes_over_casts",
     "no_pass_because",
 )
 GATHERED = ("shares", "totals", "outputs")

@@ -164,6 +164,8 @@ class CallTrace:
     nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
     hooks_inside = False  # whether somebody set hooks of autograd's while it ran
+    # Whether its shares are from before what casts a leaf: autocast does so for others.
+    passes_over_casts = False
     no_pass_because = ""
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib.recording import notes
 
 
 class Cast(nn.Module):
@@ -133,19 +135,108 @@ def test_a_weight_that_one_call_uses_twice_under_autocast() -> None:
             self.w = nn.Parameter(torch.randn(8, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast(x.device.type, torch.bfloat16):
-                h = torch.nn.functional.linear(x, self.w).relu()
-                return torch.nn.functional.linear(h, self.w).float()
+            h = torch.nn.functional.linear(x, self.w).relu()
+            return torch.nn.functional.linear(h, self.w).float()
 
     torch.manual_seed(0)
+    x = torch.randn(4, 8, requires_grad=True)
+    device = x.device.type
     with gradlib.record(model := Twice()) as recording:
-        model(torch.randn(4, 8, requires_grad=True)).square().sum().backward()
+        with torch.autocast(device, torch.bfloat16):
+            y = model(x)
+        y.square().sum().backward()
     assert recording.verify().ok
     call = recording[""]
     assert call.param_grads is not None
     assert model.w.grad is not None
     assert not torch.equal(call.param_grads["w"], model.w.grad)
     assert_close(call.param_grads["w"], model.w.grad, rtol=0.02, atol=0.5)
+
+
+class Scaled(nn.Module):
+    """Has a hook on the cast of its weight, or on the node of that."""
+
+    def __init__(self, cast: Callable[[Tensor], Tensor], on_node: bool) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.cast, self.on_node = cast, on_node
+
+    def forward(self, x: Tensor) -> Tensor:
+        w: Any = self.cast(self.w)
+        if self.on_node:
+            w.grad_fn.register_hook(lambda grads, _: (grads[0] / 2,))
+        else:
+            w.register_hook(lambda grad: grad.clamp(-1, 1))
+        return (x.to(w.dtype) * w).float()
+
+
+@pytest.mark.parametrize("on_node", [False, True])
+@pytest.mark.parametrize("around", [nn.Identity, nn.Sequential])
+@pytest.mark.parametrize("cast", [Tensor.bfloat16, Tensor.half, Tensor.double])
+def test_a_hook_on_a_cast_of_the_models_own(
+    cast: Callable[[Tensor], Tensor], around: type[nn.Module], on_node: bool
+) -> None:
+    scaled = Scaled(cast, on_node)
+    model = scaled if around is nn.Identity else around(scaled)
+    with gradlib.record(model) as recording:
+        model(torch.full((3, 2), 2.0)).sum().backward()
+    call = recording["0" if scaled is not model else ""]
+    assert call.param_grads is not None
+    assert scaled.w.grad is not None
+    assert torch.equal(call.param_grads["w"], scaled.w.grad)
+    assert recording.verify().ok
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_hook_on_the_cast_of_an_input(around: bool) -> None:
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Any = x.double()
+            y.register_hook(lambda grad: grad / 2)
+            return y * 3
+
+    model = nn.Sequential(Wide()) if around else Wide()
+    x = torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    for call in recording:
+        assert torch.equal(call.grad_input[0], torch.full((2,), 1.5))
+    assert recording.verify().ok
+
+
+def test_what_a_cast_of_the_models_own_sums_up_to() -> None:
+    """As autograd does it, in the narrow dtype."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.w.half()
+            return (x * w + x * w).float()
+
+    x = torch.full((1, 2), 200.0, dtype=torch.float16)
+    with gradlib.record(model := Twice()) as recording:
+        (model(x) * 200).sum().backward()
+    shares = recording[""].param_grads
+    assert shares is not None
+    assert shares["w"].isinf().all()
+    assert recording.verify().ok
+
+
+def test_a_hook_on_a_cast_under_autocast_is_noted(tmp_path: Path) -> None:
+    """There autocast may keep the cast for later calls, and each use counts alone."""
+    model = nn.Sequential(Scaled(Tensor.bfloat16, on_node=False), nn.Linear(2, 1))
+    x = torch.full((3, 2), 2.0)
+    device = x.device.type
+    with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert notes.HOOKED_CASTS in recording["0"].note
+    assert notes.HOOKED_CASTS not in recording["1"].note
+    recording.save(tmp_path / "casts.safetensors")
+    loaded = gradlib.load_recording(tmp_path / "casts.safetensors")
+    assert loaded["0"].note == recording["0"].note
 
 
 def test_a_real_weight_that_is_cast_to_a_complex_one() -> None:

@@ -67,6 +67,19 @@ class Slopes(nn.Module):
         return y.square()
 
 
+class HookedCast(nn.Module):
+    """Sets a hook on the cast of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w: Any = self.w.bfloat16()
+        w.register_hook(lambda grad: grad * 2)
+        return x * w
+
+
 class Product(torch.autograd.Function):
     """A product whose backward returns what it has saved as it is."""
 
@@ -197,6 +210,12 @@ def captured(model: nn.Module, x: Tensor) -> None:
         model(x)
 
 
+def autocast(model: nn.Module, x: Tensor) -> None:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        y = model(x)
+    y.sum().backward()
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.CAPTURED, nn.Linear(2, 1), captured),
@@ -213,6 +232,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.HOOKS_INSIDE, Slopes(), penalty),
+    (notes.HOOKED_CASTS, HookedCast(), autocast),
     (notes.GAVE_BACK, Products(), penalty),
     (notes.NOT_OPENED, Wrapped(), forward_only),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),

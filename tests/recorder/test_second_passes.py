@@ -686,3 +686,44 @@ def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
     assert recording[""].note == (
         "backward pass 0 gave by no gradient; backward pass 1 gave args[0] no gradient"
     )
+
+
+class Gated(nn.Module):
+    """Makes one output of another, and keeps what its backward needs of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.fc(x)
+        return y, (y * x).sin()
+
+
+@pytest.mark.parametrize("uses", [0.0, 2.0])
+def test_what_a_penalty_brings_to_an_output_by_another_is_not_in_its_share(
+    uses: float,
+) -> None:
+    """What the call itself makes of an output is no use of it outside."""
+    model, seen = Gated(), list[Tensor]()
+
+    def penalise(x: Tensor, out: Any) -> None:
+        first, second = out
+        used = uses * first.pow(3).sum() if uses else 0.0
+        (slope,) = torch.autograd.grad(second.sin().sum() + used, x, create_graph=True)
+        slope.square().sum().backward()
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        penalise(x, model(x))
+    alias, second = model(x)
+    if uses:
+        alias = alias.clone()  # what others use of it
+        alias.register_hook(seen.append)
+    penalise(x, (alias, second))
+    for call, number in ((recording[""].passes[0], 0), (recording[""].passes[1], 1)):
+        got = call.grad_output[0]
+        if uses:
+            assert_close(got, seen[number])
+        else:
+            assert got is None
