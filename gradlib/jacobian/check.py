@@ -56,6 +56,9 @@ MANY = 16
 Of thousands a few do, along a random direction.
 """
 
+SMALL = 100
+"""By how many units in the last place of a sample's slopes one of them may be apart."""
+
 CLOSER = 0.1
 """How much shorter the step is that a slope in doubt is asked for with once more.
 
@@ -180,6 +183,10 @@ def require_truth(
             unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
         for root, entries in unclear.items():
             look_again(caller, graph, root, entries)
+            # It says that autograd is right. Is what was computed what autograd gives?
+            entries = entries.expand(-1, graph.rows(root))
+            look = Look.at_entries(graph, root, entries)
+            _require_rows(seen, look, graph, points, blocks)
 
     if seen.look is not None:
         _require_rows(seen, seen.look, graph, points, blocks)
@@ -282,12 +289,13 @@ def _unclear_entries(
         known = _known_slope(found, graph, blocks, root)
         slope, noise = slope.to(known), noise.to(known)
         close = _closeness(found.caller, graph)
-        unclear = _unclear(known, slope, noise, close)
+        eps = torch.finfo(narrowest_dtype(graph)).eps
+        unclear = _unclear(known, slope, noise, close, eps)
         samples = unclear.any(1)
         if 0 < MANY * samples.sum() <= graph.batch:
             rounding = _rounding(found, graph, blocks, root, samples)
             noise = noise.index_put((samples,), rounding, accumulate=True)
-            unclear = _unclear(known, slope, noise, close)
+            unclear = _unclear(known, slope, noise, close, eps)
         if unclear.any():
             every[root] = unclear
     return every
@@ -352,12 +360,22 @@ def _noise(values: Tensor, step: float) -> Tensor:
     return ROUNDING * torch.finfo(values.dtype).eps * _length(values) / step
 
 
-def _unclear(known: Tensor, slope: Tensor, noise: Tensor, close: float) -> Tensor:
+def _unclear(
+    known: Tensor, slope: Tensor, noise: Tensor, close: float, eps: float
+) -> Tensor:
     """Return where two slopes are apart, or rounding hides whether, ``(batch, out)``.
 
-    Samples are judged as a whole: ``(batch, 1)`` is enough to say that there are none.
-    Of one that is apart only the entries are meant that are, by their mean square: so
+    Samples are judged as a whole, and then entries that are small beside others, which
+    may be wrong and not show: ``(batch, 1)`` is enough to say that there are none. Of a
+    sample that is apart only the entries are meant that are, by their mean square: so
     there is one at least.
+
+    Args:
+        known: The slopes by the Jacobian.
+        slope: Those by differences.
+        noise: What rounding may make of the latter, ``(batch,)``.
+        close: By which part they may be apart.
+        eps: That of the Jacobian.
     """
     size = torch.maximum(_length(known), _length(slope))
     off = known - slope
@@ -365,10 +383,13 @@ def _unclear(known: Tensor, slope: Tensor, noise: Tensor, close: float) -> Tenso
     hidden = (noise > HIDING * size) & (size > 0)
     samples = apart.isfinite() & ((apart > close * size + noise) | hidden)
     samples, hidden = samples[:, None], hidden[:, None]
-    if not samples.any():
+    larger = torch.maximum(known.abs(), slope.abs())
+    allowed = close * larger + (noise + SMALL * eps * size)[:, None]
+    small = off.isfinite() & (off.abs() > allowed)
+    if not (samples.any() or small.any()):
         return samples
     own = off.square() > close**2 * (known.square() + slope.square()) / 2
-    return samples & (own | hidden)
+    return (samples & (own | hidden)) | small
 
 
 def _length(rows: Tensor) -> Tensor:

@@ -24,6 +24,9 @@ from gradlib.tree import tensors_in
 ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
 """By which part the same numbers may differ, in float64 and below."""
 
+FEW_SAMPLES = 4
+"""Of so many each pair is looked at."""
+
 
 def require_own_samples(
     caller: Caller, graph: Graph, points: Sequence[Tensor | None]
@@ -31,7 +34,8 @@ def require_own_samples(
     """Raise where the output of a sample depends on an input of another one.
 
     One half of the samples is asked about the other half. That is enough of inputs that
-    the Jacobian is with respect to: the rest shows in its slopes.
+    the Jacobian is with respect to: the rest shows in its slopes. Of few samples all
+    those may be in one half that influence each other, as two views of two things.
 
     Args:
         caller: Calls the function again.
@@ -57,7 +61,11 @@ def require_own_samples(
         place = list(own)[found]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
     asked = {id(point) for point in graph.points}
-    others = [point for point in own.values() if id(point) not in asked]
+    others = [
+        point
+        for point in own.values()
+        if id(point) not in asked or graph.batch <= FEW_SAMPLES
+    ]
     require_no_pair(caller, graph.roots, others)
     if not own and graph.batch > 1:
         _require_same_beside_others(caller)

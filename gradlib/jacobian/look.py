@@ -104,6 +104,22 @@ class Look:
         vectors = [chance.vector(root) for root in graph.roots]
         return cls(every, vectors, _dense(graph.roots, graph.points, vectors))
 
+    @classmethod
+    def at_entries(cls, graph: Graph, root: int, entries: Tensor) -> "Look":
+        """Go back once through a graph, from some entries of an output.
+
+        Args:
+            graph: The graph.
+            root: Which output.
+            entries: Which of its entries, ``(batch, out)``.
+        """
+        vectors = [torch.zeros_like(it) for it in graph.roots]
+        drawn = Chance().vector(graph.roots[root])
+        drawn[~entries.view(drawn.shape).to(drawn.device)] = 0
+        vectors[root] = drawn
+        grads = _dense(graph.roots, graph.points, vectors)
+        return cls(entries.any(1).cpu(), vectors, grads)
+
     def coupled(self, count: int) -> int | None:
         """Return which of the first inputs the other samples have a gradient of."""
         for i, grad in enumerate(self.grads[:count]):

@@ -27,6 +27,10 @@ they would all be rounded alike."""
 SETTLED = 0.2
 """How far they may be apart, as a part of them and of what a cut path would explain."""
 
+THIN = 4
+"""How many entries of a sample move where those of all do not settle: by rounding to
+whole numbers one of hundreds steps over an edge wherever one goes."""
+
 SUMS = 4
 """How many sums of the outputs a look takes: two that agree may do so by chance."""
 
@@ -57,10 +61,7 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
                 require_no_pair(caller, [y], own)
             return
         verdicts.append(verdict)
-    # The last look takes the longest step: where only shorter ones see the output stay
-    # as it is, it may be made of steps itself, by rounding.
-    last = verdicts[-1] in (_Verdict.APART, _Verdict.FLAT)
-    if last or verdicts.count(_Verdict.APART) > 2:
+    if _is_cut(verdicts) or _is_cut_for_few(caller, root, unclear):
         raise _cut_path(caller, graph, root, rows)
     name = output_path(graph.outputs, graph.places[root])
     warn(
@@ -68,6 +69,43 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
         f"({_samples(rows)}): finite differences do not settle there. It is not "
         "finite, too steep, or rounding hides it."
     )
+
+
+def _is_cut(verdicts: Sequence["_Verdict"]) -> bool:
+    """Tell whether looks have seen a path that autograd does not.
+
+    The last look takes the longest step: where only shorter ones see the output stay as
+    it is, it may be made of steps itself, by rounding.
+    """
+    last = verdicts[-1] in (_Verdict.APART, _Verdict.FLAT)
+    return last or verdicts.count(_Verdict.APART) > 2
+
+
+def _is_cut_for_few(caller: Caller, root: int, unclear: Tensor) -> bool:
+    """Tell the same of one sample, of which few entries move."""
+    meant = caller.meant
+    if meant.symmetric is not None or meant.triangular is not None:
+        return False  # entries of those belong together
+    sample = unclear.any(1).nonzero()[0]
+    one = torch.zeros_like(unclear).index_copy_(0, sample, unclear[sample])
+    looks = caller.how.looks
+    verdicts = [_look(caller, root, one, *it, thin=True)[0] for it in looks]
+    # By rounding to hundredths the longer steps do not settle here either.
+    seen = [it for it in verdicts if it in (_Verdict.APART, _Verdict.FLAT)]
+    return _is_cut(verdicts) or len(seen) > 2
+
+
+def _thinned(caller: Caller, moves: Moves) -> Moves:
+    """Return a direction in which only a few entries of each sample move."""
+    thin: Moves = {}
+    for it in caller.arguments.asked:
+        moved = moves[key(it)]
+        rows = moved.reshape(1 if it.shared else len(moved), -1)
+        drawn = caller.chance.vector(rows).abs()
+        few = drawn.topk(min(THIN, rows.shape[1])).indices
+        kept = torch.zeros_like(rows).scatter(1, few, rows.gather(1, few))
+        thin[key(it)] = kept.view_as(moved)
+    return thin
 
 
 class _Largest(TorchFunctionMode):
@@ -120,10 +158,18 @@ class _Verdict(Enum):
 
 
 def _look(
-    caller: Caller, root: int, unclear: Tensor, away: float, step: float
+    caller: Caller,
+    root: int,
+    unclear: Tensor,
+    away: float,
+    step: float,
+    *,
+    thin: bool = False,
 ) -> tuple[_Verdict, Called]:
     """Look once, beside the point, from several sums of the outputs."""
     aside, along = (away, caller.direction()), caller.direction()
+    if thin:
+        along = _thinned(caller, along)
     base = caller.at(aside, graph=True)
     y = tensors_of(base)[root]
     left_out, rows = ~unclear.view(y.shape).to(y.device), unclear.any(1)

@@ -7,8 +7,17 @@ import itertools
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter, methodcaller
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS
@@ -17,6 +26,27 @@ from gradlib.private.hooks import BACKWARD_PRE_HOOKS
 def is_replica(module: nn.Module) -> bool:
     """Tell whether a module is a copy that `nn.DataParallel` runs on one GPU."""
     return vars(module).get("_is_replica", False)
+
+
+_PLAIN = (
+    *(BuiltinFunctionType, MethodDescriptorType),
+    *(WrapperDescriptorType, GetSetDescriptorType),
+)
+_WHERE = str(Path(torch.__file__).parent)
+
+
+def torchs_own(value: Any) -> Any:
+    """Return a function or class, or what nothing is if it is not torch's own.
+
+    Somebody may have put theirs in its place before gradlib was imported.
+    """
+    if isinstance(value, FunctionType):
+        is_own = value.__code__.co_filename.startswith(_WHERE)
+    elif isinstance(value, type):
+        is_own = value.__module__.partition(".")[0] == "torch"
+    else:
+        is_own = isinstance(value, _PLAIN)
+    return value if is_own else object()
 
 
 # What a module has under these names it uses when it is called.
@@ -93,4 +123,6 @@ def calls_are_torchs() -> bool:
 
 # As they were when this was imported.
 _MODULE: Any = nn.Module
-_CALL, _GETATTR, _CALL_IMPL = _MODULE.__call__, _MODULE.__getattr__, _MODULE._call_impl
+_CALL, _GETATTR, _CALL_IMPL = map(
+    torchs_own, (_MODULE.__call__, _MODULE.__getattr__, _MODULE._call_impl)
+)

@@ -23,6 +23,7 @@ from gradlib import (
     NoSuchWayError,
     NotRepeatableError,
 )
+from gradlib.jacobian import coupling, per_sample
 
 from ..one_way import one_way
 
@@ -176,6 +177,56 @@ def test_a_large_output_hides_no_coupling_of_a_small_one() -> None:
 
     with pytest.raises(CoupledSamplesError):
         gradlib.per_sample_jacobian(fn, points(4, 3))
+
+
+def partners(x: Tensor) -> Tensor:
+    """Give each sample the one that is half a batch away: two views of each thing."""
+    a, b = x.chunk(2)
+    return torch.cat([b, a])
+
+
+# Of four samples one half is drawn that has both views of one thing.
+@pytest.mark.parametrize("batch", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_views_that_look_at_each_other(batch: int, dtype: torch.dtype) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() + 0.02 * (partners(x) if batch != 3 else x.roll(1, 0))
+
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(fn, points(batch, 5, dtype=dtype))
+
+
+@pytest.mark.parametrize("few", [0, 4])
+def test_large_entries_hide_no_small_one_that_couples(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coupling, "FEW_SAMPLES", few)
+
+    def fn(x: Tensor) -> Tensor:
+        h = x.tanh()
+        return torch.cat([3e3 * h, (h * partners(h)).sum(1, keepdim=True)], 1)
+
+    with pytest.raises(CoupledSamplesError):
+        gradlib.per_sample_jacobian(fn, points(4, 5, dtype=torch.float32))
+
+
+def test_a_jacobian_that_is_not_autograds_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Differences and autograd agree; what was computed is something else."""
+    real: Any = per_sample.compute
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        blocks = real(*args, **options)
+        for block in blocks.values():
+            block[0, 0] *= -1
+        return blocks
+
+    x = points(3, 4)
+    gradlib.per_sample_jacobian(torch.sin, x)
+    monkeypatch.setattr(per_sample, "compute", wrong)
+    with pytest.raises(NoSuchWayError, match="not what a backward pass gives"):
+        gradlib.per_sample_jacobian(torch.sin, x)
 
 
 @pytest.mark.parametrize("outputs", [2, 3])
@@ -894,6 +945,21 @@ CUT: dict[str, Callable[..., Any]] = {
 def test_a_cut_path_is_seen(name: str, dtype: torch.dtype) -> None:
     with pytest.raises(DetachedPathError):
         gradlib.per_sample_jacobian(CUT[name], points(4, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (16, 64), (64, 256)])
+@pytest.mark.parametrize("levels", [1, 10, 127])
+def test_rounding_of_many_entries_is_seen(shape: tuple[int, int], levels: int) -> None:
+    """One of many steps over an edge wherever a difference is taken."""
+
+    def straight(x: Tensor) -> Tensor:
+        return x + ((levels * x).round() / levels - x).detach()
+
+    x = points(*shape, dtype=torch.float32)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(straight, x)
+    ours = gradlib.per_sample_jacobian(straight, x, check=False)
+    assert torch.equal(ours, torch.eye(shape[1]).expand(shape[0], -1, -1))
 
 
 @pytest.mark.parametrize("name", CUT)

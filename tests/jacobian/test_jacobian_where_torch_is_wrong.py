@@ -54,6 +54,28 @@ def test_distances(check: bool, p: float, mode: str, argnums: Any) -> None:
     assert_close(found, jacobian(mode="loop"))
 
 
+class Distances(nn.Module):
+    """Distances to centres by so many weights that samples are taken apart for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2**17, 1)
+        self.register_buffer("centres", torch.randn(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centres: Any = self.centres
+        h = self.lin(x)[:, None]
+        return torch.cdist(h, centres.expand(len(x), -1, -1))[:, 0]
+
+
+def test_distances_by_many_parameters() -> None:
+    torch.manual_seed(11)
+    model, x = Distances(), torch.randn(3, 2**17)
+    found = gradlib.per_sample_jacobian(model, x, argnums="parameters")
+    truth = gradlib.per_sample_jacobian(model, x, argnums="parameters", mode="loop")
+    assert_close(found, truth)
+
+
 def test_distances_from_a_graph() -> None:
     model, x = Kernel(), torch.randn(5, 2, requires_grad=True)
     found = gradlib.per_sample_jacobian_from_graph(model(x), x)

@@ -29,7 +29,10 @@ from gradlib.private.modules import (
 Step: TypeAlias = Callable[[Tensor], Tensor]
 """What a layer does, ``(batch, tokens, features)`` to the same, or to such rows."""
 
+# As they were when this was imported, as what they run is.
 _LAYER, _ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+_SEQUENTIAL, _FLATTEN, _DROPOUT = nn.Sequential, nn.Flatten, nn.Dropout
+_LINEAR, _NORM, _ATTENTION = nn.Linear, nn.LayerNorm, nn.MultiheadAttention
 
 _TRANSFORMERS = frozenset((_LAYER, _ENCODER))
 
@@ -84,7 +87,7 @@ class Read:
 
 def has_transformer(net: Any) -> bool:
     """Tell whether it is one, or has one among its layers."""
-    if type(net) is not nn.Sequential:
+    if type(net) is not _SEQUENTIAL:
         return type(net) in _TRANSFORMERS
     layers: Any = own_children(net)
     return not _TRANSFORMERS.isdisjoint(map(type, layers.values()))
@@ -120,25 +123,25 @@ def _steps(module: Any, read: Read) -> list[Step]:
     """Return what a module does, which treats each sample alike."""
     kind = cast(type[Any], type(module))
     read.options.append(kind)
-    if kind is nn.Sequential:
+    if kind is _SEQUENTIAL:
         _parameters(module, kind, read)
         layers: Any = own_children(module)
         return [step for it in layers.values() for step in _steps(it, read)]
     if kind in _TRANSFORMERS:
         _require(len(read.size) == 2)
         return [_layer(module, read)] if kind is _LAYER else _encoder(module, read)
-    if kind is nn.Linear:
+    if kind is _LINEAR:
         outs, _ = module.weight.shape
         step = _linear(module, read, read.size[-1], outs)
         read.size = *read.size[:-1], outs
         read.widest = max(read.widest, math.prod(read.size))
         return [step]
-    if kind is nn.LayerNorm:
+    if kind is _NORM:
         return [_norm(module, read)]
-    if kind is nn.Dropout:
+    if kind is _DROPOUT:
         return _no_dropout(module, read)
-    _require(kind in (nn.Flatten, *_ACTIVATIONS) and is_plain_module(module))
-    if kind is nn.Flatten:
+    _require(kind in (_FLATTEN, *_ACTIVATIONS) and is_plain_module(module))
+    if kind is _FLATTEN:
         _require(flattens(module))
         read.size = (math.prod(read.size),)
         return [partial(torch.flatten, start_dim=1)]
@@ -149,7 +152,7 @@ def _steps(module: Any, read: Read) -> list[Step]:
 
 def _no_dropout(module: Any, read: Read) -> list[Step]:
     """Return nothing, as a dropout does that drops nothing."""
-    _parameters(module, nn.Dropout, read)
+    _parameters(module, _DROPOUT, read)
     _require(not (module.training and module.p))
     return []
 
@@ -192,7 +195,7 @@ def _layer(layer: Any, read: Read) -> Step:
 
 
 def _attention(attention: Any, read: Read) -> Step:
-    tensors = _parameters(attention, nn.MultiheadAttention, read)
+    tensors = _parameters(attention, _ATTENTION, read)
     heads, features = attention.num_heads, read.size[-1]
     read.options.append(heads)
     weight, bias = tensors["in_proj_weight"], tensors["in_proj_bias"]
@@ -217,7 +220,7 @@ def _attention(attention: Any, read: Read) -> Step:
 
 
 def _linear(
-    layer: Any, read: Read, ins: int, outs: int, kind: type[nn.Module] = nn.Linear
+    layer: Any, read: Read, ins: int, outs: int, kind: type[nn.Module] = _LINEAR
 ) -> Step:
     tensors = _parameters(layer, kind, read)
     _require(tensors["weight"].shape == (outs, ins))
@@ -231,7 +234,7 @@ def _require_bias(bias: Tensor | None, outs: int) -> None:
 
 
 def _norm(norm: Any, read: Read) -> Step:
-    tensors = _parameters(norm, nn.LayerNorm, read)
+    tensors = _parameters(norm, _NORM, read)
     shape = norm.normalized_shape
     _require(read.size[-len(shape) :] == shape)
     read.options += [shape, norm.eps]

@@ -27,6 +27,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Pointwise,
 )
 from gradlib.jacobian.fast.chains.noted import note_own
+from gradlib.private.modules import torchs_own
 
 Made = Callable[..., Any]
 """Makes a layer, of numbers and names; ``None`` where there is none."""
@@ -208,7 +209,7 @@ SEEN = (
 """What else of a tensor is known."""
 
 _KNOWN = *METHODS, *OPERATORS, *JOINING, *MULTIPLYING, *TURNING, *SEEN
-_WERE = {name: getattr(Tensor, name) for name in _KNOWN}
+_WERE = {name: torchs_own(getattr(Tensor, name)) for name in _KNOWN}
 
 
 def is_own(name: str) -> bool:

@@ -12,11 +12,20 @@ from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import IDLE, OPERATIONS, POINTWISE, SOFTMAXES
 from gradlib.jacobian.fast.chains.noted import Found, note_own
+from gradlib.private.modules import torchs_own
 
 
 def found(name: str, *spaces: Any) -> Found:
-    """Return what a name stands for now, in each of several classes or modules."""
-    return tuple((it, name, getattr(it, name)) for it in spaces if hasattr(it, name))
+    """Return what of torch's own a name stands for, in several classes or modules."""
+    return tuple(
+        (it, name, torchs_own(getattr(it, name) if _is_own(it) else None))
+        for it in spaces
+        if hasattr(it, name)
+    )
+
+
+def _is_own(space: Any) -> bool:
+    return not isinstance(space, type) or torchs_own(space) is space
 
 
 _FUNCTIONS = {

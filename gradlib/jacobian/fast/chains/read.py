@@ -83,8 +83,13 @@ def turned(weight: Tensor, _: None = None) -> Tensor:
 
 
 def _gives(kind: Any) -> tuple[Any, ...]:
-    names = "__iter__", "__len__", "__getitem__", "_get_abs_string_index"
-    return tuple(getattr(kind, name, None) for name in names)
+    return tuple(getattr(kind, name, None) for name in _GIVING)
+
+
+_GIVING = (
+    *("__iter__", "__reversed__", "__len__", "__getitem__"),
+    *("_get_abs_string_index", "_get_item_by_idx"),
+)
 
 
 _LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleList))

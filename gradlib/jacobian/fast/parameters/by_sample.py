@@ -6,7 +6,7 @@ each sample: no pass goes on to what all of them share.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
 from gradlib.jacobian.form import form_at
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
+from gradlib.jacobian.nodes import look
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import Block, empty
 from gradlib.jacobian.plan import BATCHED, Plan
@@ -56,13 +57,12 @@ class BySample:
     bytes: int
     _graph: Graph
     _parts: list[Part]
-    _look: Look
 
     needs_proof = True
 
-    def look(self, _graph: Graph) -> Look:
-        """Return what the Jacobian must agree with."""
-        return self._look
+    def look(self, graph: Graph) -> Look:
+        """Return what the Jacobian must agree with, at every sample."""
+        return Look.at_all(graph)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
@@ -132,7 +132,8 @@ def find(graph: Graph, plan: Plan) -> BySample | None:
     rows = plan.rows_worth
     if rows < WORTH * _rows(graph) or rows * plan.pass_bytes < LEAST:
         return None
-    if not all(map(_is_plain, graph.points)):
+    # What torch gets wrong for several rows at once it gets wrong for all samples' too.
+    if not all(map(_is_plain, graph.points)) or look(graph).wrong_at_once:
         return None
     uses = find_uses(graph)
     if not uses:
@@ -145,10 +146,9 @@ def find(graph: Graph, plan: Plan) -> BySample | None:
 
 
 def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
-    found = _samples(graph, uses)
-    if found is None:
+    samples = _samples(graph, uses)
+    if samples is None:
         return None
-    samples, look = found
     parts: list[Part] = []
     for use in uses:
         at = samples[use.node]
@@ -169,11 +169,11 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
     if chunk * each > room:
         return None
     held = chunk * each + 2 * sum(sizes) + COLUMNS
-    return BySample(chunk, held, graph, parts, look)
+    return BySample(chunk, held, graph, parts)
 
 
-def _samples(graph: Graph, uses: list[Use]) -> tuple[dict[Node, Samples], Look] | None:
-    """Return where the samples are at each operation, and a look at all of it.
+def _samples(graph: Graph, uses: list[Use]) -> dict[Node, Samples] | None:
+    """Return where the samples are at each operation.
 
     A pass whose vectors are zero for some samples tells where those are: there nothing
     comes of it. ``None`` where something does everywhere, as samples are not apart.
@@ -181,9 +181,8 @@ def _samples(graph: Graph, uses: list[Use]) -> tuple[dict[Node, Samples], Look] 
     found = {use.node: places_of_samples(use, graph.batch) for use in uses}
     chance = Chance()
     half = chance.half(graph.batch)
-    places = [*_edges(list(found)), *graph.points]
-    look = Look.at(chance, graph.roots, places, half)
-    for node, grad in zip(found, look.grads, strict=False):
+    seen = Look.at(chance, graph.roots, _edges(list(found)), half)
+    for node, grad in zip(found, seen.grads, strict=True):
         found[node] = [
             it
             for it in found[node]
@@ -191,8 +190,7 @@ def _samples(graph: Graph, uses: list[Use]) -> tuple[dict[Node, Samples], Look] 
         ]
     if not all(found.values()):
         return None
-    at_points = replace(look, grads=look.grads[len(found) :])
-    return {node: places[0] for node, places in found.items()}, at_points
+    return {node: places[0] for node, places in found.items()}
 
 
 def _passes(
