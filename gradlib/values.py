@@ -1,6 +1,7 @@
 """Keeping a tensor's value as it is now, at the price of a copy only if it changes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -10,6 +11,7 @@ from gradlib.private.modes import (
     dispatch_modes,
     enable_grad,
     grad_is_enabled,
+    no_dispatch_modes,
     saved_are_known_by_address,
 )
 from gradlib.private.tensors import copy_of_quantized, data_address, lazy_clone
@@ -49,14 +51,39 @@ def clone(tensor: Tensor) -> Tensor:
         return tensor.clone()
     if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
         return copy_of_quantized(tensor)
-    # A lazy clone would have it moved.
-    if dispatch_modes() and saved_are_known_by_address():
+    if dispatch_modes():
+        if saved_are_known_by_address():  # a lazy clone would have it moved
+            return tensor.clone()
+        with no_dispatch_modes():  # what somebody counts or changes is the model's
+            return _shared(tensor)
+    return _shared(tensor)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a detached copy.
+
+    What stands in memory once is copied once: an expanded mask is large.
+    """
+    with no_dispatch_modes() if dispatch_modes() else nullcontext():
+        return _copy(tensor.detach())
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.layout != torch.strided or tensor.is_nested or 0 not in tensor.stride():
         return tensor.clone()
+    part = tensor
+    for axis, step in enumerate(tensor.stride()):
+        if not step and tensor.size(axis):
+            part = part.narrow(axis, 0, 1)
+    return part.clone().expand(tensor.shape)
+
+
+def _shared(tensor: Tensor) -> Tensor:
     try:
         return lazy_clone(tensor)
     except (RuntimeError, NotImplementedError, TypeError):
         # Memory torch does not own (NumPy's, shared memory), and other layouts.
-        return tensor.clone()
+        return _copy(tensor)
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:

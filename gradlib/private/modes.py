@@ -32,7 +32,7 @@ _transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 _HIDING = _C._functorch.TransformType.Vmap, _C._functorch.TransformType.Jvp
 _tracing: Callable[[], object] = _C._get_tracing_state
 _dispatch_mode: Callable[[object], object] = _C._get_dispatch_mode
-_FAKE = _C._TorchDispatchModeKey.FAKE
+_STANDING_IN = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -56,8 +56,11 @@ def graphs_are_hidden() -> bool:
 
 
 def values_are_fake() -> bool:
-    """Tell whether tensors have no values: in a FakeTensorMode, as in torch.export."""
-    return _dispatch_mode(_FAKE) is not None
+    """Tell whether tensors have no values, or are only traced.
+
+    They are in a FakeTensorMode, as in torch.export, and in make_fx.
+    """
+    return bool(dispatch_modes()) and any(map(_dispatch_mode, _STANDING_IN))
 
 
 def for_several(

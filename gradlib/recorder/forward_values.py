@@ -10,7 +10,7 @@ from gradlib.recorder.graph import End, end_of
 from gradlib.recorder.passes import Tap
 from gradlib.recorder.views import Region, base_of
 from gradlib.recording.kept import UNKNOWN
-from gradlib.values import Keep, place_of, same_values
+from gradlib.values import Keep, copied, place_of, same_values
 
 
 class Value:
@@ -101,7 +101,7 @@ class Values:
         node = tensor.grad_fn
         copy_now = foreign and node is None and not tensor.is_cuda
         copy_now = copy_now or node.__class__ is CtcLoss
-        kept = self._keep(tensor.detach().clone() if copy_now else tensor)
+        kept = self._keep(copied(tensor) if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, version, node, kept)
         return value
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from gradlib.private.tensors import data_address, is_copy_on_write, memory_is_held
-from gradlib.values import keep, place_of, same_values
+from gradlib.values import copied, keep, place_of, same_values
 
 
 class Kept:
@@ -79,7 +79,7 @@ class Kept:
         learned = isinstance(tensor, nn.Parameter)
         small = not learned and tensor.numel() <= SMALL
         self.is_copy = small or memory_is_held(tensor)
-        self.value = tensor.detach().clone() if self.is_copy else keep(tensor)
+        self.value = copied(tensor) if self.is_copy else keep(tensor)
         try:
             self._address = data_address(tensor)
             # Until somebody writes to one of the two, behind torch's back too. Only a

@@ -7,8 +7,8 @@ from gradlib.recording.trace import CallTrace, Key
 # Why no backward pass gave the call anything.
 NOT_ASKED = "no field with gradients was kept"
 STAND_INS = (
-    "its tensors were stand-ins, of torch.func, torch.jit.trace, torch.export or a "
-    "FakeTensorMode"
+    "its tensors were stand-ins, of torch.func, torch.jit.trace, torch.export, make_fx "
+    "or a FakeTensorMode"
 )
 CAPTURED = (
     "a CUDA graph was captured, in which nothing has a value yet: record the model "
