@@ -1,7 +1,7 @@
 """What modules keep in their attributes, of which a call computed again gets copies.
 
-Copied are tensors, and lists, dicts and the like. Who would say what another object
-holds: of it there is one.
+Copied are tensors, lists, dicts and the like, arrays and generators of random numbers.
+Who would say what another object holds: of it there is one.
 """
 
 import copy
@@ -26,6 +26,7 @@ from gradlib.recording.past_attributes import (
     Was,
     may_hold,
 )
+from gradlib.recording.stateful import copied, is_stateful
 from gradlib.values import clone
 
 
@@ -158,6 +159,8 @@ class Copies:
             value = value.value
         if isinstance(value, set):
             return copy.copy(cast(set[Any], value))
+        if is_stateful(value):
+            return copied(value)
         if not isinstance(value, Tensor | Was):
             return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
         original = _original(value)
@@ -179,7 +182,9 @@ class Copies:
 
 
 def _is_copied(value: object) -> bool:
-    return isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS
+    if isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS:
+        return True
+    return is_stateful(value)
 
 
 def _original(value: Any) -> Any:

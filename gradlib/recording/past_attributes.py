@@ -15,6 +15,7 @@ from gradlib.opaque import FIXED, is_fixed
 from gradlib.private.modules import is_of_torch
 from gradlib.private.tensors import referent
 from gradlib.recording.kept import UNKNOWN, version_of
+from gradlib.recording.stateful import are_alike, copied, is_large, is_stateful
 from gradlib.values import place_of, same_values
 
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -199,6 +200,8 @@ class PastAttributes:
             return value
         if kind is Tensor:
             return self._was(value)
+        if is_stateful(value):
+            return NOT_KEPT if is_large(value) else copied(value)
         if kind not in CONTAINERS or not depth or len(value) > room[0]:
             return NOT_KEPT
         made = copy.copy(value)
@@ -263,6 +266,8 @@ def _are_same(a: Any, b: Any) -> bool:
         return a is b
     if kind is Held:
         return a.original is b.original and _are_same(a.value, b.value)
+    if is_stateful(a):
+        return are_alike(a, b)
     if kind not in CONTAINERS or len(a) != len(b):
         return False
     if kind is set:

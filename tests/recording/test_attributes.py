@@ -5,13 +5,15 @@ import random
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from random import Random
 from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -797,3 +799,96 @@ def kept(past: History, module: nn.Module, moment: int, name: str) -> Any:
 
 def original(past: History, module: nn.Module, moment: int, name: str) -> object:
     return kept(past, module, moment, name).original
+
+
+def _of_generator(it: torch.Generator) -> Any:
+    return torch.rand(1, generator=it, device=it.device).item()
+
+
+def _of_array(it: Any) -> Any:
+    it += 1
+    return float(it.sum())
+
+
+def _of_counter(it: Counter[str]) -> Any:
+    it["calls"] += 1
+    return it["calls"]
+
+
+def _of_bytes(it: bytearray) -> Any:
+    it.append(1)
+    return len(it)
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]]
+STATES = {
+    "a generator": (
+        lambda: torch.Generator(torch.get_default_device()).manual_seed(3),
+        _of_generator,
+        lambda it: it.get_state().tolist(),
+    ),
+    "Python's": (lambda: random.Random(3), lambda it: it.random(), Random.getstate),
+    "NumPy's": (
+        lambda: numpy.random.default_rng(3),
+        lambda it: float(it.random()),
+        lambda it: it.bit_generator.state,
+    ),
+    "NumPy's old one": (
+        lambda: numpy.random.RandomState(3),
+        lambda it: float(it.rand()),
+        lambda it: str(it.get_state()),
+    ),
+    "an array": (lambda: numpy.ones(3), _of_array, lambda it: it.tolist()),
+    "a large array": (lambda: numpy.ones(2**18), _of_array, lambda it: it.tolist()),
+    "a counter": (Counter[str], _of_counter, dict),
+    "bytes": (bytearray, _of_bytes, bytes),
+}
+
+
+@pytest.mark.parametrize("within", ["an attribute", "a dict"])
+@pytest.mark.parametrize("name", STATES)
+def test_what_has_a_state_of_its_own(name: str, within: str) -> None:
+    make, use, state_of = STATES[name]
+
+    class Stateful(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: Any = make() if within == "an attribute" else {"it": make()}
+
+        def forward(self, x: Tensor) -> Tensor:
+            held = self.held if within == "an attribute" else self.held["it"]
+            return self.fc(x) * use(held)
+
+    with gradlib.record(net := Stateful()) as recording:
+        for _ in range(2):
+            net(torch.ones(2, 3)).sum().backward()
+    held = net.held if within == "an attribute" else net.held["it"]
+    before = state_of(held)
+    found = recording.verify()
+    assert state_of(held) == before
+    assert held is (net.held if within == "an attribute" else net.held["it"])
+    # A large array is not kept at each call: it is as it is now.
+    assert found.ok is (name != "a large array")
+    refused = pytest.raises(gradlib.CannotReplayError)
+    with nullcontext() if found.ok else refused:
+        recording["", 0].replay()
+    assert state_of(held) == before
+
+
+def test_one_generator_in_two_modules_stays_one() -> None:
+    class Draws(Inside):
+        def __init__(self, generator: torch.Generator) -> None:
+            super().__init__()
+            self.generator = generator
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * _of_generator(self.generator)
+
+    shared = torch.Generator(torch.get_default_device()).manual_seed(3)
+    net = nn.Sequential(Draws(shared), Draws(shared))
+    with gradlib.record(net) as recording:
+        for _ in range(2):
+            net(torch.ones(2, 3)).sum().backward()
+    state = shared.get_state()
+    assert recording.verify().ok
+    assert torch.equal(shared.get_state(), state)
