@@ -1,5 +1,6 @@
 """Which modules of a model are recorded, and under which names."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -70,13 +71,15 @@ def selector(
         choice: Names, patterns, or a predicate; ``None`` for every module.
 
     Raises:
-        NoSuchModuleError: A name or pattern fits no module, or is a class or module.
+        NoSuchModuleError: A name or pattern fits no module, or is a class or module, or
+            a function does not take a name and a module.
     """
     if choice is None:
         return lambda _name, _module: True
     if isinstance(choice, str | type | nn.Module):  # the last two are callable too
         patterns = [cast(str, choice)]
     elif callable(choice):
+        _must_take_both(choice, model)
         return choice
     else:
         several = isinstance(cast(object, choice), Iterable)
@@ -117,6 +120,22 @@ def _must_be_a_name(given: object, model: nn.Module) -> None:
         named = (name for name, it in modules_of(model).items() if it is given)
         said += "".join(f' It has the name "{name}".' for name in named)
     raise NoSuchModuleError(f"record(modules=...): {said}")
+
+
+def _must_take_both(choice: Callable[..., Any], model: nn.Module) -> None:
+    """Raise unless a function can be called with a name and a module."""
+    try:
+        signature = inspect.signature(choice)
+    except ValueError:  # a builtin that says nothing of it
+        return
+    try:
+        signature.bind("", model)
+    except TypeError as error:
+        raise NoSuchModuleError(
+            "record(modules=...): a function is called with two arguments, the name "
+            f"and the module, and this one takes {signature}. Write "
+            "modules=lambda name, module: ..."
+        ) from error
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

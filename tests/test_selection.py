@@ -59,3 +59,14 @@ def test_a_name_with_brackets(modules: Any) -> None:
     with gradlib.record(model, modules=modules) as recording:
         model(torch.ones(1, 2))
     assert [call.name for call in recording] == ["d.conv[1]"]
+
+
+@pytest.mark.parametrize("choice", [lambda: True, lambda _name: True, str.isalpha])
+def test_a_function_that_takes_something_else(choice: Any) -> None:
+    with pytest.raises(gradlib.NoSuchModuleError, match="lambda name, module"):
+        gradlib.record(nn.Linear(2, 1), modules=choice)
+
+
+@pytest.mark.parametrize("choice", [lambda *_: True, isinstance, lambda _n, _m: 1])
+def test_a_function_that_takes_both(choice: Any) -> None:
+    gradlib.record(nn.Linear(2, 1), modules=choice)

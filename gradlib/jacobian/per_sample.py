@@ -106,23 +106,25 @@ def per_sample_jacobian(
         check: Whether to test that the result is right. This takes a pair of calls in
             float64 and a backward pass, another where several rows were computed at
             once, and more if these leave doubt. If it is with respect to parameters, or
-            not to all batched inputs, it takes a few passes more, eight for a batch of
-            64, to see who looks at whom; if those are all integers, as many calls.
-            Integers beside other inputs are not looked at. It leaves parameters,
-            buffers and random state as they are; what `fn` changes outside of modules
-            is changed by every call. It detects a cut path that changes the slope of a
-            sample along a random direction by a thousandth of it (by a twentieth, below
-            float32, in TF32, or where `fn` cannot run in float64), and warns if
-            rounding hides that. What torch's derivatives leave out stays as it is: the
-            row of padding in an embedding, the symmetry of a matrix that goes to
-            ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero half of one
-            that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``, whose
-            columns there mean nothing. For a chain of known layers there is nothing to
-            find, and it only asks whether all numbers are finite. Meanwhile modules
-            that `fn` calls have other parameters: where several threads call one model,
-            pass ``check=False``. With `check` all batched inputs of real numbers
-            require grad inside `fn`; without it only those of `argnums` do, and those
-            that require grad already, as those that `fn` differentiates for should.
+            not to all batched inputs, or of four samples and fewer, it takes a few
+            passes more, eight for a batch of 64, to see who looks at whom; if those are
+            all integers, as many calls. Integers beside other inputs are not looked at.
+            It leaves parameters, buffers and random state as they are; what `fn`
+            changes outside of modules is changed by every call. It detects a cut path
+            that changes the slope of a sample, or of an entry of its output, along a
+            random direction by a thousandth of it (by a twentieth, below float32, in
+            TF32, or where `fn` cannot run in float64) and by more than rounding, and
+            warns if rounding hides that of a sample. What torch's derivatives leave out
+            stays as it is: the row of padding in an embedding, the symmetry of a matrix
+            that goes to ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero
+            half of one that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``,
+            whose columns there mean nothing. For a chain of known layers there is
+            nothing to find, and it only asks whether all numbers are finite. Meanwhile
+            modules that `fn` calls have other parameters: where several threads call
+            one model, pass ``check=False``. With `check` all batched inputs of real
+            numbers require grad inside `fn`; without it only those of `argnums` do, and
+            those that require grad already, as those that `fn` differentiates for
+            should.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:

@@ -96,7 +96,7 @@ def record(
     Raises:
         NotAModuleError: `model` is not a ``torch.nn.Module``.
         NoSuchModuleError: A name or pattern in `modules` fits no module, or it is a
-            class or a module.
+            class or a module, or a function that does not take a name and a module.
         UnknownFieldError: `keep` names something that no call has.
         RecordingArgumentError: `reduce` is not a function, tensors cannot be put on
             `device`, or the block is begun a second time.
