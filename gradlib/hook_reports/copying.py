@@ -1,6 +1,7 @@
 """A copy of a module and its inputs, from which nothing leads to the originals."""
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import CellType, FunctionType, MethodType
@@ -116,7 +117,8 @@ def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
     """Have functions that stand in a copied module refer to the copy too.
 
     deepcopy takes a function as it is, with the modules it refers to: a forward that
-    was put in calls the one before it, and that is the original's.
+    was put in calls the one before it, and that is the original's. So it does a weak
+    reference, as of a child to its parent.
 
     Args:
         part: A module inside of the copy, or the copy.
@@ -125,7 +127,7 @@ def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
     own = vars(part)
     for functions in (own, own[FORWARD_HOOKS[0]], own[FORWARD_HOOKS[1]]):
         for key, value in functions.items():
-            if isinstance(value, FunctionType):
+            if isinstance(value, FunctionType | weakref.ref):
                 functions[key] = _bound(value, memo)
 
 
@@ -137,7 +139,9 @@ def _bound(value: Any, memo: dict[int, Any]) -> Any:
         return MethodType(value.__func__, memo[id(value.__self__)])
     if isinstance(value, FunctionType):
         return _made_anew(value, memo)
-    return value
+    if isinstance(value, weakref.ref) and id(cast(Any, value)()) in memo:
+        return weakref.ref(memo[id(cast(Any, value)())])
+    return cast(Any, value)
 
 
 def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:

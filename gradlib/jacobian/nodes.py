@@ -162,6 +162,12 @@ def differs_from_slopes(graph: Graph) -> str:
                 "or in channels_last. Pass the sample twice, and take one of the two "
                 "results; if this is said again, something else cuts a path."
             )
+        if _is_of_thin_images(node):
+            return (
+                f"{name} is a batch norm of images that are one wide or one high. On a "
+                "CPU torch gets its gradient wrong where one comes in another layout, "
+                "as from a permute. Use BatchNorm1d, of x.flatten(2)."
+            )
         if _forgets_padding(node):
             return (
                 f"{name} is of avg_pool2d with padding, of images whose channels are "
@@ -173,6 +179,14 @@ def differs_from_slopes(graph: Graph) -> str:
 
 def _is_perhaps_instance_norm(node: Any) -> bool:
     return node.name() == "NativeBatchNormBackward0" and _computes_statistics(node)
+
+
+def _is_of_thin_images(node: Any) -> bool:
+    if node.name() != "NativeBatchNormBackward0":
+        return False
+    x = node._saved_input
+    sides = x.shape[2:] if x.dim() == 4 else ()
+    return x.device.type == "cpu" and 1 in sides and max(sides) > 1
 
 
 def _forgets_padding(node: Any) -> bool:

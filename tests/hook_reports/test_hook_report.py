@@ -5,6 +5,7 @@ import inspect
 import itertools
 import random
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -1725,3 +1726,29 @@ def test_a_computed_tensor_in_a_list_of_the_module() -> None:
     module.hidden = [given(3) * 2]
     report = report_of(module, given(3))
     assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of x"
+
+
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_a_child_that_knows_its_parent(is_weak: bool) -> None:
+    class Child(nn.Module):
+        def __init__(self, parent: nn.Module) -> None:
+            super().__init__()
+            self.parent: Any = weakref.ref(parent) if is_weak else [parent]
+
+        def forward(self, x: Tensor) -> Tensor:
+            parent = self.parent() if is_weak else self.parent[0]
+            return x.sin() * parent.scale
+
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([2.0, 3.0, 4.0]))
+            self.child = Child(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.child(x)
+
+    report = report_of(model := Parent(), given(4, 3))
+    assert report.kinds[LEGACY].grad_input[1].what == "gradient of scale"
+    assert whats(report.kinds[ACCUMULATED])["scale.grad"] == "gradient of scale"
+    assert model.scale.grad is None

@@ -371,3 +371,44 @@ def test_a_function_that_takes_two_derivatives_of_layer_norm_itself() -> None:
 
     with pytest.raises(gradlib.DetachedPathError, match="NativeLayerNormBackwardBack"):
         gradlib.per_sample_jacobian(laplacian, torch.randn(4, 3).requires_grad_())
+
+
+class Thin(nn.Module):
+    """A batch norm of images that are one wide, as tokens of what comes next."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = norm(3).double()
+        self.linear = nn.Linear(3, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.norm, nn.BatchNorm2d):
+            y = self.norm(x).squeeze(3)
+        else:
+            y = self.norm(x.squeeze(3))
+        return self.linear(y.mT).tanh()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("training", [True, False])
+def test_torch_goes_wrong_for_batch_norm_of_thin_images(training: bool) -> None:
+    model, right = (Thin(it).train(training) for it in (nn.BatchNorm2d, nn.BatchNorm1d))
+    x = torch.randn(2, 3, 4, 1, dtype=torch.float64, requires_grad=True)
+    (wrong,) = torch.autograd.grad(model(x).square().sum(), x)
+    (gradient,) = torch.autograd.grad(right(x).square().sum(), x)
+    assert_close(model(x), right(x))
+    assert not torch.allclose(wrong, gradient)
+    with gradlib.record(model) as recording:
+        model(x).square().sum().backward()
+    wrongs = recording.verify(numerical=True).disagreements
+    assert {it.name for it in wrongs} == {"norm"}
+
+
+@pytest.mark.cpu
+def test_a_jacobian_through_batch_norm_of_thin_images() -> None:
+    model, right = (Thin(it).eval() for it in (nn.BatchNorm2d, nn.BatchNorm1d))
+    x = torch.randn(2, 3, 4, 1, dtype=torch.float64)
+    gradlib.per_sample_jacobian(right, x)
+    with pytest.raises(gradlib.DetachedPathError, match="Use BatchNorm1d"):
+        gradlib.per_sample_jacobian(model, x, mode="loop")
