@@ -314,8 +314,14 @@ def labels_by_word(
 
 
 def labels_of(what: str, words: dict[str, str]) -> set[str]:
-    """Return the labels that the words of an entry come to; none for inner tensors."""
+    """Return the labels that the words of an entry come to.
+
+    An inner tensor's has none, but for one that is equal to an output's.
+    """
     found: set[str] = set()
+    if what.startswith("gradient of an inner tensor"):
+        _, is_equal, same = what.partition(", equal to that of ")
+        what = f"gradient of {same}" if is_equal else ""
     if what.startswith("gradient of "):
         for part in what.removeprefix("gradient of ").split(" and of "):
             name, _, form = part.partition(", ")
