@@ -1,7 +1,6 @@
 """Keeping a tensor's value as it is now, at the price of a copy only if it changes."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -11,8 +10,8 @@ from gradlib.private.modes import (
     dispatch_modes,
     enable_grad,
     grad_is_enabled,
-    no_dispatch_modes,
     saved_are_known_by_address,
+    unseen,
 )
 from gradlib.private.tensors import copy_of_quantized, data_address, lazy_clone
 
@@ -54,7 +53,7 @@ def clone(tensor: Tensor) -> Tensor:
     if dispatch_modes():
         if saved_are_known_by_address():  # a lazy clone would have it moved
             return tensor.clone()
-        with no_dispatch_modes():  # what somebody counts or changes is the model's
+        with unseen():
             return _shared(tensor)
     return _shared(tensor)
 
@@ -64,7 +63,7 @@ def copied(tensor: Tensor) -> Tensor:
 
     What stands in memory once is copied once: an expanded mask is large.
     """
-    with no_dispatch_modes() if dispatch_modes() else nullcontext():
+    with unseen():
         return _copy(tensor.detach())
 
 

@@ -4,7 +4,7 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -116,6 +116,14 @@ def nobody_looks_on() -> bool:
 
 # How many modes of torch see every operation.
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Return a context in which no dispatch mode sees anything; cheap if there is none.
+
+    What somebody counts or changes is what the model computes, and nothing of ours.
+    """
+    return no_dispatch_modes() if dispatch_modes() else nullcontext()
 
 
 def saved_are_known_by_address() -> bool:

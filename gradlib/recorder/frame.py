@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private.modes import dispatch_modes, no_dispatch_modes
+from gradlib.private.modes import unseen
 from gradlib.private.modules import is_of_torch
 from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
 from gradlib.recorder.forward_values import Value
@@ -190,6 +189,6 @@ def _cast_back(dtype: torch.dtype, grad: Tensor) -> Tensor:
 
 def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:
     """Return the gradient of a tensor, from that of what only laid it out anew."""
-    with no_dispatch_modes() if dispatch_modes() else nullcontext():
+    with unseen():
         given = node(grad)  # None where the pass does not go on to the leaf
     return given if part is None or given is None else part(given)
