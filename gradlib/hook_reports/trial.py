@@ -20,8 +20,8 @@ from gradlib.edges import (
 )
 from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
 from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.random_state import random_state_kept
 from gradlib.recording.kept import Kept
-from gradlib.recording.state import random_state_kept
 from gradlib.tree import Tree
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradlib.recording.state import cuda_devices, random_state_kept
+from gradlib.random_state import (
+    cuda_devices,
+    generators_of_devices,
+    random_state_kept,
+)
 
 
 class Met(TorchFunctionMode):
@@ -99,7 +103,4 @@ class RandomState:
 
 def _is_devices(generator: torch.Generator) -> bool:
     """Tell whether it is the one that a device uses by itself."""
-    return any(
-        generator is it
-        for it in (torch.default_generator, *torch.cuda.default_generators)
-    )
+    return any(generator is it for it in generators_of_devices())

@@ -32,7 +32,7 @@ from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private.hooks import without_hooks
 from gradlib.private.modes import graph_is_captured, values_are_stand_ins
-from gradlib.recording.state import random_state_kept
+from gradlib.random_state import random_state_kept
 
 
 def per_sample_jacobian(

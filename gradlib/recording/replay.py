@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.private.compiling import run_eagerly
+from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters
-from gradlib.recording.state import random_state_kept
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
 

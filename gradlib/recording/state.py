@@ -1,13 +1,10 @@
 """What a call needs besides its arguments to be computed again."""
 
-import random
-from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -331,23 +328,6 @@ class History:
             seen.fill(field, name, found[name])
         if found != getattr(seen, field):
             seen.change(field, found, since)
-
-
-def cuda_devices() -> range:
-    """Return the CUDA devices in use."""
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-
-
-@contextmanager
-def random_state_kept() -> Generator[None]:
-    """Put the states of all generators back: torch's, NumPy's and Python's."""
-    python, numpys = random.getstate(), numpy.random.get_state()
-    with cast(Any, torch.random).fork_rng(cuda_devices()):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(numpys)
 
 
 def _autocast() -> dict[str, torch.dtype]:

@@ -13,6 +13,7 @@ import torch
 
 from gradlib.errors import CannotReplayError
 from gradlib.progress import progress
+from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -287,9 +288,7 @@ def _differs_again(
 
 def _draw_others() -> None:
     """Have every generator go on in another way; a replay puts them back."""
-    cast(Any, torch).manual_seed(SEED)
-    numpy.random.seed(SEED)
-    random.seed(SEED)
+    seed_all(SEED)
 
 
 def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:

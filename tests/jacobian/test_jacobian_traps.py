@@ -94,7 +94,7 @@ def test_hooks_inside_are_in_the_rows_and_never_in_columns_alone(x: Tensor) -> N
 
     rows = gradlib.per_sample_jacobian(clipped, x, mode="loop", check=False)
     auto = gradlib.per_sample_jacobian(clipped, x, check=False)
-    assert gradlib.plan_jacobian(clipped, x).mode == "pushed"
+    assert gradlib.plan_jacobian(clipped, x).mode in ("pushed", "forward")
     assert torch.equal(auto, rows)
     with pytest.raises(DetachedPathError):
         gradlib.per_sample_jacobian(clipped, x)

@@ -1,6 +1,9 @@
 """The pages of examples, built as a reader builds them, and what is refused."""
 
+import logging
 import shutil
+from io import StringIO
+from logging import StreamHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,13 +111,14 @@ def test_an_example_becomes_a_page(
 def test_a_bad_example_fails_the_build(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     example: str,
     message: str,
 ) -> None:
+    heard = StringIO()
+    monkeypatch.setattr(logging.getLogger("mkdocs"), "handlers", [StreamHandler(heard)])
     with pytest.raises(Abort):
         build_site(tmp_path, example, monkeypatch)
-    assert message in caplog.text
+    assert message in heard.getvalue()
 
 
 @pytest.mark.parametrize(

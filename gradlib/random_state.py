@@ -1,0 +1,43 @@
+"""The random generators of devices, of NumPy and of Python: kept, and seeded."""
+
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy
+import torch
+
+
+def cuda_devices() -> range:
+    """Return the CUDA devices in use."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
+def generators_of_devices() -> tuple[torch.Generator, ...]:
+    """Return the generator that each device in use draws from by itself."""
+    return torch.default_generator, *torch.cuda.default_generators
+
+
+@contextmanager
+def random_state_kept() -> Generator[None]:
+    """Put the states of all generators back: torch's, NumPy's and Python's."""
+    python, numpys = random.getstate(), numpy.random.get_state()
+    with cast(Any, torch.random).fork_rng(cuda_devices()):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numpys)
+
+
+def seed_all(seed: int) -> None:
+    """Seed them all, but no device that is not in use.
+
+    For such a device ``torch.manual_seed`` keeps each seed it was ever given, with the
+    stack it came from.
+    """
+    for generator in generators_of_devices():
+        generator.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
