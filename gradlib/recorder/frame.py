@@ -14,7 +14,7 @@ from gradlib.private.modes import unseen
 from gradlib.private.modules import is_of_torch
 from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
 from gradlib.recorder.forward_values import Value
-from gradlib.recorder.graph import End, ForwardGraph
+from gradlib.recorder.graph import Cast, End, ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
@@ -111,15 +111,11 @@ class Frame:
                         continue
                     if self.owns_casts:
                         node, entry = cast[0][0], 0
-                        is_mine = since <= sequence_number(node) < until
-                        if node in own_casts or not is_mine:
+                        if node in own_casts or not self._made(node):
                             continue
                         own_casts.add(node)
                     else:
-                        part = partial(_cast_back, cast[1])
-                        self.call.passes_over_casts = True
-                        if len(every) > 1:
-                            self.call.summed_in |= {dtype_at(cast[0])}
+                        part = self._pass_over(cast, is_one_of=len(every) > 1)
                 # Nobody but torch has the tensor, so nobody has hooked it.
                 is_laid_out = of_torch and node.__class__ in LAID_OUT
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):
@@ -143,6 +139,23 @@ class Frame:
                     grads, part = ends[value.end], OfView(region, value.end)
                     for _, node, entry, _ in made_to(end, since, until):
                         found.setdefault(node, []).append((entry, grads, part, flow))
+
+    def _made(self, node: Node) -> bool:
+        """Tell whether it is the call that made a node."""
+        return self.since <= sequence_number(node) < self.until
+
+    def _pass_over(self, cast: Cast, *, is_one_of: bool) -> Part:
+        """Return what makes a leaf's gradient of that of its cast, and note it.
+
+        Args:
+            cast: Which other calls may use too.
+            is_one_of: Whether the call uses several, so that a sum of them is formed.
+        """
+        end, dtype = cast
+        self.call.passes_over_casts = True
+        if is_one_of:
+            self.call.summed_in |= {dtype_at(end)}
+        return partial(_cast_back, dtype)
 
     def _ends(self) -> dict[End, Grads]:
         """Make room for the gradients of its inputs and own parameters.

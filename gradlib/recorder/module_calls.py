@@ -11,13 +11,11 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from operator import attrgetter
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
@@ -31,13 +29,11 @@ from gradlib.private.modes import (
 from gradlib.private.modules import (
     is_of_torch,
     is_replica,
-    own_parameters,
     parameters_at_call,
 )
 from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
-    pass_began_here,
     pass_is_compiled,
     running_frame,
     when_pass_ends,
@@ -48,13 +44,14 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import Value, Values
+from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame, Receivers
 from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.passes import Passes, kept_from_compile
-from gradlib.recorder.value_hooks import ValueHooks, Views
+from gradlib.recorder.threads import Running, Threads, computed_parameters, nodes_in
+from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
@@ -88,9 +85,8 @@ class ModuleCalls:
         self._passes = passes
         self._forwards = itertools.count()
         self._moments = itertools.count()
-        # What each thread runs; the number of one that ended goes to a new one.
-        self._stacks: dict[int, list[Frame]] = {}
-        self._now = _Running(keep, self._stacks, itertools.count())
+        self._threads = Threads(keep)
+        self._now = self._threads.now
         self._checkpoints = Checkpoints(self.traces)
         # The calls that have returned and whose part of the graph is not hooked yet.
         self._returned: list[Frame] = []
@@ -176,7 +172,7 @@ class ModuleCalls:
         if not stack:
             self._leave_out_older(now, frame)
         elif frame.graph.is_mixed:
-            frame.has_threads, frame.older = True, _nodes_in(frame.module)
+            frame.has_threads, frame.older = True, nodes_in(frame.module)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
         frame.hooks = self._passes.set_by_others()
         stack.append(frame)
@@ -189,7 +185,7 @@ class ModuleCalls:
         if self._now.stack:
             self._drop_broken_off(self._now, running_frame(1))
 
-    def _drop_broken_off(self, now: "_Running", caller: FrameType | None) -> None:
+    def _drop_broken_off(self, now: Running, caller: FrameType | None) -> None:
         """Forget calls that ended without a word, as on KeyboardInterrupt.
 
         They show when their module is called again, or when the block ends: is its call
@@ -220,9 +216,11 @@ class ModuleCalls:
                 return call
         return None
 
-    def _begin(self, now: "_Running", hooked: Hooked, running: int) -> CallTrace:
+    def _begin(self, now: Running, hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
-        outer = now.stack[-1].call if now.stack else self._call_elsewhere(hooked)
+        outer = (
+            now.stack[-1].call if now.stack else self._threads.call_elsewhere(hooked)
+        )
         if outer is None and running == -1:
             self._passes.finish()
             self.when_forward_begins()  # which may give the module another name
@@ -238,24 +236,6 @@ class ModuleCalls:
             self.traces.append(call)
         return call
 
-    def _call_elsewhere(self, hooked: Hooked) -> CallTrace | None:
-        """Return the call of another thread that has this one do a part of its work.
-
-        It is one of a module that holds this one. What such a call makes is not to be
-        told by numbers that each thread counts for itself.
-        """
-        stacks = self._stacks.copy().values()  # their threads go on
-        if len(stacks) == 1:
-            return None
-        every = [frame for stack in stacks for frame in stack.copy()]
-        found = [frame for frame in every if frame.hooked.holds(hooked.module)]
-        for frame in found:
-            frame.has_threads = True
-        last = max(found, key=_MOMENT, default=None)
-        # Several threads may run it, each with others that work for it.
-        is_known = last and set(found) <= _around(last, every)
-        return last.call if last and is_known else None
-
     def _remember_state(
         self, call: CallTrace, module: nn.Module, *, outermost: bool
     ) -> None:
@@ -267,7 +247,7 @@ class ModuleCalls:
             call.module = module
             call.world = history.world(module, call.moment)
 
-    def _take_inputs(self, now: "_Running", frame: Frame, leaves: list[Any]) -> None:
+    def _take_inputs(self, now: Running, frame: Frame, leaves: list[Any]) -> None:
         """Put what is kept of what the call is given in place of it, and hook it."""
         call, outermost = frame.call, not now.stack
         closed: tuple[int, ...] = ()
@@ -300,12 +280,12 @@ class ModuleCalls:
         if closed:
             call.closed_inputs = closed
 
-    def _leave_out_older(self, now: "_Running", frame: Frame) -> None:
+    def _leave_out_older(self, now: Running, frame: Frame) -> None:
         """Never walk what was there before the forward that begins."""
         frame.graph.leave_out(value.end for value in frame.inputs.values())
-        if now.number or len(self._stacks) > 1:
+        if now.number or self._threads.are_several():
             # Each thread counts for itself: numbers do not tell that others are older.
-            frame.graph.leave_out((node, 0) for node in _nodes_in(frame.module))
+            frame.graph.leave_out((node, 0) for node in nodes_in(frame.module))
 
     @kept_from_compile
     def swapped(
@@ -369,7 +349,7 @@ class ModuleCalls:
             if self._block.history is not None:
                 self._block.history.forward_ends(next(self._moments))
 
-    def _take_wakened(self, now: "_Running", frame: Frame) -> None:
+    def _take_wakened(self, now: Running, frame: Frame) -> None:
         """Hook the inputs that a call has made to require grad, as for forces."""
         call = frame.call
         for place, leaf in frame.idle.items():
@@ -381,7 +361,7 @@ class ModuleCalls:
 
     def _take_outputs(
         self,
-        now: "_Running",
+        now: Running,
         frame: Frame,
         output: object,
         args: tuple[Any, ...],
@@ -457,7 +437,7 @@ class ModuleCalls:
         if frame.in_backward or may_go_back:
             self._hook_graphs()
 
-    def _look_for_others(self, now: "_Running", frame: Frame) -> None:
+    def _look_for_others(self, now: Running, frame: Frame) -> None:
         """Have calls stand alone where another thread has made nodes in one.
 
         Args:
@@ -467,16 +447,14 @@ class ModuleCalls:
         graph = frame.graph
         with self._hooking:
             graph.walk()
-            if not graph.may_be_mixed() or not graph.find_mixed(
-                _nodes_in(frame.module)
-            ):
+            if not graph.may_be_mixed() or not graph.find_mixed(nodes_in(frame.module)):
                 return
             for it in (*self._returned, frame):
                 if it.graph is graph:
-                    it.older = _computed_parameters(it.module)
+                    it.older = computed_parameters(it.module)
                     it.stand_alone()
         for it in now.stack:
-            it.has_threads, it.older = True, _computed_parameters(it.module)
+            it.has_threads, it.older = True, computed_parameters(it.module)
 
     def _note_who_makes_nodes(self) -> None:
         """Have calls stand alone if a pass inside makes nodes in another thread.
@@ -486,25 +464,17 @@ class ModuleCalls:
         """
         if not grad_is_enabled():
             return
-        for stack in self._stacks_elsewhere():
+        for stack in self._threads.stacks_elsewhere():
             if stack[-1].graph.is_mixed:
                 continue
             self._hook_graphs()
             for frame in stack:
                 older = [
                     node
-                    for node in _nodes_in(frame.module)
+                    for node in nodes_in(frame.module)
                     if sequence_number(node) < frame.since
                 ]
                 frame.has_threads, frame.older, frame.graph.is_mixed = True, older, True
-
-    def _stacks_elsewhere(self) -> list[list[Frame]]:
-        """Return the calls of each thread that may have begun the running pass.
-
-        None where this thread has: there it runs what calls are made meanwhile itself.
-        """
-        stacks = [stack for stack in self._stacks.copy().values() if stack]
-        return [] if not stacks or pass_began_here() else stacks
 
     def _hook_graphs(self) -> None:
         """Hook what hands gradients to inputs and parameters of returned calls.
@@ -530,7 +500,7 @@ class ModuleCalls:
         """Write down inside of which call a pass runs, and when it ends."""
         happened, unfinished = self._block.happened, self._block.unfinished
         stack = self._now.stack
-        if not stack and len(others := self._stacks_elsewhere()) == 1:
+        if not stack and len(others := self._threads.stacks_elsewhere()) == 1:
             (stack,) = others
         where = stack[-1].call.moment if stack else -1
         moments = self._moments
@@ -544,7 +514,7 @@ class ModuleCalls:
             unfinished.add(number)
             when_pass_ends(ends)
 
-    def _hook_returned(self, now: "_Running", frame: Frame, value: Value) -> None:
+    def _hook_returned(self, now: Running, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
 
         It is the gradient of all uses of the tensor, those inside the call included.
@@ -553,60 +523,6 @@ class ModuleCalls:
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
-
-
-class _Running(threading.local):
-    """The forward that runs in a thread."""
-
-    def __init__(
-        self, keep: Keep, stacks: dict[int, list[Frame]], threads: Iterator[int]
-    ) -> None:
-        self.stack: list[Frame] = []
-        stacks[threading.get_ident()] = self.stack
-        self.number = next(threads)  # how many there were before this one
-        self.values = Values(keep)  # the tensors met
-        self.views: Views = []
-        self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
-        self.closed: list[Frame] = []  # calls that returned what is not opened
-
-    def end_forward(self) -> None:
-        """Let go of what only the forward needed."""
-        self.values.clear()
-        self.views.clear()
-        self.handed_on.clear()
-        self.closed.clear()
-
-
-_MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
-
-
-def _nodes_in(module: nn.Module) -> list[Node]:
-    """Return the nodes of tensors that stand in a module, or in one inside of it."""
-    modules: Any = module.modules()
-    left = [it for each in modules for it in nodes_left_in(each, ())]
-    return [*left, *_computed_parameters(module)]
-
-
-def _computed_parameters(module: nn.Module) -> list[Node]:
-    """Return the nodes of what is put in for parameters, as functional_call() does."""
-    modules: Any = module.modules()
-    return [
-        parameter.grad_fn
-        for each in modules
-        for parameter in own_parameters(each).values()
-        if parameter is not None and parameter.grad_fn is not None
-    ]
-
-
-def _around(frame: Frame, every: list[Frame]) -> set[Frame]:
-    """Return a call and those around it, of all that run."""
-    by_moment = {it.call.moment: it for it in every}
-    found: set[Frame] = set()
-    around: Frame | None = frame
-    while around is not None and around not in found:
-        found.add(around)
-        around = by_moment.get(around.call.caller)
-    return found
 
 
 def _mark_returned(frame: Frame, leaf: Tensor) -> None:

@@ -6,7 +6,6 @@ The hooks only keep what they are given, and never change it.
 import itertools
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +28,8 @@ from gradlib.private.passes import (
 )
 from gradlib.recorder.checkpoints import goes_on_with_pass
 from gradlib.recorder.second_order import Part, Receiver, gives_back, made_by, made_to
-from gradlib.recording.trace import Flow, Grads, Sum, whole
+from gradlib.recorder.sums import Sums
+from gradlib.recording.trace import Flow, Grads
 from gradlib.values import Keep, keep
 
 # How many hooks torch has set for us, in this process. As an attribute of a class each
@@ -222,7 +222,7 @@ class NodeHook:
             if part is not None and (grad := part(grad)) is None:
                 continue
             if reduces or running in grads:
-                passes.add(grads, running, grad)
+                passes.sums.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)
 
@@ -299,9 +299,7 @@ class Passes:
         self._count = itertools.count()  # which gives no two threads the same
         self._running: set[int] = set()  # torch's numbers of those that may go on
         self._taps: list[Tap] = []
-        self._expected: Counter[int] = Counter()  # parts, by id of where they go
-        # Sums to which more parts may come: where each stands, by torch's number.
-        self._open: list[tuple[Grads, int]] = []
+        self.sums = Sums(keep, reduces=reduces)
         self._inner: list[dict[int, Inner]] = []
         self._finishing = threading.RLock()
         self._is_finishing = False
@@ -345,7 +343,7 @@ class Passes:
         """
         keep = self.keep
         if self.reduces:
-            keep = partial(self._sum_up, grads)
+            keep = partial(self.sums.begin, grads)
         tap = Tap(self, parameter, grads, keep)
         self._taps.append(tap)
         return tap
@@ -363,8 +361,7 @@ class Passes:
 
     def remember(self, handle: Any, receivers: Sequence[Receiver] = ()) -> None:
         """Take note of a hook that was set on a node."""
-        if self.reduces:
-            self._expected.update(id(grads) for _, grads, *_ in receivers)
+        self.sums.expect(receivers)
         self.handles.append(handle)
         _SET_BY_US[0] += 1
 
@@ -456,7 +453,7 @@ class Passes:
             tap: The hook of the view, for its uses before that.
             part: Which part of the base's gradient the view's is.
         """
-        tap.keep = partial(self._added, tap.grads)
+        tap.keep = partial(self.sums.added, self.keep_total, tap.grads)
 
         def take(
             grads_in: tuple[Tensor | None, ...], _grads_out: tuple[Tensor | None, ...]
@@ -467,15 +464,6 @@ class Passes:
 
         for node in nodes:
             self.remember(node.register_hook(take))
-
-    def _added(self, grads: Grads, grad: Tensor) -> Any:
-        """Return what to keep when a part comes of a gradient."""
-        known: Any = grads.get(backward_pass_id())
-        if self.reduces:
-            if known is None:
-                return self._sum_up(grads, grad)
-            return Sum(known.total + grad.detach(), 0, self.keep)
-        return self.keep_total(grad) if known is None else known + keep(grad)
 
     def hook_inner(self, nodes: Iterable[tuple[Node, int]]) -> dict[int, Inner]:
         """Add up what nodes give to one tensor, each with which of its gradients.
@@ -521,7 +509,7 @@ class Passes:
             if not is_alone:
                 return
             going_on = {self.numbers[running] for running in self._running.copy()}
-            self._finish_sums(going_on)
+            self.sums.finish(self.numbers, going_on)
             if not going_on:
                 for sums in self._inner:
                     sums.clear()
@@ -551,22 +539,6 @@ class Passes:
         # next look is when they have doubled.
         before, after = len(handles) + len(taps), len(self.handles) + len(self._taps)
         self._many = 2 * after if 2 * after > before else 0
-
-    def _finish_sums(self, going_on: set[int]) -> None:
-        """Reduce the sums of all passes but some, given by our numbers."""
-        waiting = self._open.copy()  # to which another thread may add
-        del self._open[: len(waiting)]
-        ended: dict[tuple[int, int | None], tuple[Grads, list[int]]] = {}
-        for grads, running in waiting:
-            number = self.numbers.get(running)
-            if number in going_on:
-                self._open.append((grads, running))
-            else:
-                ended.setdefault((id(grads), number), (grads, []))[1].append(running)
-        for (_, number), (grads, keys) in ended.items():
-            sums = [grads.pop(it) for it in keys if isinstance(grads.get(it), Sum)]
-            if sums and number is not None:
-                grads[keys[0]] = whole(sums)
 
     def admits(
         self, running: int, within: int | None, *, reaches_call: bool = True
@@ -630,27 +602,6 @@ class Passes:
                 hooks[handle.id] = hooks.pop(handle.id)
         for tap in self._taps:
             tap.be_last()
-
-    def add(self, grads: Grads, running: int, grad: Tensor) -> None:
-        """Add a part of a gradient, and reduce the sum when its last part has come."""
-        known: Any = grads.get(running)
-        if not self.reduces:
-            grads[running] = known + self.keep(grad)  # which may move it
-            return
-        parts = self._expected[id(grads)]
-        if known is None:
-            known = grads[running] = Sum(keep(grad), parts, self.keep)
-            if parts > 1:
-                self._open.append((grads, running))
-        else:
-            known.total = known.total + grad.detach()
-        known.missing -= 1
-        if known.missing == 0:
-            grads[running] = whole([known])
-
-    def _sum_up(self, grads: Grads, grad: Tensor) -> Sum:
-        self._open.append((grads, backward_pass_id()))
-        return Sum(keep(grad), 0, self.keep)
 
 
 _HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller("hooks")

@@ -1,0 +1,93 @@
+"""Gradients that come in parts: added up, and reduced when all have come."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.private.passes import backward_pass_id
+from gradlib.recorder.second_order import Receiver
+from gradlib.recording.trace import Grads, Sum, whole
+from gradlib.values import Keep, keep
+
+
+class Sums:
+    """The gradients of a block that come in parts."""
+
+    def __init__(self, keep: Keep, *, reduces: bool) -> None:
+        """Begin with none.
+
+        Args:
+            keep: Gives what to keep of a gradient.
+            reduces: Whether that is nothing one could add to. Then a gradient that
+                comes in parts is kept when the last one has come.
+        """
+        self._keep = keep
+        self._reduces = reduces
+        self._expected: Counter[int] = Counter()  # parts, by id of where they go
+        # To which more parts may come: where each stands, by torch's number.
+        self._open: list[tuple[Grads, int]] = []
+
+    def expect(self, receivers: Sequence[Receiver]) -> None:
+        """Wait for one more part of each gradient."""
+        if self._reduces:
+            self._expected.update(id(grads) for _, grads, *_ in receivers)
+
+    def add(self, grads: Grads, running: int, grad: Tensor) -> None:
+        """Add a part of a gradient, and reduce the sum when its last part has come."""
+        known: Any = grads.get(running)
+        if not self._reduces:
+            grads[running] = known + self._keep(grad)  # which may move it
+            return
+        parts = self._expected[id(grads)]
+        if known is None:
+            known = grads[running] = Sum(keep(grad), parts, self._keep)
+            if parts > 1:
+                self._open.append((grads, running))
+        else:
+            known.total = known.total + grad.detach()
+        known.missing -= 1
+        if known.missing == 0:
+            grads[running] = whole([known])
+
+    def begin(self, grads: Grads, grad: Tensor) -> Sum:
+        """Return the sum of one part, to which nobody knows how many will come."""
+        self._open.append((grads, backward_pass_id()))
+        return Sum(keep(grad), 0, self._keep)
+
+    def added(self, keep_total: Keep, grads: Grads, grad: Tensor) -> Any:
+        """Return what to keep when another such part comes.
+
+        Args:
+            keep_total: Gives what to keep of it, if it is no number to add to.
+            grads: Where it goes.
+            grad: The part.
+        """
+        known: Any = grads.get(backward_pass_id())
+        if self._reduces:
+            if known is None:
+                return self.begin(grads, grad)
+            return Sum(known.total + grad.detach(), 0, self._keep)
+        return keep_total(grad) if known is None else known + keep(grad)
+
+    def finish(self, numbers: Mapping[int, int], going_on: Collection[int]) -> None:
+        """Reduce the sums of all passes but some: nothing more will come.
+
+        Args:
+            numbers: torch's number of each pass -> ours.
+            going_on: Those passes, by our numbers.
+        """
+        waiting = self._open.copy()  # to which another thread may add
+        del self._open[: len(waiting)]
+        ended: dict[tuple[int, int | None], tuple[Grads, list[int]]] = {}
+        for grads, running in waiting:
+            number = numbers.get(running)
+            if number in going_on:
+                self._open.append((grads, running))
+            else:
+                ended.setdefault((id(grads), number), (grads, []))[1].append(running)
+        for (_, number), (grads, keys) in ended.items():
+            sums = [grads.pop(it) for it in keys if isinstance(grads.get(it), Sum)]
+            if sums and number is not None:
+                grads[keys[0]] = whole(sums)

@@ -1,0 +1,129 @@
+"""What each thread runs of a recorded model, and whose work it does there.
+
+A thread counts the nodes that it makes for itself. So where several work on one call,
+numbers do not tell who made what.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+from torch.autograd.graph import Node
+
+from gradlib.private.modules import own_parameters
+from gradlib.private.passes import pass_began_here
+from gradlib.recorder.forward_values import Value, Values
+from gradlib.recorder.frame import Frame
+from gradlib.recorder.hooked import Hooked
+from gradlib.recorder.value_hooks import Views
+from gradlib.recording.attributes import nodes_left_in
+from gradlib.recording.trace import CallTrace
+from gradlib.values import Keep
+
+
+class Threads:
+    """The threads that call modules of the model."""
+
+    def __init__(self, keep: Keep) -> None:
+        """Begin with this one.
+
+        Args:
+            keep: Gives what to keep of arguments and outputs.
+        """
+        # What each runs; the number of one that ended goes to a new one.
+        self._stacks: dict[int, list[Frame]] = {}
+        self.now = Running(keep, self._stacks, itertools.count())
+
+    def are_several(self) -> bool:
+        """Tell whether others than this one have called a module."""
+        return len(self._stacks) > 1
+
+    def call_elsewhere(self, hooked: Hooked) -> CallTrace | None:
+        """Return the call of another thread that has this one do a part of its work.
+
+        It is one of a module that holds this one. What such a call makes is not to be
+        told by numbers that each thread counts for itself.
+        """
+        stacks = self._stacks.copy().values()  # their threads go on
+        if len(stacks) == 1:
+            return None
+        every = [frame for stack in stacks for frame in stack.copy()]
+        found = [frame for frame in every if frame.hooked.holds(hooked.module)]
+        for frame in found:
+            frame.has_threads = True
+        last = max(found, key=_MOMENT, default=None)
+        # Several threads may run it, each with others that work for it.
+        is_known = last and set(found) <= _around(last, every)
+        return last.call if last and is_known else None
+
+    def stacks_elsewhere(self) -> list[list[Frame]]:
+        """Return the calls of each thread that may have begun the running pass.
+
+        None where this thread has: there it runs what calls are made meanwhile itself.
+        """
+        stacks = [stack for stack in self._stacks.copy().values() if stack]
+        return [] if not stacks or pass_began_here() else stacks
+
+
+class Running(threading.local):
+    """The forward that runs in a thread."""
+
+    def __init__(
+        self, keep: Keep, stacks: dict[int, list[Frame]], threads: Iterator[int]
+    ) -> None:
+        """Begin with nothing, in each thread that asks.
+
+        Args:
+            keep: Gives what to keep of arguments and outputs.
+            stacks: Where the calls of each thread stand.
+            threads: Counts them.
+        """
+        self.stack: list[Frame] = []
+        stacks[threading.get_ident()] = self.stack
+        self.number = next(threads)  # how many there were before this one
+        self.values = Values(keep)  # the tensors met
+        self.views: Views = []
+        self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
+        self.closed: list[Frame] = []  # calls that returned what is not opened
+
+    def end_forward(self) -> None:
+        """Let go of what only the forward needed."""
+        self.values.clear()
+        self.views.clear()
+        self.handed_on.clear()
+        self.closed.clear()
+
+
+_MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
+
+
+def nodes_in(module: nn.Module) -> list[Node]:
+    """Return the nodes of tensors that stand in a module, or in one inside of it."""
+    modules: Any = module.modules()
+    left = [it for each in modules for it in nodes_left_in(each, ())]
+    return [*left, *computed_parameters(module)]
+
+
+def computed_parameters(module: nn.Module) -> list[Node]:
+    """Return the nodes of what is put in for parameters, as functional_call() does."""
+    modules: Any = module.modules()
+    return [
+        parameter.grad_fn
+        for each in modules
+        for parameter in own_parameters(each).values()
+        if parameter is not None and parameter.grad_fn is not None
+    ]
+
+
+def _around(frame: Frame, every: list[Frame]) -> set[Frame]:
+    """Return a call and those around it, of all that run."""
+    by_moment = {it.call.moment: it for it in every}
+    found: set[Frame] = set()
+    around: Frame | None = frame
+    while around is not None and around not in found:
+        found.add(around)
+        around = by_moment.get(around.call.caller)
+    return found
