@@ -35,8 +35,10 @@ def pytest_collection_modifyitems(items):
 ANSWERS = ROOT / "tests" / "jacobian"
 # Of plans and memory, and of the folder's own parts.
 NO_ANSWERS = {"test_jacobian_memory.py", "test_jacobian_on_devices.py"}
-LARGEST = "test_jacobian_failures.py"
-OTHERS = {it.name for it in ANSWERS.glob("test_*.py")} - NO_ANSWERS - {LARGEST}
+# Together they take as long as all others.
+LARGEST = {"test_coupled_samples.py", "test_good_calls.py"}
+OTHERS = {it.name for it in ANSWERS.glob("test_*.py")} - NO_ANSWERS - LARGEST
+HELPERS = {it.name for it in ANSWERS.glob("*.py")} - OTHERS - NO_ANSWERS - LARGEST
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,12 @@ def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tests / "conftest.py").write_text(WHERE_IT_HAD_A_SAY)
     for name in ("pyproject.toml", "tests/conftest.py", "tests/one_way.py"):
         shutil.copy(ROOT / name, project / name)
-    for name in OTHERS | {LARGEST}:
+    for name in OTHERS | LARGEST | HELPERS:
         shutil.copy(ANSWERS / name, tests / name)
     return project
 
 
-@pytest.mark.parametrize("files", [{LARGEST}, OTHERS], ids=["largest", "others"])
+@pytest.mark.parametrize("files", [LARGEST, OTHERS], ids=["largest", "others"])
 def test_every_answer_is_the_same_without_it(without_it: Path, files: set[str]) -> None:
     paths = [f"tests/jacobian/{it}" for it in ("test_it_is_gone.py", *sorted(files))]
     run = ("-m", "pytest", "-q", "-n0", "-x", *paths)

@@ -1,0 +1,187 @@
+"""Backwards that have no graph of their own: rows go through them, no loss does."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import NoSuchWayError
+
+from .points import ROWS, alone, points, require_close
+
+Function = Callable[[Tensor], Tensor]
+
+
+class OnceOnly(torch.autograd.Function):
+    """Doubles; its backward says that it has no graph of its own."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    backward: Any = staticmethod(
+        torch.autograd.function.once_differentiable(lambda _ctx, grad: 2 * grad)
+    )
+
+
+class ByNumpy(torch.autograd.Function):
+    """Doubles; its backward has no graph of its own, and does not say so."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return torch.from_numpy(2 * grads[0].detach().cpu().numpy()).to(grads[0])
+
+
+class Calls(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def test_a_backward_that_nothing_can_flow_through_is_named() -> None:
+    """What torch advises, to detach what is handed to NumPy, would make it wrong."""
+
+    class Doubles(torch.autograd.Function):
+        forward: Any = staticmethod(lambda _, x: 2 * x)
+        backward: Any = staticmethod(lambda _, g: torch.from_numpy(2 * g.numpy()))
+
+    double: Any = Doubles.apply
+    x = torch.randn(4, 3, device="cpu")
+    with pytest.raises(NoSuchWayError, match=r'\.numpy\(\).* mode="reverse"'):
+        gradlib.per_sample_jacobian(double, x, mode="forward")
+    found = gradlib.per_sample_jacobian(double, x)
+    torch.testing.assert_close(found, 2 * torch.eye(3, device="cpu").expand(4, 3, 3))
+
+
+WITHOUT_A_GRAPH: dict[str, Function] = {
+    "once differentiable": cast(Any, OnceOnly.apply),
+    "NumPy": cast(Any, ByNumpy.apply),
+    "once differentiable, and another way": lambda x: x + cast(Any, OnceOnly.apply)(x),
+    "NumPy, and another way": lambda x: x + cast(Any, ByNumpy.apply)(x),
+    "once differentiable, deep": lambda x: (
+        x.tanh() + cast(Any, OnceOnly.apply)(x)
+    ).sin(),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_rows_through_a_backward_without_a_graph(
+    name: str, mode: str, check: bool
+) -> None:
+    fn, x = WITHOUT_A_GRAPH[name], points(4, 3)
+    ours = gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["forward", "split"])
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_columns_through_a_backward_without_a_graph(
+    name: str, mode: str, check: bool
+) -> None:
+    fn, x = WITHOUT_A_GRAPH[name], points(4, 3)
+    try:
+        ours = gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    except NoSuchWayError:
+        return
+    require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_columns_without_a_graph_beside_integers(name: str) -> None:
+    ids = torch.tensor([0, 1, 2, 0])
+    with pytest.raises(NoSuchWayError, match='Use mode="reverse"'):
+        gradlib.per_sample_jacobian(
+            lambda x, ids: WITHOUT_A_GRAPH[name](x) * (ids[:, None] + 1),
+            *(points(4, 3), ids),
+            mode="forward",
+        )
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
+def test_a_loss_of_a_jacobian_through_a_backward_marked_once_differentiable(
+    mode: Any, argnums: Any
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), Calls(cast(Any, OnceOnly.apply))).double()
+    with pytest.raises(NoSuchWayError, match="OnceOnlyBackward, whose"):
+        gradlib.per_sample_jacobian(
+            model, points(4, 3), argnums=argnums, mode=mode, create_graph=True
+        )
+
+
+class Cubes(torch.autograd.Function):
+    """Cubes, and divides by its second input, in whatever way its backward is told."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor, how: Function) -> Tensor:
+        ctx.save_for_backward(x, by)
+        ctx.how = how
+        return x**3 / by
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, by = ctx.saved_tensors
+        # A divisor that counts as a constant gets zeros, which need no graph.
+        return ctx.how(3 * x**2 / by * grads[0]), torch.zeros_like(by), None
+
+
+def cubed(x: Tensor, how: Function) -> Tensor:
+    by = torch.full((), 2.0, dtype=x.dtype, requires_grad=True)
+    return cast(Any, Cubes.apply)(x, by, how)
+
+
+CUBED: dict[str, Callable[[Tensor, Function], Tensor]] = {
+    "all": cubed,
+    "inside": lambda x, how: (cubed(x.sin(), how) * x).exp(),
+    "beside others": lambda x, how: x.sin() + cubed(x, how),
+}
+
+
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", CUBED)
+def test_a_loss_of_a_jacobian_through_a_backward_without_a_graph(
+    name: str, mode: Any
+) -> None:
+    x = points(4, 3)
+
+    def jacobian(how: Function, **options: Any) -> Tensor:
+        return gradlib.per_sample_jacobian(
+            lambda x: CUBED[name](x, how), x, mode=mode, create_graph=True, **options
+        )
+
+    right = jacobian(lambda grad: grad)
+    with pytest.raises(NoSuchWayError, match=r"backward of CubesBackward, which"):
+        jacobian(Tensor.detach)
+    require_close(jacobian(Tensor.detach, check=False).detach(), right.detach())
+    assert right.requires_grad
+    x.requires_grad_()
+    y = CUBED[name](x, Tensor.detach)
+    with pytest.raises(NoSuchWayError, match=r"backward of CubesBackward, which"):
+        gradlib.per_sample_jacobian_from_graph(y, x, create_graph=True)
+    gradlib.per_sample_jacobian_from_graph(y, x)
+
+
+def test_a_loss_of_a_jacobian_beside_a_backward_marked_once_differentiable() -> None:
+    weight = torch.ones(3, dtype=torch.double, requires_grad=True)
+    beside = cast(Any, OnceOnly.apply)(weight)
+    ours = gradlib.per_sample_jacobian(
+        lambda x: beside * x.sin(), points(4, 3), create_graph=True
+    )
+    ours.sum().backward()
+    assert weight.grad is not None

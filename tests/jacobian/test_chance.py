@@ -1,0 +1,157 @@
+"""Chance that is torch's is drawn once, and any other is named."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradlib
+from gradlib import DetachedPathError, NotRepeatableError
+
+from .four_samples import x as x  # a fixture
+from .points import points, require_close
+
+Function = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    states = random.getstate(), numpy.random.get_state()
+    yield
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+
+
+class Counter:
+    """Another factor each time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def scaled_by(draw: Callable[[], float]) -> Function:
+    return lambda x: x * draw()
+
+
+CHANCE: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
+    "Python": lambda: lambda x: x * random.random(),
+    "Python's noise": lambda: lambda x: x + random.gauss(0, 1),
+    "NumPy": lambda: lambda x: x * float(numpy.random.rand()),
+    "NumPy's generator": lambda: scaled_by(numpy.random.default_rng(0).random),
+    "in one of two outputs": lambda: lambda x: (x.sin(), x * random.random()),
+    "a counter": Counter,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHANCE)
+def test_chance_that_is_not_torchs(name: str, dtype: torch.dtype) -> None:
+    with pytest.raises(NotRepeatableError):
+        gradlib.per_sample_jacobian(CHANCE[name](), points(4, 3, dtype=dtype))
+
+
+TORCHS_CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda x: (x + torch.randn_like(x)).sin(),
+    "factor": lambda x: x * torch.rand(()),
+    "dropout": lambda x: F.dropout(x.sin(), 0.5),
+    "a permutation": lambda x: x.sin()[:, torch.randperm(3)],
+    "bernoulli": lambda x: x.sin() * torch.bernoulli(torch.full((len(x), 3), 0.5)),
+    "reparametrised": lambda x: torch.distributions.Normal(x, x.exp()).rsample(),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TORCHS_CHANCE)
+def test_torchs_chance_passes(name: str, dtype: torch.dtype) -> None:
+    fn, x = TORCHS_CHANCE[name], points(4, 3, dtype=dtype)
+    torch.manual_seed(5)
+    ours = gradlib.per_sample_jacobian(fn, x)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    reference = gradlib.per_sample_jacobian(fn, x, check=False)
+    assert torch.equal(ours, reference)
+    assert torch.equal(after, torch.get_rng_state())
+    torch.manual_seed(5)
+    given = x.clone().requires_grad_()
+    grad = torch.autograd.grad(fn(given).sum(), given)[0]
+    require_close(ours.sum(1), grad, 1e-12 if dtype == torch.float64 else 0.02)
+
+
+class Noisy(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator("cpu").manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=self.generator, device="cpu").to(x)
+        return (x * noise).sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+def test_a_generator_of_its_own_draws_once(
+    x: Tensor, mode: str, dtype: torch.dtype
+) -> None:
+    model, once = Noisy(), Noisy()
+    x = x.to(dtype)
+    gradlib.plan_jacobian(model, x)
+    found = gradlib.per_sample_jacobian(model, x, mode=mode)
+    given = x.clone().requires_grad_()
+    [grad] = torch.autograd.grad(once(given).sum(), given)
+    assert torch.allclose(found.sum(1), grad, 0.02)
+    assert torch.equal(model.generator.get_state(), once.generator.get_state())
+
+
+def test_a_generator_of_its_own_hides_no_cut_path(x: Tensor) -> None:
+    model = Noisy()
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda x: model(x) * x.detach(), x)
+
+
+def seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return x * torch.randn(3)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward", "split"])
+@pytest.mark.parametrize("fn", [seeded, F.dropout], ids=["seeded", "dropout"])
+def test_random_state_is_left_as_one_call_leaves_it(
+    x: Tensor, fn: Function, mode: str, check: bool
+) -> None:
+    torch.manual_seed(2)
+    fn(x)
+    expected = torch.get_rng_state()
+    torch.manual_seed(2)
+    gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_the_default_generator_by_name_is_replayed(x: Tensor) -> None:
+    generator, calls = torch.default_generator, list[int]()
+
+    def fn(x: Tensor) -> Tensor:
+        calls.append(1)
+        how: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        noise = torch.rand(x.shape, **how)
+        return x * (noise * torch.rand(x.shape, generator=generator, **how)).to(x)
+
+    before = generator.get_state()
+    found = gradlib.per_sample_jacobian(fn, x)
+    after = generator.get_state()
+    assert len(calls) == 3  # no second look
+    generator.set_state(before)
+    assert torch.equal(found.sum(1), fn(torch.ones_like(x)))
+    assert torch.equal(generator.get_state(), after)

@@ -1,0 +1,350 @@
+"""Programs that other ways to a Jacobian stumble over."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+from gradlib import NoSuchWayError
+
+from .points import ROWS, alone, points, require_close
+
+
+class OldStyle(torch.autograd.Function):
+    """Cubes: forward(ctx, ...), without setup_context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grads[0]
+
+
+class WithHooks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.inner.register_full_backward_hook(lambda *_: None)
+        self.inner.register_full_backward_pre_hook(lambda *_: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).tanh()
+
+
+def branching(x: Tensor) -> Tensor:
+    h = x.sin()
+    for _ in range(3):
+        h = h * 2 if h.abs().sum() < 1e3 else h / 2
+    return h
+
+
+def item_in_a_condition(x: Tensor) -> Tensor:
+    return x.square() if x.abs().max().item() < 100 else x
+
+
+def with_nonzero(x: Tensor) -> Tensor:
+    out = x.square()
+    sample, place = (x > 0).nonzero(as_tuple=True)
+    return out.index_put((sample, place), x[sample, place].sin())
+
+
+def with_a_mask(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[x > 0] = x[x > 0] ** 3
+    return out
+
+
+def written_into_zeros(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=x.dtype)
+    for i in range(x.shape[1]):
+        out[:, i] = x[:, : i + 1].sin().sum(1)
+    return out
+
+
+def overwriting(x: Tensor) -> Tensor:
+    x.mul_(2).add_(1)
+    x[:, 0] = x[:, 1].clone()
+    return x.sin()
+
+
+def gradient_inside(x: Tensor) -> Tensor:
+    """A force: minus the gradient of an energy."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.requires_grad_()
+        energy = (x.square().sum(1) ** 2).sum()
+        return -torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def with_func_inside(x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda row: row.sin().prod()))(x)
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    weight = torch.eye(3, dtype=x.dtype) + 0.5
+    inner = checkpoint(lambda x: (x @ weight).tanh(), x, use_reentrant=False)
+    return cast(Tensor, inner).square()
+
+
+class Both(nn.Module):
+    """An LSTM over tokens; only what it says at last counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(3, 4, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0][:, -1]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+def attending(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Callable[..., Any]], tuple[int, ...]]] = {
+    "custom Function of the old form": (lambda: OldStyle.apply, (3,)),
+    "full backward hooks": (WithHooks, (3,)),
+    "control flow by values": (lambda: branching, (3,)),
+    "item in a condition": (lambda: item_in_a_condition, (3,)),
+    "nonzero": (lambda: with_nonzero, (3,)),
+    "a mask": (lambda: with_a_mask, (3,)),
+    "writes into zeros": (lambda: written_into_zeros, (3,)),
+    "overwrites its input": (lambda: overwriting, (3,)),
+    "scaled_dot_product_attention": (lambda: attending, (3, 4)),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True),
+        (3, 4),
+    ),
+    "TransformerEncoderLayer in evaluation": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+        (3, 4),
+    ),
+    "MultiheadAttention": (Heads, (3, 4)),
+    "LSTM": (Both, (5, 3)),
+    "checkpoint": (lambda: checkpointed, (3,)),
+    "weight_norm": (lambda: weight_norm(nn.Linear(3, 2)), (3,)),
+    "spectral_norm": (lambda: spectral_norm(nn.Linear(3, 2)).eval(), (3,)),
+    "a gradient inside": (lambda: gradient_inside, (3,)),
+    "torch.func inside": (lambda: with_func_inside, (3,)),
+    "cumprod": (lambda: lambda x: x.cumprod(1), (3,)),
+    "sort": (lambda: lambda x: x.sort(1).values, (4,)),
+    "interpolate": (lambda: lambda x: F.interpolate(x, scale_factor=2), (1, 3)),
+    "max_pool2d": (lambda: nn.MaxPool2d(2), (1, 4, 4)),
+    "a solved equation": (
+        lambda: lambda x: torch.linalg.solve(x @ x.mT + torch.eye(2), x),
+        (2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_other_ways_stumble_over(name: str, mode: str) -> None:
+    make, shape = PROGRAMS[name]
+    fn = make()
+    if isinstance(fn, nn.Module):
+        fn = fn.double()
+    x = points(4, *shape)
+    before = x.clone()
+    ours = gradlib.per_sample_jacobian(fn, x, mode=mode)
+    assert torch.equal(x, before)
+    assert not x.requires_grad
+    require_close(ours, alone(fn, x))
+
+
+@pytest.mark.parametrize("mode", ["forward", "split"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_other_modes_give_the_same_or_refuse(name: str, mode: str) -> None:
+    make, shape = PROGRAMS[name]
+    fn = make()
+    if isinstance(fn, nn.Module):
+        fn = fn.double()
+    x = points(4, *shape)
+    try:
+        ours = gradlib.per_sample_jacobian(fn, x, mode=mode)
+    except NoSuchWayError:
+        return
+    require_close(ours, alone(fn, x), 1e-11)
+
+
+def test_a_refusal_quotes_torch_in_a_sentence_of_its_own() -> None:
+    with pytest.raises(NoSuchWayError, match=r"is not implemented\. Use mode="):
+        gradlib.per_sample_jacobian(
+            lambda x, y: F.multi_margin_loss(x, y, reduction="none"),
+            torch.randn(3, 4),
+            torch.tensor([0, 1, 3]),
+            mode="forward",
+        )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # may change
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_inside_are_refused(layout: torch.layout, check: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        rows: Any = [row.sin() for row in x]
+        nested = torch.nested.as_nested_tensor(rows, layout=layout)
+        return torch.nested.to_padded_tensor(nested, 0.0)
+
+    for call in (gradlib.per_sample_jacobian, gradlib.plan_jacobian):
+        with pytest.raises(NoSuchWayError, match=r"to_padded_tensor"):
+            call(fn, torch.randn(3, 4), mode="loop", check=check)
+
+
+def test_a_parameter_that_is_frozen_in_the_call_is_named() -> None:
+    class Freezes(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name)
+            cast(nn.Module, self[0]).requires_grad_(False)
+            return super().forward(input)
+
+    model = Freezes(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    with pytest.raises(
+        gradlib.JacobianArgumentError, match=r"froze 0\.weight, 0\.bias in"
+    ):
+        gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
+    found = gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
+    assert set(found) == {"2.weight", "2.bias"}
+
+
+def test_hooks_see_a_backward_pass() -> None:
+    model, seen = WithHooks().double(), list[int]()
+    model.inner.register_full_backward_hook(lambda *_: seen.append(1))
+    gradlib.per_sample_jacobian(model, points(4, 3), mode="loop", check=False)
+    assert len(seen) == 2
+
+
+def test_a_reentrant_checkpoint_is_refused() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return cast(Tensor, checkpoint(torch.sin, x, use_reentrant=True))
+
+    for mode in ROWS:
+        with pytest.raises(NoSuchWayError, match="use_reentrant=False"):
+            gradlib.per_sample_jacobian(fn, points(4, 3), mode=mode)
+    with pytest.raises(NoSuchWayError, match="use_reentrant=False"):
+        gradlib.plan_jacobian(fn, points(4, 3))
+
+
+def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
+    def fn(x: Tensor) -> Tensor:
+        h = 2 * x
+        y = h.sin()
+        h.add_(1)
+        return y
+
+    for ask in (gradlib.plan_jacobian, gradlib.per_sample_jacobian):
+        with pytest.raises(NoSuchWayError, match="modified by an inplace operation"):
+            ask(fn, points(4, 3))
+
+
+@pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
+@pytest.mark.parametrize("check", [True, False])
+def test_dropout_has_one_mask_for_each_sample(check: bool, mode: str) -> None:
+    masks: list[Tensor] = []
+
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 4)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).exp()
+            dropped = self.drop(h)
+            masks.append((dropped / h).detach())
+            return self.last(dropped)
+
+    model, x = Seen().double(), points(6, 3)
+    ours = gradlib.per_sample_jacobian(model, x, mode=mode, check=check)
+    mask, h = masks[0], model.first(x).exp()
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    assert len(mask.unique(dim=0)) > 1
+    inner = (mask * h)[:, :, None] * model.first.weight
+    require_close(ours, (model.last.weight @ inner).detach())
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "chain": (
+        lambda: nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)),
+        (3,),
+    ),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.SiLU()),
+        (1, 5, 5),
+    ),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        (3, 8),
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Tanh()), (3,)),
+    "LSTM": (Both, (4, 3)),
+}
+
+
+# On a GPU torch calls cuDNN for bfloat16, and does not lay the weights as that wants.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NETS)
+def test_nets_in_narrow_dtypes_pass(name: str, dtype: torch.dtype) -> None:
+    make, shape = NETS[name]
+    model = make().to(dtype)
+    ours = gradlib.per_sample_jacobian(model, points(4, *shape, dtype=dtype))
+    assert ours.dtype == dtype
+    assert ours.any()
+    by_name = gradlib.per_sample_jacobian(
+        model, points(4, *shape, dtype=dtype), argnums="parameters"
+    )
+    for key, parameter in model.named_parameters():
+        assert by_name[key].dtype == dtype
+        assert by_name[key].shape[2:][-parameter.dim() :] == parameter.shape
+
+
+NESTED_FOR: dict[str, Any] = {
+    "a function": torch.sin,
+    "a layer": nn.Linear(3, 2),
+    "a small net": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+    "a transformer": nn.TransformerEncoderLayer(3, 1, 4, batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("fn", NESTED_FOR.values(), ids=NESTED_FOR.keys())
+def test_a_nested_tensor_of_strided_parts(fn: Any) -> None:
+    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    with pytest.raises(gradlib.JacobianArgumentError, match="is a nested tensor"):
+        gradlib.per_sample_jacobian(fn, x)
+
+
+class Shrinks(nn.Linear):
+    """Writes to its weight at each call."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(input).sin()
+
+
+def test_a_weight_that_each_call_overwrites_is_as_it_was_for_the_next() -> None:
+    model, x = Shrinks(3, 2).double(), points(4, 3)
+    before = model.weight.detach().clone()
+    ours = gradlib.per_sample_jacobian(model, x)
+    halved = nn.Linear(3, 2).double()
+    halved.load_state_dict({"weight": before / 2, "bias": model.bias.detach()})
+    require_close(ours, alone(lambda x: halved(x).sin(), x))

@@ -1,0 +1,285 @@
+"""A replayed call leaves what a module keeps, and runs its hooks as they ran."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrizations, parametrize
+
+import gradlib
+
+from .replayed import assert_replays, loss_of, replays
+
+
+def test_modules_of_one_class_of_which_one_has_more() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].scale = 2.0
+    model[1].register_forward_hook(lambda module, _, output: module.scale * output)
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    model[1].scale = 3.0
+    assert_replays(recording, model)
+
+
+class Scaled(nn.Linear):
+    """Changes what it is given and returns, outside of what hooks see."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * super().__call__(2 * x) + 1
+
+
+def test_a_class_with_a_call_of_its_own() -> None:
+    model = nn.Sequential(Scaled(3, 2), nn.Tanh())
+    recording = replays(model, torch.randn(4, 3, requires_grad=True))
+    assert_replays(recording, model)
+    assert recording.verify().ok
+
+
+def test_what_a_module_keeps_in_attributes_stays() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.last = 0, torch.zeros(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.last = 2 * x
+            self.fresh = 3
+            self.register_buffer("new", torch.ones(1))
+            return self.last
+
+    model = Counts()
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, requires_grad=True)).backward()
+    last, call = model.last, recording[""]
+    del model.new, model.fresh
+    call.replay()
+    assert model.calls == 1
+    assert model.last is last
+    assert not hasattr(model, "new")
+    assert not hasattr(model, "fresh")
+
+
+class Keeps(nn.Module):
+    """It changes in place what it keeps, and what another module keeps too."""
+
+    def __init__(self, shared: list[Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.count, self.memory = torch.zeros(1), torch.zeros(3)
+        self.shared = shared
+        self.nested = {"seen": [set[int]()], "pair": (torch.zeros(1), [0])}
+        self.weights = [self.inner.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.count += 1
+        self.memory *= 0.5  # leads back to earlier calls
+        self.memory += y.sum(0)
+        self.shared.append(y.mean())
+        seen: Any = self.nested
+        seen["seen"][0].add(len(self.shared))
+        seen["pair"][0].add_(1)
+        seen["pair"][1][0] += 1
+        return y + self.memory.detach() - self.memory.detach() + self.weights[0].sum()
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+        self.first, self.second = Keeps(self.losses), Keeps(self.losses)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.losses.clear()
+        y = self.second(self.first(x))
+        assert len(self.losses) == 2
+        return y.sum() + torch.stack(self.losses).sum()
+
+
+def test_what_is_changed_in_attributes_stays() -> None:
+    def kept(module: Any) -> list[tuple[int, str]]:
+        held = (module.count, module.memory, module.shared, module.nested)
+        return [(id(it), str(it)) for it in held]
+
+    torch.manual_seed(0)
+    model = Sums()
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.randn(2, 3)).backward()
+    before = kept(model.first), kept(model.second)
+    for name in ("", "first", "second"):
+        recording[name, 1].replay()
+    recording.verify(numerical=True)
+    assert (kept(model.first), kept(model.second)) == before
+    assert model.losses is model.first.shared
+
+
+class Holds(nn.Module):
+    """It uses what it has by way of its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("shift", torch.zeros(3))
+        self.scale = torch.randn(3, requires_grad=True)
+        self.table = {"rows": torch.randn(3, 3)}
+        self.held = [self.weight, self.shift]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held[1] += 1
+        return x @ self.table["rows"] @ self.held[0] * self.scale + self.shift
+
+
+def test_attributes_lead_to_parameters_buffers_and_tensors() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Holds(), Holds())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(2, 3))).backward()
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+        assert_replays(recording, model)
+    assert recording.verify(numerical=True).agreed == 6
+    model[0].weight.requires_grad_(False)
+    with gradlib.record(model[0]) as recording:
+        loss_of(model[0](torch.randn(2, 3))).backward()
+    recording[""].replay()
+
+
+def test_own_hooks_run_as_they_did() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].register_forward_pre_hook(lambda _m, args: (args[0] * 2,))
+    model[0].register_forward_hook(lambda _m, _args, output: cast(Tensor, output) * 3)
+    model[1].register_full_backward_hook(lambda _m, grads, _out: (grads[0] * 5,))
+    model[1].register_full_backward_pre_hook(lambda _m, grads: (grads[0] * 7,))
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        loss_of(model(x)).backward()
+    assert_replays(recording, model)
+
+
+def test_a_module_that_calls_one_it_does_not_contain() -> None:
+    class Caller(nn.Module):
+        def __init__(self, other: nn.Module) -> None:
+            super().__init__()
+            self.others = [other]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.others[0](x)
+
+    other = nn.Linear(3, 3)
+    model = nn.Sequential(other, Caller(other))
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3))).backward()
+        with torch.no_grad():
+            other.weight.zero_()
+        assert_replays(recording, model)
+        assert len(recording) == 4
+
+
+def test_a_lazy_module() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+    assert_replays(recording, model)
+
+
+def test_a_lazy_module_with_hooks_of_others() -> None:
+    lazy = nn.LazyLinear(4)
+    lazy.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    model = nn.Sequential(lazy, nn.Tanh())
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+    assert_replays(recording, model)
+
+
+LazyModule: Any = LazyModuleMixin  # its stubs know no module
+
+
+class LazyNoise(LazyModule, nn.Module):
+    """Draws its weight, and a number, in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Any = nn.UninitializedParameter()
+        self.shift: Any
+        self.register_buffer("shift", nn.UninitializedBuffer())
+        self.level = 0.0
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if self.has_uninitialized_params():
+            self.weight.materialize(x.shape[1:])
+            nn.init.normal_(self.weight)
+            self.shift.materialize(x.shape[1:])
+            nn.init.normal_(self.shift)
+            self.level = torch.rand(()).item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.shift + self.level * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(4), LazyNoise])
+def test_what_is_drawn_after_the_weights_of_a_lazy_module(
+    make: Callable[[], nn.Module],
+) -> None:
+    model = nn.Sequential(make(), nn.Dropout(0.5), nn.Sequential(make(), nn.Dropout()))
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(5, 3, requires_grad=True))).backward()
+    before = {name: it.clone() for name, it in model.state_dict().items()}
+    classes = [*map(type, model.modules())]
+    assert_replays(recording, model)
+    assert recording.verify(numerical=True).ok
+    assert [*map(type, model.modules())] == classes
+    assert all(it.equal(before[name]) for name, it in model.state_dict().items())
+
+
+class LazyShift(LazyModule, nn.Module):
+    """Draws a buffer in its first call, and has no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift: Any
+        self.register_buffer("shift", nn.UninitializedBuffer())
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if self.has_uninitialized_params():
+            self.shift.materialize(x.shape[1:])
+            nn.init.normal_(self.shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift * torch.rand_like(x)
+
+
+def test_a_lazy_module_that_is_called_twice_in_its_first_forward() -> None:
+    shift = LazyShift()
+    model = nn.Sequential(shift, nn.Sequential(shift, nn.Dropout(0.5)))
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.randn(5, 3, requires_grad=True))).backward()
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
+def test_a_class_that_changes_after_the_call() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.Tanh())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.randn(2, 3)).sum().backward()
+            if parametrize.is_parametrized(model[0]):
+                parametrize.remove_parametrizations(model[0], "weight")
+    assert recording["0", 1].replay().param_grads["weight"] is not None
+    assert recording["1", 0].replay().grad_output is not None
+    for name in ("", "0"):
+        with pytest.raises(
+            gradlib.CannotReplayError,
+            match="was a ParametrizedLinear then and is a Linear now",
+        ):
+            recording[name, 0].replay()

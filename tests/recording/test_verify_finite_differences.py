@@ -1,0 +1,334 @@
+"""`verify(numerical=True)` is not fooled by what finite differences stumble over."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradlib
+
+from .recorded import recorded
+
+
+@pytest.mark.parametrize("slope", [2.0, 2.2])
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e6])
+def test_an_output_that_is_large_beside_its_slopes(slope: float, offset: float) -> None:
+    class Energy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.square().sum(1) + offset
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return slope * x * grads[0][:, None]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Energy.apply(x)
+
+    torch.manual_seed(0)
+    with gradlib.record(model := Model()) as recording:
+        model(torch.randn(8, 5).double().requires_grad_()).sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok == (slope == 2.0)
+    if not found.ok:
+        assert found.disagreements[0].error == pytest.approx(1 - 2.0 / slope, rel=0.5)
+
+
+@pytest.mark.cpu
+def test_finite_differences_of_what_onednn_lays_out() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            packed: Any = x
+            return self.act(packed.to_mkldnn()).to_dense()
+
+    with gradlib.record(model := Model()) as recording:
+        model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    assert recording.verify().ok
+    found = recording.verify(numerical=True)
+    assert not found.disagreements
+    reasons = {it.name: it.reason for it in found.skipped}
+    assert "oneDNN, which knows no float64" in reasons["act"]
+
+
+class Norm32(nn.Module):
+    """Computes in float32, whatever it is given, as many models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide @ torch.ones(x.shape[-1], x.shape[-1]).tril()
+        scale = torch.ones(x.shape[-1], dtype=torch.float32)
+        return (wide * scale * wide.float().square().mean(-1, True).rsqrt()).to(x.dtype)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).exp()
+
+
+class Taking(nn.Module):
+    """It is given its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is None:
+            return self(x, self.weight)
+        return (x * weight).sin() + self.weight.cos()
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return y, y, x
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Twice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.twice(2 * x)
+        return a + 2 * b + 3 * c
+
+
+RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "kinks at the recorded point": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()
+        ),
+        lambda: torch.randn(2, 2, 12, 12),
+    ),
+    "zeros": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        lambda: torch.zeros(3, 4),
+    ),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()),
+        lambda: torch.randn(6, 4),
+    ),
+    "float32 inside": (
+        lambda: nn.Sequential(nn.Linear(4, 4), Norm32()),
+        lambda: torch.randn(6, 4),
+    ),
+    "complex": (lambda: nn.Sequential(Complex(), Complex()), lambda: torch.randn(2, 3)),
+    "words": (
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.GELU()),
+        lambda: torch.tensor([[0, 3], [3, 3]]),
+    ),
+    "sparse gradients": (
+        lambda: nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Tanh()),
+        lambda: torch.tensor([[0, 3], [3, 3]]),
+    ),
+    "recurrent": (lambda: nn.LSTM(3, 4, 2, dropout=0.4), lambda: torch.randn(5, 2, 3)),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True),
+        lambda: torch.randn(2, 5, 4),
+    ),
+    "its own parameter as argument": (Taking, lambda: torch.randn(3, 4)),
+    "one tensor returned twice": (Both, lambda: torch.randn(3, requires_grad=True)),
+    "bfloat16": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(torch.bfloat16),
+        lambda: torch.randn(3, 4, dtype=torch.bfloat16),
+    ),
+}
+
+# cuDNN has a random state of its own for dropout: such a call is not replayed.
+ON_A_CPU = pytest.param("recurrent", marks=pytest.mark.cpu)
+
+
+@pytest.mark.parametrize(
+    "kind", [ON_A_CPU if it == "recurrent" else it for it in RIGHT]
+)
+def test_right_ones_pass(kind: str) -> None:
+    torch.manual_seed(0)
+    make, given = RIGHT[kind]
+    net = make()
+    recording = recorded(net, given())
+    before = torch.get_rng_state(), torch.get_default_dtype()
+    found = recording.verify(numerical=True)
+    assert found.ok, str(found)
+    assert found.skipped == ()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_default_dtype() == before[1]
+
+
+NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+
+def nested(layout: torch.layout, *lengths: int) -> Tensor:
+    parts = [torch.randn(length, 4) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+
+
+def recorded_nested(net: nn.Module, x: Tensor) -> gradlib.Recording:
+    with gradlib.record(net) as recording:
+        torch.nested.to_padded_tensor(net(x), 0.0).square().sum().backward()
+    return recording
+
+
+@NESTED
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors(layout: torch.layout) -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nested(layout, *lengths) if lengths else x
+
+    lengths: tuple[int, ...] = ()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4), Cut())
+    recording = recorded_nested(net, nested(layout, 2, 3))
+    found = recording.verify(numerical=True)
+    assert found.agreed == len(recording), str(found)
+    lengths = (4, 1)
+    found = recording.verify().disagreements[-1]
+    assert (found.name, found.reason) == (
+        "3",
+        "shapes [[2, 4], [3, 4]] and [[4, 4], [1, 4]]",
+    )
+
+
+@NESTED
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_wrong_gradient_of_a_nested_tensor(layout: torch.layout) -> None:
+    class Cheat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+            self.bias = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.linear(x, self.weight, self.bias)
+            return y + y.detach()
+
+    net = nn.Sequential(Cheat(), nn.Linear(3, 2))
+    found = recorded_nested(net, nested(layout, 2, 3)).verify(numerical=True)
+    assert {(it.name, it.field) for it in found.disagreements} == {
+        ("0", "grad_input[0]"),
+        ("0", "param_grads['weight']"),
+        ("0", "param_grads['bias']"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_inputs(layout: torch.layout, factor: float) -> None:
+    class Dense(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.to_dense()
+            return factor * y + (1 - factor) * y.detach()
+
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    x = x.to_sparse() if layout == torch.sparse_coo else x.to_sparse_csr()
+    found = recorded(Dense(), x.requires_grad_()).verify(numerical=True)
+    assert found.ok == (factor == 1)
+    assert not found.skipped
+
+
+@pytest.mark.parametrize("backward_inside", [True, False])
+def test_autocast(backward_inside: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    weights = torch.randn(2, 5, 8)
+    with gradlib.record(net) as recording:
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+            loss = (net(torch.randn(2, 5, 8)).float() * weights).sum()
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
+    found = recording.verify(numerical=True)
+    assert found.ok, str(found)
+    if weights.is_cpu:  # where autocast, inside, rounds in the backward too
+        assert recording.verify(rtol=1e-5).ok is not backward_inside
+
+
+@pytest.mark.parametrize("wrong", ["weight", "bias"])
+def test_a_wrong_gradient_of_one_parameter(wrong: str) -> None:
+    class Affine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return F.linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+            x, weight = ctx.saved_tensors
+            (grad,) = grads
+            of_weight, of_bias = grad.T @ x, grad.sum(0)
+            if wrong == "weight":
+                of_weight = of_weight + 0.01
+            else:
+                of_bias = of_bias[[1, 0, *range(2, len(of_bias))]]
+            return grad @ weight, of_weight, of_bias
+
+    class Layer(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+            return Affine.apply(input, self.weight, self.bias)
+
+    recording = recorded(nn.Sequential(Layer(3, 5), nn.Tanh()), torch.randn(6, 3))
+    assert recording.verify().ok
+    (found,) = recording.verify(numerical=True).disagreements
+    assert (found.name, found.field) == ("0", f"param_grads[{wrong!r}]")
+
+
+def test_what_has_no_float64_is_skipped() -> None:
+    class Narrow(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("float32 only")
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            assert ctx.needs_input_grad[0]
+            return 2 * grads[0]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Narrow.apply(x)
+
+    recording = recorded(Model(), torch.randn(3, requires_grad=True))
+    assert recording.verify().ok
+    found = recording.verify(numerical=True)
+    assert not found.ok
+    assert "again raised TypeError: float32 only" in found.skipped[0].reason
+
+
+@pytest.mark.parametrize("padding", [0, -1, None])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_gets_no_gradient_on_purpose(kind: Any, padding: int | None) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(kind(5, 3, padding_idx=padding), nn.Linear(3, 2))
+    recording = recorded(net, torch.tensor([[1, 0, 2, 2], [3, 4, 0, 0]]))
+    found = recording.verify(numerical=True)
+    assert (found.disagreements, found.skipped) == ((), ())
+
+
+def test_a_wrong_gradient_of_an_embedding_with_padding() -> None:
+    class Wrong(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (as torch names it)
+            found = super().forward(input)
+            return found + found.detach()
+
+    recording = recorded(Wrong(5, 3, padding_idx=0), torch.tensor([1, 0, 2]))
+    (found,) = recording.verify(numerical=True).disagreements
+    assert found.field == "param_grads['weight']"

@@ -1,0 +1,221 @@
+"""`verify` names the other way by which a gradient may have come to a call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+
+class Experts(nn.Module):
+    """It leaves a loss in an attribute, and other tensors that do not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(3, 2)
+        self.log = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.router(x).softmax(-1)
+        self.auxiliary = {"loss": p.square().mean()}
+        self.seen = p.detach()
+        self.log.append(self.seen)
+        self.first = getattr(self, "first", p.sum())
+        self.returned = p @ torch.ones(2, 3) * x
+        return self.returned
+
+
+def test_a_gradient_that_came_through_an_attribute_is_the_reason() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Experts()))
+    for add, modules in ((0, None), (1, None), (1, ["1"])):
+        with gradlib.record(net, modules=modules) as recording:
+            loss = net(torch.randn(4, 3)).sum()
+            (loss + add * net[1][0].auxiliary["loss"]).backward()
+        wrong = recording.verify(numerical=True).disagreements
+        if not add:
+            assert wrong == ()
+            continue
+        (only,) = wrong
+        assert only.field == "grad_input[0]"
+        name = "auxiliary" if modules is None else "0.auxiliary"
+        assert only.reason.endswith(f"by another way too: attribute {name}")
+
+
+def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    net = nn.Sequential(nn.Linear(3, 3), inner)
+    seen: list[Tensor] = []
+
+    def look(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen.append(output)
+
+    inner[1].register_forward_hook(look)
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        for _ in range(2):
+            loss = net(x).sum()
+            loss.backward(retain_graph=True)
+            (loss + seen[-1].square().mean()).backward()
+    wrong = recording.verify().disagreements
+    assert [(it.name, it.index, it.field) for it in wrong] == [
+        ("1", i, "passes[1].grad_input[0]") for i in range(2)
+    ]
+    for it, said in zip(wrong, ("output of 1.1", "output of 1.1 (1)"), strict=True):
+        assert it.reason.endswith(f"by another way too: {said}")
+    assert not any(module._forward_hooks for module in (net, inner, inner[0]))
+
+
+class Doubles(nn.Module):
+    """It doubles what it is given, in place."""
+
+    def __init__(self, gives: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gives = gives
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gives(x.mul_(2))
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize(
+    ("gives", "shows"),
+    [
+        (Tensor.clone, lambda base: base[:, :2]),
+        (Tensor.clone, lambda base: base),
+        (lambda x: x, lambda base: base[:, :2]),
+    ],
+    ids=["another, of a view", "another", "itself, a view"],
+)
+def test_a_gradient_that_came_by_an_input_it_overwrites_is_the_reason(
+    gives: Callable[[Tensor], Tensor], shows: Callable[[Tensor], Tensor], is_used: bool
+) -> None:
+    first, doubles = nn.Linear(3, 4), Doubles(gives)
+    with gradlib.record(nn.ModuleList([first, doubles])) as recording:
+        base = first(torch.randn(5, 3))
+        loss = doubles(shows(base)).sum()
+        (loss + base.square().sum() if is_used else loss).backward()
+    found = [it.reason for it in recording.verify().disagreements]
+    said = "gradients may have come by another way too: args[0], which it overwrites"
+    assert found == [said] * is_used
+
+
+def assert_named_as_another_way(model: Any, of: Callable[[Any], Tensor]) -> None:
+    """Go back by what ``model.tells`` returned too, and find that this is the reason.
+
+    Args:
+        model: What calls that module.
+        of: Gives, of what it returned, the tensor.
+    """
+    net = nn.Sequential(nn.Linear(3, 3), model)
+    seen: list[Tensor] = []
+    model.tells.register_forward_hook(lambda *_: seen.append(of(_[-1])))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + seen[0].square().mean()).backward()
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.field) == ("1", "grad_input[0]")
+    assert wrong.reason.endswith("by another way too: output of 1.tells")
+
+
+def test_a_call_inside_that_returns_more_than_tensors_is_the_reason() -> None:
+    class Tells(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, None, int, Tensor]:
+            return x.tanh(), None, 7, x.detach()
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tells = Tells()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, _, times, _ = self.tells(x)
+            return y * times
+
+    assert_named_as_another_way(Uses(), lambda output: output[0])
+
+
+def test_a_call_inside_is_the_reason_where_others_have_no_like() -> None:
+    more = iter(range(99))  # none while it is recorded
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tells, self.mapped = nn.Tanh(), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.tells(x)
+            for _ in range(next(more)):
+                self.tells(x)
+            mapped: Any = torch.vmap(self.mapped)(x)  # whose call has no values
+            return y + mapped
+
+    assert_named_as_another_way(Uses(), lambda output: output)
+
+
+class Given(nn.Module):
+    """It cannot be computed again: it is given an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, _object: object = None) -> Tensor:
+        return 2 * self.linear(x)
+
+
+class Gives(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = Given()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.given(x, object()).tanh()
+
+
+def test_it_may_have_come_to_a_call_in_one_that_is_skipped() -> None:
+    seen: list[Tensor] = []
+
+    def look(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen.append(output)
+
+    net = Gives()
+    net.given.linear.register_forward_hook(look)
+    with gradlib.record(net) as recording:
+        out = net(torch.randn(4, 3, requires_grad=True))
+        (out.sum() + seen[-1].square().sum()).backward()
+    found = recording.verify()
+    assert [it.name for it in found.skipped] == ["given"]
+    (wrong,) = found.disagreements
+    assert wrong.reason.endswith("output of given.linear")
+
+
+@pytest.mark.parametrize("through_the_output_too", [False, True])
+def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
+    through_the_output_too: bool,
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner = torch.tanh(self.first(x))
+            return self.last(self.inner)
+
+    net, x = Net(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        y = net(x)
+        torch.autograd.grad(net.inner.sum(), x, retain_graph=True)
+        if through_the_output_too:
+            torch.autograd.grad(y.sum(), x)
+    found = recording.verify()
+    assert found.ok
+    skipped = {it.name: it.reason for it in found.skipped}
+    assert ("" in skipped) is not through_the_output_too
+    if not through_the_output_too:
+        assert skipped[""].startswith("its backward passes began inside of it")
