@@ -20,7 +20,7 @@ class ModuleHook(partial[None]):
 
     def __reduce__(self) -> tuple[type["ModuleHook"], tuple[object]]:
         """Copy and pickle it as a hook that does nothing."""
-        return ModuleHook, (_nothing,)
+        return ModuleHook, (nothing,)
 
 
 def stop_all(hooks: Iterable[ModuleHook]) -> None:
@@ -79,9 +79,7 @@ def hooks_of_others(module: nn.Module) -> dict[str, Any]:
     own = vars(module)
     kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
     for kind in HOOKS:
-        items = own[kind].items()
-        others = ((key, it) for key, it in items if key != id(it))
-        kept[kind] = without_ours(OrderedDict(others))
+        kept[kind] = without_ours(own[kind])
     return kept
 
 
@@ -97,7 +95,7 @@ def remove_stopped(modules: Collection[nn.Module]) -> None:
         stopped = {
             key
             for key, hook in chain.from_iterable(hooks.items() for hooks in every)
-            if isinstance(hook, ModuleHook) and hook.func is _nothing
+            if isinstance(hook, ModuleHook) and hook.func is nothing
         }
         for hooks in every:
             for key in stopped & hooks.keys():
@@ -117,8 +115,8 @@ NO_HOOKS: dict[str, Any] = {
 """The same of a module that has none."""
 
 
-def _nothing(*_: object) -> None:
-    pass
+def nothing(*_: object) -> None:
+    """Stand for a hook that does nothing, or for keeping nothing of a tensor."""
 
 
-_STOP = methodcaller("__setstate__", (_nothing, (), {}, None))
+_STOP = methodcaller("__setstate__", (nothing, (), {}, None))

@@ -407,11 +407,9 @@ def _plain_powers(low: float, high: float, digits: str) -> list[float]:
     return [at for at in found if low <= at <= high]
 
 
-def _plain(value: float, _place: int) -> str:
-    """Return a number as `_power_of_ten` writes it, also between two powers."""
-    digits, power = f"{value:.2e}".split("e")
-    few = f"{float(digits):g}e{int(power)}"
-    return f"{value:.3g}" if abs(int(power)) < 4 else few
+def _plain(value: float, place: int) -> str:
+    """Return a number as `_power_of_ten` writes that of its logarithm."""
+    return _power_of_ten(math.log10(value), place)
 
 
 def _power_of_ten(exponent: float, _place: int) -> str:

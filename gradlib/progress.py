@@ -2,24 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 PATIENCE = 1.0
 """After how many seconds of work the line appears."""
-
-
-def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Go through `items`, and say so on stderr where that is a terminal.
-
-    Args:
-        items: What there is to do.
-        what: What is done, as ``"verify"``.
-    """
-    numbers = iter(range(len(items)))
-    return reported(items, lambda _: f"{what}: {next(numbers)} of {len(items)} calls")
 
 
 def reported(items: Iterable[T], text: Callable[[T], str]) -> Iterator[T]:

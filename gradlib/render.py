@@ -50,12 +50,11 @@ class Table:
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows
         )
-        footer = "".join(f"<p>{escape(line)}</p>" for line in self.footer)
-        return (
-            STYLE + f'<div class="gradlib"><p>{escape(self.title)}</p>'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"{footer}</div>"
-        )
+        rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        table = f"<table>{rows}</table>" if self.columns else ""
+        footer = "".join(f"<p>{escape(line)}</p>" for line in self.footer if line)
+        title = f"<p>{escape(self.title)}</p>"
+        return f'{STYLE}<div class="gradlib">{title}{table}{footer}</div>'
 
 
 def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:

@@ -242,8 +242,18 @@ def wide(tensor: Tensor) -> Tensor:
     return values.to(_wider(values.dtype))
 
 
+def largest(numbers: Iterable[float]) -> float | None:
+    """Return the largest, one that is no number before all; ``None`` of none."""
+    return max(numbers, key=lambda it: math.inf if math.isnan(it) else it, default=None)
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Tell whether numbers of a dtype are rounded; only these have gradients."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _wider(dtype: torch.dtype) -> torch.dtype:
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not is_inexact(dtype):
         return torch.float64
     if dtype.itemsize == 1:  # the float8 types know no promotion
         return torch.float32

@@ -154,9 +154,15 @@ class _Writer:
             case np.generic() if isinstance(value.item(), bool | int | float | complex):
                 return self.written(value.item())
             case np.ndarray() if cast(Any, value).dtype.kind in "biufc":
-                return {"ndarray": self.written(torch.tensor(value))}
+                return self._array(value)
             case _:
                 return self._object(value)
+
+    def _array(self, value: Any) -> dict[str, Any]:
+        try:
+            return {"ndarray": self.written(tensor_of(value))}
+        except TypeError:  # of long doubles, which torch has not
+            return {"not saved": repr(value)}
 
     def _all(self, values: Any) -> list[Any]:
         return [self.written(value) for value in values]
@@ -275,6 +281,11 @@ def _class(tag: str, name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 
 
 copyreg.pickle(cast(Any, _Made), lambda kind: (_class, kind.made_of))
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Return a tensor of an array, whatever the order of its bytes."""
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
 
 
 def dtype_named(name: str) -> torch.dtype:

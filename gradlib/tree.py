@@ -42,8 +42,7 @@ class Tree:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Tell ``pickle`` how to make it again: a spec knows classes of one process."""
-        places = {place: place for place in range(len(self.leaves))}
-        return _made_again, (self.filled(places), self.leaves)
+        return _made_again, (self.form(), self.leaves)
 
     def build(self) -> Any:
         """Return the structure."""
@@ -56,6 +55,10 @@ class Tree:
             return self.spec.unflatten(leaves)
         except Exception:  # a class that checks what it is made of
             return _unchecked(self.spec, iter(leaves))
+
+    def form(self) -> Any:
+        """Return the structure with the place of each leaf in its stead."""
+        return self.filled({place: place for place in range(len(self.leaves))})
 
     def map(self, function: Callable[[Any], object]) -> "Tree":
         """Return the tree with `function` of each leaf in its place."""
@@ -211,13 +214,13 @@ def _made_open(kind: type[Any]) -> bool:
     if kind in _OPEN:
         return False  # this one holds itself
     if issubclass(kind, dict):
-        flatten = _flatten_dict
+        opened = _flatten_dict
     elif dataclasses.is_dataclass(kind):
-        flatten = _flatten_dataclass
+        opened = _flatten_dataclass
     else:
         return False
     register = cast(Any, optree).register_pytree_node
-    register(kind, flatten, _unflatten, namespace=NAMESPACE)
+    register(kind, opened, _unflatten, namespace=NAMESPACE)
     return True
 
 

@@ -139,7 +139,7 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.device, tensor.layout, tensor.is_nested
 
 
-class Copies:
+class Transfers:
     """Copies that GPUs are making on the CPU: nobody waits until somebody reads."""
 
     def __init__(self) -> None:
@@ -151,6 +151,8 @@ class Copies:
 
         From a GPU to the CPU it goes into pinned memory, in the current stream.
         """
+        if tensor.is_meta:  # there is nothing to be moved
+            return tensor
         result = tensor.to(device, non_blocking=tensor.is_cuda)
         if result is not tensor and tensor.is_cuda and result.device.type == "cpu":
             self._makers.add(tensor.device)
@@ -166,7 +168,7 @@ class Copies:
 def keeper(
     reduce: Callable[[Tensor], Any] | None,
     device: torch.device | str | int | None,
-    copies: Copies,
+    copies: Transfers,
 ) -> Keep:
     """Return the function that gives what to keep of a tensor.
 

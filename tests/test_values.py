@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradlib
 from gradlib.private.tensors import is_copy_on_write
-from gradlib.values import Copies, keep, keeper, same_values
+from gradlib.values import Transfers, keep, keeper, same_values
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_on_a_gpu_no_memory_is_shared() -> None:
 
 
 def test_a_gpu_copies_while_nobody_waits(waits: list[torch.device]) -> None:
-    copies = Copies()
+    copies = Transfers()
     kept = keeper(None, "cpu", copies)
     tensor = torch.ones(3, device="cpu").as_subclass(OnGPU)
     found = [kept(tensor), kept(2 * tensor)]
@@ -152,7 +152,7 @@ def test_a_gpu_copies_while_nobody_waits(waits: list[torch.device]) -> None:
 
 @pytest.mark.parametrize("reduce", [None, torch.sum])
 def test_the_cpu_copies_nothing_later(reduce: Any, waits: list[torch.device]) -> None:
-    copies = Copies()
+    copies = Transfers()
     tensor = torch.ones(3, device="cpu")
     kept = keeper(reduce, "cpu", copies)(tensor)
     tensor.zero_()

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.errors import NotCopyableError
-from gradlib.private.hooks import FORWARD_HOOKS
+from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 from gradlib.recording.attributes import fill_slots, in_slots
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
 
 
-class Copies(NamedTuple):
+class CopiedCall(NamedTuple):
     """A copy of a module and of its inputs.
 
     Attributes:
@@ -35,7 +35,7 @@ class Copies(NamedTuple):
 
 def copies_of(
     module: nn.Module, inputs: Tree, change: Callable[[Tensor], Tensor]
-) -> Copies:
+) -> CopiedCall:
     """Copy a module together with its inputs: what both hold stays one thing.
 
     Forward hooks are kept, which may be part of what the module computes, as those of
@@ -71,7 +71,7 @@ def copies_of(
         for key, original in (attributes | given).items()
         if key in made and original.grad_fn is not None
     }
-    return Copies(copied, Tree(leaves, inputs.spec), stands_for)
+    return CopiedCall(copied, Tree(leaves, inputs.spec), stands_for)
 
 
 def _whole(
@@ -99,8 +99,8 @@ def _whole(
 
 def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
     """Return the dicts that hold the backward hooks of a module and all inside it."""
-    kinds = ("_backward_hooks", "_backward_pre_hooks")
-    return [getattr(part, kind) for part in module.modules() for kind in kinds]
+    every = module.modules()
+    return [getattr(part, kind) for part in every for kind in BACKWARD_HOOKS]
 
 
 def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:

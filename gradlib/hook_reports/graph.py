@@ -32,7 +32,7 @@ BEYOND: Key = ("more", 1)
 """Those that are behind the old hook's node, where that stands behind `MORE`."""
 
 
-class Flow(NamedTuple):
+class Stream(NamedTuple):
     """Where a gradient flows.
 
     Attributes:
@@ -62,7 +62,7 @@ class CallGraph:
     """
 
     texts: Mapping[Key, str]
-    flows: tuple[Flow, ...]
+    flows: tuple[Stream, ...]
     last: Key | None
     arguments: tuple[tuple[Key, int], ...]
     results: tuple[Key | None, ...]
@@ -89,7 +89,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
     keys |= {node: ("node", i) for i, node in enumerate(near)}
     keys |= {node: _key_of(node, end) for node, end in ends.items()}
     given: list[Key] = [("input", name) for name, _ in arguments]
-    flows = [Flow(key, 0, keys[node], i) for key, (node, i) in starts.items()]
+    flows = [Stream(key, 0, keys[node], i) for key, (node, i) in starts.items()]
     flows += _near_flows(near, keys)
     flows += _far_flows(keys, {flow.end for flow in flows}, given)
     texts: dict[Key, str] = {
@@ -171,21 +171,21 @@ def _near(nodes: Sequence[Node]) -> list[Node]:
     return [*nodes] if len(nodes) == len(shown) + 1 else shown
 
 
-def _near_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Flow]:
+def _near_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Stream]:
     for node in near:
         for slot, (before, number) in enumerate(node.next_functions):
-            yield Flow(keys[node], slot, before and keys[before], number)
+            yield Stream(keys[node], slot, before and keys[before], number)
 
 
 def _far_flows(
     keys: Mapping[Node, Key], shown: Collection[Key | None], given: Sequence[Key]
-) -> list[Flow]:
+) -> list[Stream]:
     """Return what flows from the nodes that are not shown to what is.
 
     That is to each input, those that were `given` by position in their order.
     """
     found = dict.fromkeys(
-        Flow(keys[node], 0, keys[before], number)
+        Stream(keys[node], 0, keys[before], number)
         for node in keys
         if keys[node] in (MORE, BEYOND)
         for before, number in node.next_functions

@@ -1,17 +1,20 @@
 """What is known of a module's call, from runs of copies without a hook."""
 
+from collections import defaultdict
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from gradlib.edges import Edge, edge_of
+from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.graph import read
-from gradlib.hook_reports.hooks import ACCUMULATED, SEVERAL, TENSOR
-from gradlib.hook_reports.known import KnownGradients, gradients_of_idle
+from gradlib.hook_reports.hooks import ACCUMULATED, ON_LAST_NODE, SEVERAL, TENSOR, Got
+from gradlib.hook_reports.known import TOTAL, KnownGradients, gradients_of_idle
 from gradlib.hook_reports.last_node import last_node
 from gradlib.hook_reports.naming import name_by_value
-from gradlib.hook_reports.tensor_names import Names, each_inner_output
+from gradlib.hook_reports.tensor_names import Names, each_inner_output, with_gradients
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
 from gradlib.private.modules import own_parameters
 from gradlib.tree import Tree, tensors_in
@@ -25,12 +28,15 @@ class HookedCall:
         inputs: Its ``(args, kwargs)``.
         args: Its positional arguments.
         arguments: What these are called.
-        keywords: The names of the keyword arguments that hold tensors.
+        given: The positional arguments after its forward pre-hooks.
+        keywords: The names of the keyword arguments that hold tensors, after these.
         output: What the module returned.
         last_node: The node of the first output tensor.
-        outputs: Where the gradients of what it returned flow.
+        names_at: The names of the tensors whose gradient flows at each edge.
         uses: How often the module uses each value.
         inner: The names of what modules inside of it have returned.
+        hooked_at: Where the gradients flow of the tensors that hooks are tried on, by
+            their names.
         of_several: The names of the tensors that `SEVERAL` is tried on.
         known: Every gradient that has a name.
         graph: The autograd graph.
@@ -44,16 +50,20 @@ class HookedCall:
         self.module = module
         self.inputs = Tree.of((args, kwargs))
         self.args = args
-        self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
         self._names = Names(module, args, kwargs)
         self.arguments = [self._names.of_argument(i) for i in range(len(args))]
+        self.names_at: dict[Edge, set[str]] = defaultdict(set)
         plain = self.trial()
         self._run(plain)
         self.last_node = last_node(plain, self.output, self._names.ends(plain))
-        outputs = differentiable(self.output).values()
-        self.outputs, self.uses = set(map(edge_of, outputs)), uses_in(outputs)
-        self.of_several = [*self.named(SEVERAL, plain, self.output)]
-        given = [self.position("grad_input", i) for i in range(len(self._given))]
+        self.uses = uses_in(differentiable(self.output).values())
+        outputs = self.named(TENSOR, plain, self.output)
+        several = self.named(SEVERAL, plain, self.output)
+        self.of_several = [*several]
+        self.hooked_at = {it: edge_of(of) for it, of in (outputs | several).items()}
+        for name, tensor in outputs.items():
+            self.names_at[edge_of(tensor)] |= {name, TOTAL.format(name)}
+        given = [self.position("grad_input", i) for i in range(len(self.given))]
         self.graph = read(self.trial(), self._names, given)
         self.known = KnownGradients(self.trial(), self._names)
         self.known.compare(KnownGradients(self.trial(), self._names))
@@ -62,19 +72,30 @@ class HookedCall:
 
     def _run(self, plain: Trial) -> None:
         """Run a trial, and note what the module got and what those inside returned."""
-        self._given: tuple[Any, ...] = ()  # after hooks that may change the arguments
+        given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.inner: dict[Edge, str] = {}
 
-        def take_given(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            self._given = self._given or args  # a module may call itself
+        def take_given(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> None:
+            given.append((args, kwargs))
 
         def take_inner(name: str, tensor: Tensor) -> None:
             self.inner[edge_of(tensor)] = name
+            self.names_at[edge_of(tensor)].add(name)
 
-        plain.module.register_forward_pre_hook(take_given)
+        for place, tensor in differentiable(plain.inputs).items():
+            name = self._names.of_input(plain.inputs, place)
+            self.names_at[edge_of(tensor)].add(name)
+        plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
-        self._plain_args = plain.inputs.build()[0]
+        self._plain_args, plain_kwargs = plain.inputs.build()
+        # A module may call itself, and one with a __call__ of its own runs no hooks.
+        self.given, kwargs = (*given, (self._plain_args, plain_kwargs))[0]
+        self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
+        for name, tensor in with_gradients(plain.module):
+            self.names_at[edge_of(tensor)].add(name)
 
     def trial(self) -> Trial:
         """Return a fresh copy of the module and its inputs."""
@@ -110,7 +131,7 @@ class HookedCall:
     def position(self, field: str, i: int) -> tuple[str, Any]:
         """Return the name and value of what a full hook's entry stands for."""
         if field == "grad_input":
-            value = self._given[i]
+            value = self.given[i]
             places = [j for j, it in enumerate(self._plain_args) if it is value]
             place = i if i in places else next(iter(places), None)
             name = f"args[{i}]" if place is None else self.arguments[place]
@@ -119,6 +140,20 @@ class HookedCall:
         if isinstance(output, tuple):
             return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
         return "output", output
+
+    def names_of(self, kind: str, got: Got) -> Collection[str]:
+        """Return the names of the tensor that an entry belongs to by its place."""
+        if got.tensor:
+            return {got.tensor}
+        if kind not in ON_LAST_NODE:
+            name, _ = self.position(got.field, got.number)
+            return {name, TOTAL.format(name)}
+        last = self.last_node
+        if got.field == "grad_output":
+            node = first_node(self.output)
+            return self.names_at[node, got.number] if node else ()
+        edges = last.edges[got.number], last.laid_out[got.number]
+        return {name for edge in edges if edge for name in self.names_at[edge]}
 
     def name_of_idle(self, grad: Tensor) -> str | None:
         """Name a gradient by its value, if it is one of what does not require grad."""

@@ -1,6 +1,6 @@
 """The gradients of a module call that have a name, computed without a hook."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeGuard, cast
 
@@ -17,7 +17,11 @@ from gradlib.hook_reports.tensor_names import (
     with_gradients,
 )
 from gradlib.hook_reports.trial import Trial, cotangent, differentiable, uses_in
+from gradlib.stats import is_inexact
 from gradlib.tree import Tree
+
+TOTAL = "{} with its use in other outputs"
+"""The name of an output's gradient where others were computed from it."""
 
 MOST_NOISE = 1e-2
 """How far apart two runs may be, and still compute the same but for rounding."""
@@ -48,20 +52,24 @@ class KnownGradients:
         trial.run(partial(self._listen_outside, trial.module))
         self.warnings = trial.warnings
         for name, total in self._totals.arrived().items():
-            self._outputs[f"{name} with its use in other outputs"] = total
+            self._outputs[TOTAL.format(name)] = total
 
-    def name(self, grad: Tensor, *, outputs_first: bool) -> str | None:
+    def name(
+        self, grad: Tensor, *, outputs_first: bool, among: Collection[str] | None = None
+    ) -> str | None:
         """Name a gradient by its value; ``None`` where it has no name.
 
         Args:
             grad: A gradient of any shape.
             outputs_first: Which goes first where an output's is equal to an input's.
+            among: Which names there are; all without it.
         """
         groups = (self._outputs, self._leaves.arrived())
         first, second = groups if outputs_first else groups[::-1]
-        named = {**first, **second}
-        inner, whole = self._inner.arrived(), self._outputs.keys()
-        return name_by_value(grad, self._noise, named, inner, whole=whole)
+        every = ({**first, **second}, self._inner.arrived())
+        if among is not None:
+            every = [{it: known[it] for it in known if it in among} for known in every]
+        return name_by_value(grad, self._noise, *every, whole=self._outputs.keys())
 
     def arrives(self, name: str) -> bool:
         """Tell whether a gradient comes to an input or a parameter."""
@@ -137,7 +145,7 @@ def _is_idle(value: object) -> TypeGuard[Tensor]:
     return (
         isinstance(value, Tensor)
         and not value.requires_grad
-        and (value.is_floating_point() or value.is_complex())
+        and is_inexact(value.dtype)
     )
 
 

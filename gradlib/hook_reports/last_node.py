@@ -1,5 +1,6 @@
 """The last node of a call, on which the old hook sits, and what would change it."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,6 +32,8 @@ class LastNode:
             In the copy, as `ends` is.
         ends: The name of what each gradient ends at, ``None`` where the module has
             computed that itself.
+        laid_out: Where the gradient flows of what each input only lays out anew, as the
+            transpose of a weight does.
         is_outside: Whether the module returns a tensor as it was.
         returned: What that tensor is called.
     """
@@ -39,6 +42,7 @@ class LastNode:
     inputs: tuple[str, ...] = ()
     edges: tuple[Edge | None, ...] = ()
     ends: tuple[str | None, ...] = ()
+    laid_out: tuple[Edge | None, ...] = ()
     is_outside: bool = False
     returned: str | None = None
 
@@ -57,14 +61,30 @@ def last_node(trial: Trial, output: Tree, end_at: EndAt) -> LastNode:
     before = [it for it, _ in node.next_functions]
     edges = tuple(None if it is None else (it, i) for it, i in node.next_functions)
     ends = tuple(_end_name(it, end_at) for it in before)
+    laid_out = tuple(map(_source, edges))
     if node not in trial.stands_for:
         pairs = zip(before, ends, strict=True)
         inputs = tuple(end or _name(it) for it, end in pairs)
-        return LastNode(node.name(), inputs, edges, ends)
+        return LastNode(node.name(), inputs, edges, ends, laid_out)
     maker = trial.stands_for[node]
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
     returned = _end_name(node, end_at)
-    return LastNode(maker.name(), inputs, edges, ends, True, returned)
+    return LastNode(maker.name(), inputs, edges, ends, laid_out, True, returned)
+
+
+_LAYS_OUT = re.compile(
+    "(T|Transpose|Permute|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|Expand|Alias"
+    r"|ToCopy)Backward\d+"
+)
+"""The nodes of operations that change no value, and no number of uses of one."""
+
+
+def _source(edge: Edge | None) -> Edge | None:
+    """Return where the gradient flows of what nodes in a row only lay out anew."""
+    while edge is not None and _LAYS_OUT.fullmatch(edge[0].name()):
+        node, number = edge[0].next_functions[0]
+        edge = None if node is None else (node, number)
+    return edge
 
 
 def variants(module: nn.Module, inputs: Tree) -> Iterator[tuple[str, Node | None]]:

@@ -7,6 +7,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from gradlib.stats import is_inexact
+
 MOST_DIMENSIONS = 5  # of a tensor whose dimensions are tried in every order
 
 TINY = torch.finfo(torch.float64).tiny
@@ -138,7 +140,7 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 def _eps(a: Tensor, b: Tensor) -> float:
     """Return the distance of 1 to the next number in the coarser dtype."""
-    return max(torch.finfo(t.dtype).eps if _rounds(t) else 0.0 for t in (a, b))
+    return max(torch.finfo(t.dtype).eps if is_inexact(t.dtype) else 0.0 for t in (a, b))
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,10 +153,6 @@ def _computable(tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that torch computes with: not one of eight bits."""
     is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
     return tensor.float() if is_float8 else tensor
-
-
-def _rounds(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _largest(tensor: Tensor) -> float:

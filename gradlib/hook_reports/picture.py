@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradlib.figure import message, require_axes
-from gradlib.hook_reports.graph import CallGraph, Flow, Key
+from gradlib.hook_reports.graph import CallGraph, Key, Stream
 from gradlib.hook_reports.hooks import FULL, LEGACY
 from gradlib.plot_graph import (
     ABOVE,
@@ -95,7 +95,7 @@ def _place(key: Key, text: str, *, faint: bool) -> Box:
     return Box(text, zone, outlined=key[0] in ("node", "more"), faint=faint)
 
 
-def _along(flow: Flow, graph: CallGraph, tags: Collection[Tag]) -> Iterator[Key]:
+def _along(flow: Stream, graph: CallGraph, tags: Collection[Tag]) -> Iterator[Key]:
     """Give what a gradient passes, from one end of its flow to the other."""
     passed: list[Tag] = []
     if flow.start in graph.results:

@@ -16,14 +16,12 @@ from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.private.nodes import leaf_of, sequence_number
 from gradlib.private.tensors import is_stand_in
 from gradlib.recorder.graph import leads_to_newer
+from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.selection import COMPILED
 from gradlib.tree import Tree
 
 OUTSIDE = "a leaf that is itself no argument or attribute"
 COMPUTED = "a tensor that was computed outside"
-
-TORCHS = frozenset(vars(nn.Module()))
-"""The attributes that every module has, where parameters stand for example."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -158,7 +156,7 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if isinstance(value, Tensor):
                 seen.add(id(value))
                 yield "self.output" if path == "output" else path, value
-            elif key not in TORCHS:
+            elif key not in OF_TORCH:
                 held.append((path, Tree.of(value)))
     for path, tree in held:
         for place, leaf in enumerate(tree.leaves):

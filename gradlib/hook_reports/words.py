@@ -1,6 +1,5 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
-import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -30,9 +29,6 @@ from gradlib.hook_reports.trial import differentiable, requires_grad
 from gradlib.selection import has_own_call
 from gradlib.tree import tensors_in
 
-OF_OUTPUT = re.compile("gradient of output(?! of )")
-"""How the name of a gradient of the module's own output begins."""
-
 _WHY_ON_TENSORS = {
     TENSOR: "No tuple: each output that requires grad has a hook of its own.",
     ACCUMULATED: (
@@ -58,14 +54,29 @@ def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
     if grad.numel() and not grad.any():
         dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
         return f"{dtype}zeros: {_why_zeros(call, kind, got)}"
+    if name := call.known.name(
+        grad, outputs_first=False, among=call.names_of(kind, got)
+    ):
+        return name
     if _is_of_last_node(kind, got):
         return _what_of_last_node(call, got, grad)
     of_output = got.field == "grad_output" or got.tensor.startswith("output")
     if name := _name(call, grad, outputs_first=of_output):
         return name
-    if got.tensor:  # as of an argument that is returned
-        return f"gradient of {got.tensor}, with all its other uses"
-    return "gradient of an inner tensor"
+    return _what_else(call, kind, got)
+
+
+def _what_else(call: HookedCall, kind: str, got: Got) -> str:
+    """Say how an entry is more or less than the gradient of a tensor with a name."""
+    name = min(call.names_of(kind, got), default="")
+    edge = call.hooked_at.get(name)
+    if edge is None:
+        return "gradient of an inner tensor"
+    if name not in call.names_at[edge]:
+        return f"gradient of {name} as it was overwritten"
+    if call.uses[edge] > 1:  # as of an argument that is returned
+        return f"gradient of {name}, with all its other uses"
+    return f"gradient of {name}, changed by a hook that the forward sets"
 
 
 def _is_of_last_node(kind: str, got: Got) -> bool:
@@ -75,6 +86,8 @@ def _is_of_last_node(kind: str, got: Got) -> bool:
 
 def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
     """Name a gradient by its value, or say that it cannot have a name."""
+    if not grad.isfinite().any():
+        return None  # NaN is equal to any NaN
     name = call.known.name(grad, outputs_first=outputs_first)
     if name is None and not call.known.repeats:
         return "not known: it is another gradient at each run"
@@ -82,25 +95,22 @@ def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
 
 
 def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
-    """Name the gradient of an input of the last node."""
-    edge = call.last_node.edges[got.number]
-    if edge is None and (name := call.name_of_idle(grad)):
-        return f"{name}, which does not require grad"
-    end = call.last_node.ends[got.number]
-    if name := _name(call, grad, outputs_first=False):
-        is_inner = edge is not None and not end and edge not in call.outputs
-        if edge is not None and is_inner and OF_OUTPUT.match(name):
-            # It is so by a sum, or by a weight of ones.
-            that = name.replace("gradient", "that", 1)
-            return f"{_inner_from(edge)}, equal to {that}"
-        return name
+    """Say what the gradient of an input of the last node is, if not that of a name."""
+    edge, end = call.last_node.edges[got.number], call.last_node.ends[got.number]
     if edge is None:
+        if name := call.name_of_idle(grad):
+            return f"{name}, which does not require grad"
         return "gradient for a tensor that does not require grad"
     if end in (OUTSIDE, COMPUTED):
         return f"gradient for {end}"
-    if end:
+    if end and call.uses[edge] > 1:
         return f"a part of the gradient of {end}, which has other uses, too"
-    return _what_inner(call, edge)
+    if end:
+        return f"gradient of {end}, before a hook that the forward sets"
+    said, name = _what_inner(call, edge), _name(call, grad, outputs_first=False)
+    if name and name.startswith("gradient"):  # by a sum, or by a weight of ones
+        return f"{said}, equal to {name.replace('gradient', 'that', 1)}"
+    return name or said
 
 
 def _what_inner(call: HookedCall, edge: Edge) -> str:
@@ -177,11 +187,9 @@ def _why_legacy(call: HookedCall, length: int) -> str:
             f"made {name}, {maker}, outside the module: where that is, it receives "
             f"{_entries(len(inputs))}. In the copy a stand-in has one."
         )
-    several = len(tensors_in(call.output.build())) > 1
-    of = "the first output tensor" if several else "the output"
     said = (
         f"{_entries(length)} in grad_input: one for each input of {maker}, the "
-        f"node of {of}."
+        f"node of {_first_output(call)}."
     )
     changes = [
         f"{words}: {len(node.next_functions)}, for {node.name()}."
@@ -194,12 +202,21 @@ def _why_legacy(call: HookedCall, length: int) -> str:
     return " ".join([said, *(changes or [general])])
 
 
+def _first_output(call: HookedCall) -> str:
+    """Return what the output is called on whose node the old hook sits."""
+    if len(tensors_in(call.output.build())) < 2:
+        return "the output"
+    first = first_tensor(call.output.build())
+    place = next(i for i, it in enumerate(call.output.leaves) if it is first)
+    return f"output{call.output.path(place)}"
+
+
 def _why_full(call: HookedCall, length: int) -> str:
     """Say what decides the length of the tuple that the full hook gets."""
     said = f"{_entries(length)} in grad_input: one for each positional argument."
     if call.keywords:
         said += f" No entry for a keyword argument ({', '.join(call.keywords)})."
-    if not any(map(requires_grad, call.args)):
+    if not any(map(requires_grad, call.given)):
         said += " No tensor among them requires grad."
     return said + " The operations inside do not change that."
 
@@ -244,11 +261,17 @@ def why_never_called(call: HookedCall, kind: str) -> str:
     output = call.output.build()
     if not tensors_in(output) and output is not None:
         kind_of = type(output).__name__
-        return f"Never called: no tensor is found in the output, a {kind_of}."
+        return f"Never called: no tensor is found in the output, of type {kind_of}."
     if not differentiable(call.output):
         off = "" if torch.is_grad_enabled() else ": gradients are disabled"
         return f"Never called: no output requires grad{off}."
     if kind in ON_LAST_NODE and not call.last_node.name:
+        if not isinstance(found := first_tensor(output), Tensor):
+            return (
+                "Never called: torch looks for a tensor at the first entry of the "
+                "output, and of what stands there, and comes to a value of type "
+                f"{type(found).__name__}."
+            )
         return (
             "Never called: the first output tensor has no autograd node, as it is "
             "a leaf or does not require grad."
@@ -290,7 +313,7 @@ def _why_border_never(call: HookedCall, kind: str, output: object) -> str:
     top = cast(Any, output if isinstance(output, tuple) else (output,))
     if not any(map(requires_grad, top)):
         return "Never called: no tensor that requires grad is at the top level."
-    asked = any(map(requires_grad, call.args))
+    asked = any(map(requires_grad, call.given))
     if kind == FULL and asked and not any(map(call.known.arrives, call.arguments)):
         return (
             "Never called: where an argument requires grad, this hook waits for "

@@ -285,11 +285,11 @@ def _unclear_entries(
 ) -> dict[int, Tensor]:
     """Return the outputs whose slope is not the Jacobian's, and in which entries."""
     every: dict[int, Tensor] = {}
+    close = found.caller.how.sure or closeness(graph)
+    eps = torch.finfo(narrowest_dtype(graph)).eps
     for root, (slope, noise) in enumerate(found.found):
         known = _known_slope(found, graph, blocks, root)
         slope, noise = slope.to(known), noise.to(known)
-        close = _closeness(found.caller, graph)
-        eps = torch.finfo(narrowest_dtype(graph)).eps
         unclear = _unclear(known, slope, noise, close, eps)
         samples = unclear.any(1)
         if 0 < MANY * samples.sum() <= graph.batch:
@@ -299,12 +299,6 @@ def _unclear_entries(
         if unclear.any():
             every[root] = unclear
     return every
-
-
-def _closeness(caller: Caller, graph: Graph) -> float:
-    if not caller.how.double:
-        return caller.how.sure
-    return closeness(graph)
 
 
 def _known_slope(

@@ -13,7 +13,7 @@ from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.pieces import Block, Piece, collected, fill, joined
+from gradlib.jacobian.pieces import Block, Piece, collected, joined, written
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.planning import fewer, takes
 from gradlib.progress import reported
@@ -65,7 +65,7 @@ def compute(
     for attempt in others:
         try:
             return _in_memory(graph, _as_attempted(plan, *attempt), carry)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             # Not every node can work on batched values, or be gone through twice.
             # The graph is still there, so nothing is lost but the time.
             continue
@@ -96,10 +96,10 @@ def _shortened(
         doubtful = graph.may_have_hooks or found.needs_proof
         prove = check or doubtful or graph.points[0].device.type != "cpu"
         # It comes first, while the graph is still in the caches.
-        look = found.look(graph) if prove else None
+        look = Look.at_all(graph) if prove else None
         blocks = found.blocks(graph, out)
         if look is None and not are_finite(blocks.values()):
-            look = found.look(graph)
+            look = Look.at_all(graph)
         if look is not None:
             require_rows(graph, blocks, look)
     except RuntimeError:
@@ -162,12 +162,11 @@ def _written(
 ) -> dict[Block, Tensor]:
     if create_graph:
         return joined(graph, pieces)
-    if out is None or not all(it.is_contiguous() for it in out.values()):
-        blocks = collected(graph, pieces)
-        for block, tensor in (out or {}).items():
-            tensor.copy_(blocks[block])
-        return out or blocks
-    fill(graph, out, pieces)
+    if out is None or all(it.is_contiguous() for it in out.values()):
+        return written(graph, pieces, out)
+    blocks = collected(graph, pieces)
+    for block, tensor in out.items():
+        tensor.copy_(blocks[block])
     return out
 
 

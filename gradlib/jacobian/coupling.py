@@ -56,7 +56,7 @@ def require_own_samples(
     }
     everything = [*own.values(), *graph.points]
     look = Look.at(caller.chance, graph.roots, everything, half)
-    found = look.coupled(len(own))
+    found = look.coupled(half, len(own))
     if found is not None:
         place = list(own)[found]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
@@ -69,7 +69,7 @@ def require_own_samples(
     require_no_pair(caller, graph.roots, others)
     if not own and graph.batch > 1:
         _require_same_beside_others(caller)
-    return Look(half, look.vectors, look.grads[len(own) :])
+    return Look(look.vectors, look.grads[len(own) :])
 
 
 def require_no_pair(

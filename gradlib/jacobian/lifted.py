@@ -1,8 +1,5 @@
 """Widening all that a function computes with, and seeing what it does meanwhile."""
 
-import contextlib
-import os
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradlib import double
 from gradlib.double import Double, wider
 from gradlib.jacobian.generators import Met
+from gradlib.jacobian.warned import theirs
 from gradlib.tree import tensors_in
 
 # Functions of torch after which autograd knows nothing of what becomes of a value.
@@ -152,14 +149,7 @@ def _is_narrow(tensor: Tensor) -> bool:
 
 def _place() -> str:
     """Return the line of the function that is running: neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_NOT_THEIRS):
-            return f"{Path(frame.filename).name}:{frame.lineno}"
-    return "an unknown place"
-
-
-# Whole paths: somebody's own folder may be called torch, too.
-_NOT_THEIRS = (
-    *(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__)),
-    *(double.__file__, contextlib.__file__),
-)
+    frame, _ = theirs()
+    if frame is None:
+        return "an unknown place"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

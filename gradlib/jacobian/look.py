@@ -75,12 +75,10 @@ class Look:
     """A VJP whose vector is zero for all samples but some.
 
     Attributes:
-        half: Which samples those are, ``(batch,)``.
         vectors: What it began with, for each output.
         grads: What came of it, for each input it went to.
     """
 
-    half: Tensor
     vectors: list[Tensor]
     grads: list[Tensor | None]
 
@@ -94,15 +92,14 @@ class Look:
     ) -> "Look":
         """Go back once, from random numbers at the samples of a half."""
         vectors = [_only(chance.vector(root), half) for root in roots]
-        return cls(half, vectors, _dense(roots, points, vectors))
+        return cls(vectors, _dense(roots, points, vectors))
 
     @classmethod
     def at_all(cls, graph: Graph) -> "Look":
         """Go back once through a graph, from random numbers at every sample."""
-        every = torch.ones(graph.batch, dtype=torch.bool, device="cpu")
         chance = Chance()
         vectors = [chance.vector(root) for root in graph.roots]
-        return cls(every, vectors, _dense(graph.roots, graph.points, vectors))
+        return cls(vectors, _dense(graph.roots, graph.points, vectors))
 
     @classmethod
     def at_entries(cls, graph: Graph, root: int, entries: Tensor) -> "Look":
@@ -117,14 +114,13 @@ class Look:
         drawn = Chance().vector(graph.roots[root])
         drawn[~entries.view(drawn.shape).to(drawn.device)] = 0
         vectors[root] = drawn
-        grads = _dense(graph.roots, graph.points, vectors)
-        return cls(entries.any(1).cpu(), vectors, grads)
+        return cls(vectors, _dense(graph.roots, graph.points, vectors))
 
-    def coupled(self, count: int) -> int | None:
-        """Return which of the first inputs the other samples have a gradient of."""
+    def coupled(self, half: Tensor, count: int) -> int | None:
+        """Return which of the first inputs have a gradient at samples of no half."""
         for i, grad in enumerate(self.grads[:count]):
             if grad is not None:
-                others = grad[~self.half.to(grad.device)]
+                others = grad[~half.to(grad.device)]
                 # 0 · inf is NaN, and no sign of anything.
                 if others.any() and ((others != 0) & ~others.isnan()).any():
                     return i
@@ -147,7 +143,7 @@ def first_coupled(
     if not points:
         return None
     for half in every_pair(len(roots[0])):
-        found = Look.at(chance, roots, points, half).coupled(len(points))
+        found = Look.at(chance, roots, points, half).coupled(half, len(points))
         if found is not None:
             return found, half
     return None

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -45,17 +45,22 @@ def detached(piece: Piece) -> Piece:
     return piece if values is None else piece._replace(values=values.detach())
 
 
-def fill(graph: Graph, blocks: Mapping[Block, Tensor], pieces: Iterable[Piece]) -> None:
-    """Write the pieces into blocks that are there already.
+def written(
+    graph: Graph, pieces: Iterable[Piece], out: dict[Block, Tensor] | None
+) -> dict[Block, Tensor]:
+    """Return the blocks, written into tensors that are there already, if some are.
 
     Args:
         graph: What the blocks are of.
-        blocks: A contiguous ``(batch, *out, *in)`` for each.
         pieces: In any order.
+        out: A contiguous ``(batch, *out, *in)`` for each block.
     """
-    views = {block: _flat(graph, block, tensor) for block, tensor in blocks.items()}
+    if out is None:
+        return collected(graph, pieces)
+    views = {block: _flat(graph, block, tensor) for block, tensor in out.items()}
     for piece in pieces:
         _write(piece, views[piece.block])
+    return out
 
 
 def collected(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:

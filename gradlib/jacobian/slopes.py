@@ -22,7 +22,7 @@ class Closeness:
         step: How far the first pair goes from the point, as a part of each entry.
         looks: How far from the point, and how far from there, further pairs go.
         coarse: From which step on rounding is as little as it gets.
-        sure: By which part two slopes may be apart.
+        sure: By which part two slopes may be apart; ``None`` where dtypes decide it.
         surer: By which part of their terms sums of slopes may be, which are small by
             chance where these cancel.
     """
@@ -31,7 +31,7 @@ class Closeness:
     step: float
     looks: tuple[tuple[float, float], ...]
     coarse: float
-    sure: float
+    sure: float | None
     surer: float
 
 
@@ -42,7 +42,7 @@ IN_DOUBLE = Closeness(
     step=1e-6,
     looks=((0.0, 1e-6), (1e-3, 1e-7), (1e-2, 1e-5), (1e-3, 1e-4), (3e-2, 1e-3)),
     coarse=1e-4,
-    sure=1e-3,
+    sure=None,
     surer=1e-3,
 )
 IN_FLOAT = Closeness(

@@ -100,7 +100,7 @@ def _require_rows(graph: Graph, cut: Cut) -> None:
     chance = Chance()
     for half in islice(every_pair(graph.batch), HALVES):
         found = Look.at(chance, graph.roots, [cut.edge], half)
-        if found.coupled(1) is not None:
+        if found.coupled(half, 1) is not None:
             raise NoSuchWayError(
                 f"The narrowest tensor that all pass, of shape {list(cut.shape)}, has "
                 "another first axis than the samples, though it is as long, or samples "

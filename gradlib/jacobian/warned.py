@@ -11,12 +11,18 @@ def warn(message: str) -> None:
     Args:
         message: What to say.
     """
-    frame, level = inspect.currentframe(), 1
+    _, depth = theirs()
+    warnings.warn(message, stacklevel=depth)
+
+
+def theirs() -> tuple[FrameType | None, int]:
+    """Return the innermost frame that is neither torch's nor ours, and its depth."""
+    frame, depth = inspect.currentframe(), 0
     while frame is not None and _is_inside(frame):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+        frame, depth = frame.f_back, depth + 1
+    return frame, depth
 
 
 def _is_inside(frame: FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
-    return name.split(".")[0] in ("gradlib", "torch")
+    return name.split(".")[0] in ("gradlib", "torch", "contextlib")

@@ -26,13 +26,10 @@ def never_compiled(function: Function, because: str) -> Function:
     """
     cast(Any, function)._torchdynamo_disable = True
     cast(Any, function)._torchdynamo_disable_msg = because
-    evaluator, code = _C._dynamo.eval_frame, cast(Any, function).__code__
-    if hasattr(evaluator, "set_code_exec_strategy"):
-        skip = evaluator._FrameAction.SKIP
-        strategy = evaluator._FrameExecStrategy(skip, skip)  # it, and what it calls
-        evaluator.set_code_exec_strategy(code, strategy)
-    else:
-        evaluator.skip_code(code)
+    evaluator = _C._dynamo.eval_frame
+    skip = evaluator._FrameAction.SKIP
+    strategy = evaluator._FrameExecStrategy(skip, skip)  # it, and what it calls
+    evaluator.set_code_exec_strategy(cast(Any, function).__code__, strategy)
     return function
 
 
@@ -56,7 +53,7 @@ def run_eagerly() -> Generator[None]:
     torch has one stance for all threads, and each would put back what it found: it is
     the first of ours that changes it, and the last that puts it back.
     """
-    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+    if "torch._dynamo" not in sys.modules:
         yield
         return
     with _EAGER_LOCK:

@@ -59,24 +59,19 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Take away what `hook_modules` has set."""
     for module, (before, after) in hooks.items():
-        every = _HOOKS_AROUND_FORWARD(vars(module))
-        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
-        first, last = id(before), id(after)
-        pre_hooks.pop(first, None)
-        with_kwargs.pop(first, None)
-        forward_hooks.pop(last, None)
-        also_with_kwargs.pop(last, None)
-        always_called.pop(last, None)
+        for place in _HOOKS_AROUND_FORWARD(vars(module)):
+            place.pop(id(before), None)
+            place.pop(id(after), None)
 
 
 # Where a module keeps its hooks, and what it shall do with them.
-_FORWARD_PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-_FORWARD_HOOKS = (
+_BEFORE_FORWARD = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+_AFTER_FORWARD = (
     *("_forward_hooks", "_forward_hooks_with_kwargs"),
     "_forward_hooks_always_called",
 )
 _HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    *_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS
+    *_BEFORE_FORWARD, *_AFTER_FORWARD
 )
 
 
@@ -99,7 +94,7 @@ BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
 
 # All of a module's hooks, and what it shall do with them, each by the number of a hook.
-HOOKS = (*_FORWARD_PRE_HOOKS, *_FORWARD_HOOKS, *BACKWARD_HOOKS)
+HOOKS = (*_BEFORE_FORWARD, *_AFTER_FORWARD, *BACKWARD_HOOKS)
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
 # The backward pre-hooks that a call of a module sets: those of every module, and its

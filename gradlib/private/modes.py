@@ -105,9 +105,8 @@ def nobody_looks_on() -> bool:
         or torch.is_inference_mode_enabled()
         or (_C._len_torch_function_stack() and _some_mode_is_unknown())
         or dispatch_modes()
-        or _C._functorch.peek_interpreter_stack() is not None
+        or values_are_stand_ins()
         or tensors_may_be_dual()
-        or _C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
         or any_global_hook()
         or not calls_are_torchs()

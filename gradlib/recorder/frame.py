@@ -1,6 +1,7 @@
 """A call that has begun and not yet returned, and what it was given."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
@@ -19,7 +20,7 @@ from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
 
-Receivers: TypeAlias = dict[Node, list[Receiver]]
+Receivers: TypeAlias = defaultdict[Node, list[Receiver]]
 """Which gradients of which nodes go where."""
 
 
@@ -121,16 +122,14 @@ class Frame:
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):
                     part = partial(_laid_out_again, node, part)
                     for _, node, entry, _ in inside:
-                        found.setdefault(node, []).append((entry, grads, part, flow))
-                elif node in found:
-                    found[node].append((entry, grads, part, flow))
+                        found[node].append((entry, grads, part, flow))
                 else:
-                    found[node] = [(entry, grads, part, flow)]
+                    found[node].append((entry, grads, part, flow))
         # With create_graph=True a later pass may go through what they are made by, and
         # then it goes through the call.
         for value in self.unasked:
             for _, node, entry, _ in made_to(value.end, since, until):
-                found.setdefault(node, []).append((entry, NOWHERE, _nothing_of, flow))
+                found[node].append((entry, NOWHERE, _nothing_of, flow))
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -138,7 +137,7 @@ class Frame:
                 if end not in ends:
                     grads, part = ends[value.end], OfView(region, value.end)
                     for _, node, entry, _ in made_to(end, since, until):
-                        found.setdefault(node, []).append((entry, grads, part, flow))
+                        found[node].append((entry, grads, part, flow))
 
     def _made(self, node: Node) -> bool:
         """Tell whether it is the call that made a node."""

@@ -11,6 +11,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, cast
@@ -268,17 +269,22 @@ class ModuleCalls:
                 frame.inputs[place] = value
                 if value.base is not None:
                     frame.has_views = True
-                if value.tap is None:  # all of what flows into it
-                    self._values.hook(value, frame.within, now.views)
+                self._hook(now, frame, value)  # all of what flows into it
             elif frame.gathers:
                 frame.unasked = [*frame.unasked, value]
             elif listens:
-                if value.tap is None:
-                    self._values.hook(value, frame.within, now.views)
+                self._hook(now, frame, value)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
         if closed:
             call.closed_inputs = closed
+
+    def _hook(
+        self, now: Running, frame: Frame, value: Value, *, is_output: bool = False
+    ) -> None:
+        """Take the gradient of a value, unless that is done already."""
+        if value.tap is None:
+            self._values.hook(value, frame.within, now.views, is_output=is_output)
 
     def _leave_out_older(self, now: Running, frame: Frame) -> None:
         """Never walk what was there before the forward that begins."""
@@ -355,8 +361,7 @@ class ModuleCalls:
         for place, leaf in frame.idle.items():
             if leaf.requires_grad and leaf.is_leaf:
                 value = frame.inputs[place] = now.values.of(leaf)
-                if value.tap is None:
-                    self._values.hook(value, frame.within, now.views)
+                self._hook(now, frame, value)
                 call.idle = [key for key in call.idle if key != place]
 
     def _take_outputs(
@@ -402,8 +407,7 @@ class ModuleCalls:
             if value in inputs:
                 self._hook_returned(now, frame, value)
             else:
-                if value.tap is None:
-                    self._values.hook(value, frame.within, now.views, is_output=True)
+                self._hook(now, frame, value, is_output=True)
                 if value.base is not None:
                     now.handed_on.append((frame, value))
             outputs[place] = value.grads
@@ -487,9 +491,9 @@ class ModuleCalls:
             del self._returned[: len(returned)]
             for graph in {frame.graph for frame in returned}:
                 graph.walk()
-            found: dict[int | None, Receivers] = {}
+            found = defaultdict[int | None, Receivers](lambda: defaultdict(list))
             for frame in returned:
-                frame.find_receivers(found.setdefault(frame.within, {}))
+                frame.find_receivers(found[frame.within])
             # Where a pass has it done, another thread may have made the nodes.
             thread = threading.get_ident() if backward_pass_id() == -1 else 0
             for within, by_node in found.items():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.module_hook import nothing
 from gradlib.private.compiling import never_compiled
 from gradlib.private.hooks import hook_tensor, hooks_set
 from gradlib.private.modes import grad_is_enabled
@@ -293,9 +294,9 @@ class Passes:
         self.handles: list[Any] = []
         # Called as a pass meets a hook that does not know it yet, as it first reaches a
         # call, and then with its number.
-        self.when_met: Callable[[], None] = _nothing
-        self.when_reached: Callable[[], None] = _nothing
-        self.when_numbered: Callable[[int], None] = _nothing
+        self.when_met: Callable[[], None] = nothing
+        self.when_reached: Callable[[], None] = nothing
+        self.when_numbered: Callable[[int], None] = nothing
         self._count = itertools.count()  # which gives no two threads the same
         self._running: set[int] = set()  # torch's numbers of those that may go on
         self._taps: list[Tap] = []
@@ -495,7 +496,7 @@ class Passes:
         self._taps.clear()
         self.handles.clear()
         # Circles would keep all until they are collected.
-        self.when_met = self.when_reached = self.when_numbered = _nothing
+        self.when_met = self.when_reached = self.when_numbered = nothing
         self._running.clear()  # of one that raised nobody hears
         self.finish()
 
@@ -605,7 +606,3 @@ class Passes:
 
 
 _HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller("hooks")
-
-
-def _nothing(*_: object) -> None:
-    pass

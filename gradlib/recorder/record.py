@@ -27,6 +27,7 @@ from gradlib.errors import (
 from gradlib.module_hook import (
     ModuleHook,
     copy_without_ours,
+    nothing,
     remove_stopped,
     stop_all,
 )
@@ -55,7 +56,7 @@ from gradlib.selection import (
     uncompiled,
 )
 from gradlib.sharded import flattened, is_sharded, swaps_parameters
-from gradlib.values import Copies, Keep, keeper
+from gradlib.values import Keep, Transfers, keeper
 
 
 def record(
@@ -137,7 +138,7 @@ def record(
             + no_module(model, "Put a function into the forward() of a module.")
         )
     _check(reduce, device)
-    copies = Copies()
+    copies = Transfers()
     return _Recorder(
         model,
         selector(model, modules),
@@ -199,7 +200,7 @@ class _Recorder(AbstractContextManager[Recording]):
         chosen: Callable[[str, nn.Module], bool],
         fields: frozenset[str],
         keep: Keep,
-        copies: Copies,
+        copies: Transfers,
         *,
         reduces: bool,
         moves: bool,
@@ -207,7 +208,7 @@ class _Recorder(AbstractContextManager[Recording]):
         self._chosen = chosen
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
-        keep_total = keep if tensors else _nothing
+        keep_total = keep if tensors else nothing
         # To add to what is on its way to another device one would have to wait for it.
         self._passes = Passes(keep, keep_total, reduces=reduces or moves)
         every = modules_of(model, remove_duplicate=False)
@@ -230,7 +231,7 @@ class _Recorder(AbstractContextManager[Recording]):
             history,
             copies=copies,
         )
-        keep_value = keep if values else _nothing
+        keep_value = keep if values else nothing
         self._calls = ModuleCalls(
             self._block, self._passes, keep_value, self._look_for_new
         )
@@ -300,7 +301,7 @@ class _Recorder(AbstractContextManager[Recording]):
         for undo in self._undo:
             undo()
         self._undo.clear()
-        self._calls.when_forward_begins = _nothing  # a circle would keep all
+        self._calls.when_forward_begins = nothing  # a circle would keep all
         self._passes.remove_hooks()
         self._block.copies.wait()
         with suppress(RuntimeError):  # another thread changes the model
@@ -444,7 +445,3 @@ class _Recorder(AbstractContextManager[Recording]):
         self._names[place] = name
         if COMPILED in place:
             self._names.setdefault(uncompiled(place), name)
-
-
-def _nothing(*_: object) -> None:
-    """Stand for a hook that does nothing, and for keeping nothing of a tensor."""

@@ -42,25 +42,18 @@ class Region:
         """Return the part of the base's gradient that belongs to the view."""
         gradient = gradient.resolve_conj().resolve_neg()
         if gradient.stride() != self.base_stride:
-            alike = torch.empty_strided(
-                self.base_size,
-                self.base_stride,
-                dtype=gradient.dtype,
-                device=gradient.device,
-            )
-            gradient = alike.copy_(gradient)
+            gradient = self._room(gradient).copy_(gradient)
         return self._seen(gradient)
 
     def alone(self, gradient: Tensor) -> Tensor:
         """Return the base's gradient with zeros around the part of the view."""
-        made = torch.empty_strided(
-            self.base_size,
-            self.base_stride,
-            dtype=gradient.dtype,
-            device=gradient.device,
-        ).zero_()
+        made = self._room(gradient).zero_()
         self._seen(made).copy_(self.of(gradient))
         return made
+
+    def _room(self, like: Tensor) -> Tensor:
+        """Return memory for a gradient of the base, laid out as the base was."""
+        return like.new_empty_strided(self.base_size, self.base_stride)
 
     def _seen(self, base: Tensor) -> Tensor:
         """Return the view of a base whose memory is laid out as the base's was."""

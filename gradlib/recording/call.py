@@ -189,7 +189,7 @@ class Pass(Printable):
     def __repr__(self) -> str:
         """Name the pass and its call."""
         again = "" if self._replayed is None else "replay of "
-        return f"<{again}backward pass {self.backward} of {_label(self._call)}>"
+        return f"<{again}backward pass {self.backward} of {_title(self._call)}>"
 
     def _inputs(self, gathered: str) -> Any:
         return self._call.inputs.filled(self._gradients("grad_input", gathered))
@@ -318,7 +318,7 @@ class Call(Printable):
 
     def __repr__(self) -> str:
         """Name the call."""
-        return f"<{_label(self._trace)}>"
+        return f"<{_title(self._trace)}>"
 
     def _of_only_pass(self, field: str) -> Any:
         _must_be_kept(self._trace, PASS_FIELDS[field])
@@ -329,7 +329,7 @@ class Call(Printable):
         passes = self.passes
         if len(passes) > 1:
             raise AmbiguousCallError(
-                f"{_label(self._trace)} took part in {len(passes)} backward passes. "
+                f"{_title(self._trace)} took part in {len(passes)} backward passes. "
                 f"Ask one of them: call.passes[i].{asked}, i from 0 to "
                 f"{len(passes) - 1}."
             )
@@ -345,7 +345,7 @@ class Call(Printable):
         for i, pass_ in enumerate(self.passes):
             prefix = of_pass(i, len(self.passes))
             rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
-        title = f"{_label(self._trace)}: {self.module_type}"
+        title = f"{_title(self._trace)}: {self.module_type}"
         footer = [f"note: {self.note}"] if self.note else []
         if len(self.passes) > 1:
             numbers = ", ".join(str(it.backward) for it in self.passes)
@@ -405,7 +405,7 @@ def _rows(
     ]
 
 
-def _label(trace: CallTrace) -> str:
+def _title(trace: CallTrace) -> str:
     return f"{shown(trace.name)}, call {trace.index} in forward {trace.forward}"
 
 

@@ -10,7 +10,7 @@ from gradlib.recording.call import PASS_FIELDS, Call, Pass, with_keywords
 from gradlib.recording.in_words import measured_in, numbers_in, shape_text
 from gradlib.stats import norm
 
-GRADIENTS = (
+PASS_COLUMNS = (
     *("grad_output", "grad_input", "grad_input_total"),
     *("param_grads", "param_grads_total"),
 )
@@ -31,7 +31,7 @@ def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
             "to_frame() needs pandas, which is not installed: pip install pandas"
         ) from error
     output = ["output_shape", "output"] if "output" in fields else []
-    gradients = [name for name in GRADIENTS if PASS_FIELDS[name] in fields]
+    gradients = [name for name in PASS_COLUMNS if PASS_FIELDS[name] in fields]
     rows = [
         [*head, *_of_pass(pass_, gradients), note]
         for call in calls

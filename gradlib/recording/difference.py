@@ -16,7 +16,7 @@ from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
 from gradlib.recording.trace import Key
 from gradlib.stats import TensorStats, tensor_stats, wide
-from gradlib.storage import NotSaved
+from gradlib.storage import NotSaved, tensor_of
 from gradlib.tree import Tree
 
 T = TypeVar("T")
@@ -278,7 +278,7 @@ def _gap_of_values(x: Tensor, y: Tensor) -> Gap:
 def _gap_of_arrays(x: Any, y: Any) -> Gap:
     """Return how far two arrays of NumPy are apart."""
     try:
-        return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
+        return _gap_of_tensors(tensor_of(x), tensor_of(y))
     except TypeError:  # of words, or of objects: these were not kept
         times = x.dtype.kind in "mM"  # of which some may be none
         same = np.array_equal(x, y, equal_nan=times)

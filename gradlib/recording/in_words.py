@@ -82,10 +82,14 @@ def _short(number: Any) -> str:
 def numbers_in(structure: object) -> list[Any]:
     """Return the plain numbers of a nested structure, those of NumPy too, in order."""
     leaves = Tree.of(structure).leaves
-    return [leaf for leaf in leaves if isinstance(leaf, NUMBER)]
+    return [it for it in leaves if isinstance(it, NUMBER) and not _is_duration(it)]
 
 
 NUMBER = int, float, complex, np.number
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, np.timedelta64)  # which is a number to NumPy
 
 
 def measured_in(structure: object) -> list[Tensor | TensorStats]:

@@ -1,7 +1,7 @@
 """Where NaN or inf first appeared."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any
@@ -21,7 +21,7 @@ from gradlib.recording.notes import (
 from gradlib.recording.order import rounds
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.stats import TensorStats, count_nonfinite, wide
+from gradlib.stats import TensorStats, count_nonfinite, is_inexact, wide
 from gradlib.tree import Tree
 
 
@@ -147,14 +147,12 @@ class _Look:
     ) -> Nonfinite | None:
         """Return the outermost call that was given it; no call inside had made it."""
         found: Nonfinite | None = None
-        around: CallTrace | None = call
-        while around is not None:
+        for around in _outwards(call, by_moment):
             place = self._first(enumerate(around.inputs.leaves), kinds)
             if place is None:
                 break
             name = input_name(around, place)
             found = Nonfinite(around.name, around.index, "forward", name)
-            around = by_moment.get(around.caller)
         return found
 
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
@@ -179,8 +177,7 @@ class _Look:
     ) -> Nonfinite | None:
         """Return the outermost call to which it came with the gradient."""
         found: Nonfinite | None = None
-        around: CallTrace | None = call
-        while around is not None:
+        for around in _outwards(call, by_moment):
             place = self._first(around.gradients("outputs", number).items())
             if not isinstance(place, int):
                 break
@@ -192,7 +189,6 @@ class _Look:
                 )
             name = grad_output_name(around, place)
             found = _in_pass(around, number, name, remark)
-            around = by_moment.get(around.caller)
         return found
 
     def _first(self, values: Iterable[tuple[Any, Any]], kinds: int = -1) -> Any:
@@ -210,6 +206,16 @@ class _Look:
 
 def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
     return {call.moment: call for call in calls}
+
+
+def _outwards(
+    call: CallTrace, by_moment: Mapping[int, CallTrace]
+) -> Iterator[CallTrace]:
+    """Go from a call to the one around it, and so on."""
+    around: CallTrace | None = call
+    while around is not None:
+        yield around
+        around = by_moment.get(around.caller)
 
 
 def _made_forward(call: CallTrace, place: int) -> Nonfinite:
@@ -266,7 +272,7 @@ def _kinds(value: object) -> int:
 
 
 def _kinds_of_tensor(tensor: Tensor) -> int:
-    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+    if tensor.is_meta or not is_inexact(tensor.dtype):
         return 0
     values = wide(tensor)
     if not count_nonfinite(values):

@@ -93,12 +93,10 @@ def _why_never(call: CallTrace) -> list[str]:
     if call.no_pass_because:
         return []
     idle = [
-        *(input_name(call, it) if isinstance(it, int) else it for it in call.idle),
+        *(_key_name(call, it) for it in call.idle),
         *(output_name(call, place) for place in call.idle_outputs),
     ]
-    returned = [
-        input_name(call, key) if isinstance(key, int) else key for key in call.returned
-    ]
+    returned = [_key_name(call, it) for it in call.returned]
     return [*map(NO_GRAD.format, idle), *map(RETURNED.format, returned)]
 
 
@@ -146,6 +144,11 @@ def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
         key for flow in call.flows for key in getattr(flow, gathered)
     )
     return [key for key in waited if key not in given]
+
+
+def _key_name(call: CallTrace, key: Key) -> str:
+    """Return how one asks for an input or a parameter."""
+    return input_name(call, key) if isinstance(key, int) else key
 
 
 def input_name(call: CallTrace, place: int) -> str:

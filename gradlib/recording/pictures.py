@@ -19,7 +19,7 @@ from gradlib.figure import require_axes
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import measured_in, numbered
 from gradlib.recording.trace import CallTrace
-from gradlib.stats import norm, wide
+from gradlib.stats import largest, norm, wide
 from gradlib.tree import Tree
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _flow(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
 def _steps(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
     steps = sorted({step for by_forward in places.values() for step in by_forward})
     norms = [
-        [_largest(_norms(fields[0], by_forward.get(step, []))) for step in steps]
+        [largest(_norms(fields[0], by_forward.get(step, []))) for step in steps]
         for by_forward in places.values()
     ]
     return plot.heat_map(list(places), steps, norms, fields[0], ax)
@@ -154,11 +154,6 @@ def _where_apart(totals: list[float], shares: list[float]) -> list[float]:
     total, share = median(totals), median(shares)
     alike = total <= share * VISIBLY and share <= total * VISIBLY
     return [] if alike or math.isnan(total) else totals
-
-
-def _largest(norms: list[float]) -> float | None:
-    """Return the largest norm, one that is no number before all; ``None`` of none."""
-    return max(norms, key=lambda it: math.inf if math.isnan(it) else it, default=None)
 
 
 def _range(entries: list[list[Tensor]]) -> tuple[float, float]:

@@ -115,8 +115,7 @@ def _plain_grads(trace: CallTrace, gathered: str, passes: list[int]) -> dict[Any
 
 
 def _plain_tree(tree: Tree) -> dict[str, Any]:
-    places = {place: place for place in range(len(tree.leaves))}
-    return {"form": tree.filled(places), "leaves": tree.leaves}
+    return {"form": tree.form(), "leaves": tree.leaves}
 
 
 def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
+from gradlib.module_hook import nothing
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS_OF, backward_pre_hooks, hook_tensor
 from gradlib.private.modules import (
@@ -68,7 +69,7 @@ class Scene:
         self._leaves: dict[Key, Tensor] = {}
         self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
-        self._undo: Callable[[], None] = _nothing  # what is for the first call alone
+        self._undo: Callable[[], None] = nothing  # what is for the first call alone
         self._returned: object = None  # what the module returned last
         self._copies = Copies(change)  # of attributes
 
@@ -213,7 +214,7 @@ class Scene:
     def _pre_hooks(self) -> list[Callable[..., None]]:
         # What was recorded for the output is what these had made of it. With any set,
         # torch makes other tensors of what it is given and returns.
-        return [_nothing for _ in backward_pre_hooks(self._module)]
+        return [nothing for _ in backward_pre_hooks(self._module)]
 
     def _begins(self, *_: object) -> None:
         # If the module calls itself, those calls have all of its hooks.
@@ -331,10 +332,6 @@ def _be_like(made: Tensor, original: Tensor) -> None:
     vars(made).update(vars(original))
     if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
         cast(Any, made).__class__ = type(original)
-
-
-def _nothing(*_: object) -> None:
-    pass
 
 
 def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:

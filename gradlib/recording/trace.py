@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradlib.errors import NotStorableError
 from gradlib.recording.state import History, World
 from gradlib.tree import Tree
-from gradlib.values import Copies
+from gradlib.values import Transfers
 
 Grads: TypeAlias = dict[int, Any]
 """What was kept of a tensor's gradients, by torch's number of the backward pass."""
@@ -96,7 +96,7 @@ class Block:
         default_factory=dict[int, tuple[int, int]]
     )
     unfinished: set[int] = field(default_factory=set[int])  # our numbers: they raised
-    copies: Copies = field(default_factory=Copies)  # of what is kept, under way
+    copies: Transfers = field(default_factory=Transfers)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))
 

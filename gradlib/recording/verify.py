@@ -1,10 +1,11 @@
 """Whether what was recorded comes out again when each call is replayed."""
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,11 +13,10 @@ import numpy
 import torch
 
 from gradlib.errors import CannotReplayError
-from gradlib.progress import progress
+from gradlib.progress import reported
 from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
     Difference,
-    Gap,
     Tolerance,
     gaps,
     gaps_of_shares,
@@ -133,7 +133,9 @@ def verify(
     agreed = 0
     around: set[int] = set()  # the moments of calls that have a disagreement inside
     # Backwards, so that what is inside a call comes before it.
-    for trace in progress(traces[::-1], "verify"):
+    done = itertools.count()
+    said = f"verify: {{}} of {len(traces)} calls".format
+    for trace in reported(traces[::-1], lambda _: said(next(done))):
         wrong: list[Difference] = []
         if trace.moment not in around:
             try:
@@ -242,8 +244,10 @@ def _other_outputs(
     trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
 ) -> Iterator[Difference]:
     """Return where a call returned something else than it did."""
-    gaps_found = _outputs(trace, replayed)
-    apart = [(path, it) for path, it in gaps_found if not tolerance.allows(it)]
+    if trace.output is None or "output" not in trace.block.fields:
+        return
+    found = gaps(trace.output.build(), replayed.output.build())
+    apart = [(path, it) for path, it in found if not tolerance.allows(it)]
     drawn = bool(apart) and _draws_elsewhere(trace, number)
     why = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
     for path, it in apart:
@@ -294,9 +298,3 @@ def _draw_others() -> None:
 def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:
     direction = "forward" if field.startswith("output") else "backward"
     return Difference(trace.name, trace.index, direction, field, error, reason)
-
-
-def _outputs(trace: CallTrace, replayed: Replayed) -> Iterable[tuple[str, Gap]]:
-    if trace.output is None or "output" not in trace.block.fields:
-        return ()
-    return gaps(trace.output.build(), replayed.output.build())

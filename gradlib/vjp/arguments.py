@@ -209,3 +209,8 @@ def _opens(argument: Any) -> bool:
     if isinstance(argument, str | bytes | Mapping) or hasattr(argument, "__array__"):
         return False
     return isinstance(argument, Iterable)
+
+
+def short(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as it is said: ``float32``."""
+    return str(dtype).removeprefix("torch.")

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.render import WIDTH
-from gradlib.vjp.arguments import Argument, Arguments, form_of
+from gradlib.vjp.arguments import Argument, Arguments, form_of, is_differentiable
+
+ONES_MEAN = "Weights of one give the gradient of the output's sum."
 
 FEW = 2  # entries that get a line each; of more one loop does the same
 
@@ -141,7 +143,7 @@ def weights(output: Any, value: str = "") -> str:
     Returns:
         An expression with ``{y}`` for the output.
     """
-    form = form_of(output)
+    form = form_of(output) if is_differentiable(output) else None
     if form is None:
         return f"torch.ones_like({{y}}) * {value}" if value else "torch.ones_like({y})"
     if isinstance(output, Tensor) and output.layout == torch.strided:

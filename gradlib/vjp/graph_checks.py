@@ -12,7 +12,8 @@ from torch.autograd.graph import GradientEdge
 from gradlib.edges import Edge, edge_of
 from gradlib.private.modes import graphs_are_hidden
 from gradlib.private.nodes import leaf_of
-from gradlib.vjp.arguments import Argument, Arguments, shape_of
+from gradlib.stats import is_inexact
+from gradlib.vjp.arguments import Argument, Arguments, shape_of, short
 from gradlib.vjp.connection import (
     Graph,
     graph_behind,
@@ -70,8 +71,10 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
     lines, instead = ["y = f(x)"], ""
     tensors = [it for it in inputs.values if isinstance(it, Tensor)]
     original = _original(output, frames)
-    if not _has_gradients(output):
-        what = f"{place} has dtype {_dtype(output)}, and only floats have gradients."
+    if not is_inexact(output.dtype):
+        what = (
+            f"{place} has dtype {short(output.dtype)}, and only floats have gradients."
+        )
         intent = (
             "argmax, comparisons and casts to integers cut the graph. Compute the "
             "output with operations on floats."
@@ -132,8 +135,10 @@ def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagno
     place = called(inputs, i, frames)
     original = _original(given, frames, of=arguments.outputs.values)
     what, instead = f"{place} does not require grad.", ""
-    if not _has_gradients(given):
-        what = f"{place} has dtype {_dtype(given)}, and only floats have gradients."
+    if not is_inexact(given.dtype):
+        what = (
+            f"{place} has dtype {short(given.dtype)}, and only floats have gradients."
+        )
         intent = "Leave indices and labels out. Make a float of what is a quantity."
     elif given.is_inference():
         what = f"{place} was made under torch.inference_mode()."
@@ -163,7 +168,7 @@ def _lines_for_grad(inputs: Argument) -> list[str]:
 
 
 def _line_for_grad(given: Tensor) -> str:
-    if not _has_gradients(given):
+    if not is_inexact(given.dtype):
         return "{x} = {x}.to(torch.float32).requires_grad_()"
     if given.is_inference():
         return "{x} = {x}.clone().requires_grad_()"
@@ -312,11 +317,3 @@ def _seen(tensor: Tensor) -> tuple[Any, ...]:
     """Return how a tensor looks at memory: where, which entries, and as what."""
     entries = tensor.shape, tensor.stride(), tensor.dtype
     return (tensor.data_ptr(), *entries, tensor.is_conj(), tensor.is_neg())
-
-
-def _has_gradients(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments, form_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
-from gradlib.vjp.fixes import weights
+from gradlib.vjp.fixes import ONES_MEAN, weights
 
 
 def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:
@@ -107,7 +107,7 @@ def _like(output: Any, vector: Any) -> tuple[str, str]:
     """Return the code that gives a vector the layout of its output, and what it is."""
     is_nested = vector.is_nested or form_of(output) is None
     if is_nested or vector.is_meta or not vector.is_floating_point():
-        return weights(output), "Weights of one give the gradient of the output's sum."
+        return weights(output), ONES_MEAN
     made = "{v}" if layout_of(vector) == "strided" else "{v}.to_dense()"
     intent = "Likely meant: these weights, in a layout that is taken here."
     return made + ".to_mkldnn()" * (_layout_behind(output) == "mkldnn"), intent

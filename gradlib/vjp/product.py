@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradlib.private.tensors import has_values
 from gradlib.retaining import retaining
-from gradlib.stats import wide
+from gradlib.stats import largest, wide
 from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
 from gradlib.vjp.equation import equation
@@ -210,7 +210,8 @@ def _jacobian(
     connected = [[reached for _, reached in row] for row in rows]
     columns = list(zip(*blocks, strict=True))
     contracted = list(map(partial(_contracted, vectors), columns, results))
-    sizes = _sizes(vectors, columns, results)
+    weights = [v.abs() for v in vectors]
+    sizes = _sizes(weights, columns, results)
     # Flat, as a mask finds 25 axes at most on a GPU.
     finite = [it.isfinite().flatten() for it in sizes]
     apart = [it.flatten() for it in map(_apart, contracted, results)]
@@ -220,7 +221,7 @@ def _jacobian(
         connected,
         [ours.to(it.dtype) for ours, it in zip(contracted, results, strict=True)],
         _largest([it[fits] for it, fits in pairs]),
-        _rounding(vectors, sizes, results),
+        _rounding(weights, sizes, results),
         sum(int((it[~fits] != 0).sum()) for it, fits in pairs),
     )
 
@@ -285,12 +286,11 @@ def _apart(ours: Tensor, result: Tensor) -> Tensor:
 
 
 def _sizes(
-    vectors: Sequence[Tensor],
+    weights: Sequence[Tensor],
     columns: Sequence[Sequence[Tensor]],
     results: list[Tensor],
 ) -> list[Tensor]:
     """Return for each input the magnitudes of the terms of vᵀJ, summed."""
-    weights = [v.abs() for v in vectors]
     return [
         _contracted(weights, [block.abs() for block in column], result)
         for column, result in zip(columns, results, strict=True)
@@ -298,14 +298,13 @@ def _sizes(
 
 
 def _rounding(
-    vectors: Sequence[Tensor], sizes: list[Tensor], results: list[Tensor]
+    weights: Sequence[Tensor], sizes: list[Tensor], results: list[Tensor]
 ) -> float:
     """Return how far rounding may drive the two results apart.
 
     A sum is rounded in proportion to its terms, not to what is left of them.
     """
-    weights = [v.abs() for v in vectors]
-    eps = max(torch.finfo(it.dtype).eps for it in (*vectors, *results))
+    eps = max(torch.finfo(it.dtype).eps for it in (*weights, *results))
     largest = [_largest(list(map(_finite, it))) for it in (sizes, weights)]
     return math.sqrt(eps) * largest[0] + eps * largest[1]
 
@@ -319,4 +318,4 @@ def _finite(values: Tensor) -> Tensor:
 def _largest(tensors: Sequence[Tensor]) -> float:
     """Return the largest magnitude, NaN before all; 0 of nothing."""
     sizes = [wide(it).abs().max().item() for it in tensors if it.numel()]
-    return max(sizes, key=lambda it: math.inf if math.isnan(it) else it, default=0.0)
+    return largest(sizes) or 0.0

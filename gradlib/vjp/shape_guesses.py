@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
-from gradlib.vjp.fixes import weights
-
-_SUM = "Weights of one give the gradient of the output's sum."
+from gradlib.vjp.fixes import ONES_MEAN, weights
 
 
 def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[str, str]:
@@ -28,13 +26,13 @@ def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[st
     output = arguments.outputs.values[i]
     ones = weights(output)
     like = "_as({y})" if isinstance(output, Tensor) else f"({list(wanted)})"
-    words, expression = _meant(given, wanted, like) or (_SUM, ones)
+    words, expression = _meant(given, wanted, like) or (ONES_MEAN, ones)
     place = _place_of_shape(arguments.inputs, given)
     place = place or _place_of_shape(arguments.outputs, given)
     if place:
-        words, expression = f"{list(given)} is the shape of {place}. {_SUM}", ones
+        words, expression = f"{list(given)} is the shape of {place}. {ONES_MEAN}", ones
     elif arguments.grad_outputs.values[i].layout != torch.strided:
-        words, expression = _SUM, ones
+        words, expression = ONES_MEAN, ones
     if _broadcasts(given, wanted):
         words = f"Only broadcasting would make it fit. {words}"
     return words, f"{{v}} = {expression}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
+from operator import is_
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -146,7 +147,7 @@ def _as_written(
         if argument.keys or len(written.entries) != len(argument.values):
             return None
         for entry, value in zip(written.entries, argument.values, strict=True):
-            if not _gives(entry.node, partial(_is, value), frame):
+            if not _gives(entry.node, partial(is_, value), frame):
                 return None
     elif not _gives(written.node, partial(_holds, argument), frame):
         return None
@@ -158,7 +159,7 @@ def _is_wrapped(argument: Argument, written: Expression, frame: FrameType) -> bo
     """Tell whether the caller wrote a tensor that torch has put into a tuple."""
     if written.entries or argument.keys or len(argument.values) != 1:
         return False
-    is_it = partial(_is, argument.values[0])
+    is_it = partial(is_, argument.values[0])
     return argument.several and _gives(written.node, is_it, frame)
 
 
@@ -190,10 +191,6 @@ def _is_path(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
-
-
 def _holds(argument: Argument, value: Any) -> bool:
     """Tell whether a value is what was given, or a list or dict of just that."""
     if not argument.several:
@@ -204,7 +201,7 @@ def _holds(argument: Argument, value: Any) -> bool:
         return False  # an iterator is used up
     entries = tuple(value)
     return len(entries) == len(argument.values) and all(
-        map(_is, entries, argument.values)
+        map(is_, entries, argument.values)
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of
+from gradlib.stats import is_inexact
+from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
 from gradlib.vjp.fixes import all_ones, call, spelled_form, weights
 from gradlib.vjp.layout_checks import check_layout
@@ -130,11 +131,10 @@ def _check_shape(
 def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     place, vector = arguments.grad_outputs.places[i], arguments.grad_outputs.values[i]
     given, wanted = vector.dtype, form.dtype
-    is_float = given.is_floating_point or given.is_complex
-    if is_float and given.is_complex == wanted.is_complex:
+    if is_inexact(given) and given.is_complex == wanted.is_complex:
         return None  # torch casts between floats, and it may
     output = arguments.outputs.places[i]
-    what = f"{place} is {_short(given)}, and {output} is {_short(wanted)}."
+    what = f"{place} is {short(given)}, and {output} is {short(wanted)}."
     _, dtype, _ = spelled_form(arguments.outputs.values[i])
     expression = f"{{v}}.to({dtype})"
     if given.is_complex:
@@ -167,7 +167,3 @@ def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         expression = f"torch.ones_like({{v}}, device={device})"
     mends = {i: f"{{v}} = {expression}"}
     return diagnosis("GL106", what, intent=intent, mends=mends)
-
-
-def _short(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
-from gradlib.vjp.fixes import all_ones, call, spelled_form, weights
+from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
 from gradlib.vjp.kind_checks import kind_of
 
 
@@ -66,7 +66,7 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         intent = "Likely meant: this weight for every entry of the output."
         made, shape = weights(output, "{v}"), shape_of(output)
     elif shape is None:
-        intent = "Weights of one give the gradient of the output's sum."
+        intent = ONES_MEAN
         made, shape = weights(output), shape_of(output)
     mends = {} if fix else {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
     what = f"{place} is {kind}."
@@ -112,7 +112,8 @@ def _shape_of_numbers(value: Any) -> Shape | None:
     if isinstance(value, Tensor):
         return None if shape_of(value) else ()  # torch makes none of several vectors
     if hasattr(value, "__array__"):
-        return tuple(value.shape)
+        shape = getattr(value, "shape", None)  # pyarrow's has none
+        return None if shape is None else tuple(shape)
     if not isinstance(value, list | tuple) or not value:
         return None
     entries = cast(list[Any], value)

@@ -59,7 +59,7 @@ def multiplied(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     if v.dim() > matrix.dim() and v.numel() <= TURNED * v.shape[0]:
         v = v.contiguous()
     if prefers_onednn(v, matrix):
-        return _by_onednn(v, matrix.mT)
+        return _by_onednn(v, matrix.mT, None)
     return _by_torch(v, matrix, into)
 
 
@@ -174,7 +174,7 @@ def _may_be_faster(like: Tensor, then: str) -> bool:
     )
 
 
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     given = (x, weight, bias)
     if grad_is_enabled() and any(it is not None and it.requires_grad for it in given):
         return cast(Any, _Linear).apply(*given)

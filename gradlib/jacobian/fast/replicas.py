@@ -18,7 +18,7 @@ from gradlib.jacobian.fast.structure.structured import find as find_structure
 from gradlib.jacobian.fast.transformers import Read, has_transformer, read
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import of_tensors
-from gradlib.jacobian.look import require_rows
+from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, Plan
 from gradlib.private.modes import graph_is_captured
@@ -93,7 +93,7 @@ class Replicas(NamedTuple):
             raise RuntimeError("it would not take less")
         blocks = structured.blocks(graph)
         if not graph_is_captured():
-            require_rows(graph, blocks, structured.look(graph))
+            require_rows(graph, blocks, Look.at_all(graph))
         return blocks[0, 0]
 
     def _by_replicas(self) -> Tensor:

@@ -17,6 +17,7 @@ ELEMENTWISE = frozenset(
         *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
         *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
         *(f"{it}Backward1" for it in ("Clamp", "Mul", "Pow", "Rsub")),
+        *(f"{it}BatchNormBackward0" for it in ("Cudnn", "Native")),
     )
 )
 """The names of their nodes."""
@@ -25,8 +26,11 @@ ELEMENTWISE = frozenset(
 def slopes(op: Operation) -> dict[int, Tensor]:
     """Return the slopes by what went in, those that have the shape of what came out.
 
-    The node itself says them: its own backward of ones is its derivative.
+    The node itself says them: its own backward of ones is its derivative. Of a batch
+    norm that learns there are none: it mixes the samples.
     """
+    if op.saved("training"):
+        return {}
     found: Any = op.node(torch.ones(op.shape, **op.like))
     given = cast(Any, found if isinstance(found, tuple) else (found,))
     return {
@@ -34,8 +38,3 @@ def slopes(op: Operation) -> dict[int, Tensor]:
         for i in op.shapes
         if type(given[i]) is Tensor and tuple(given[i].shape) == op.shape
     }
-
-
-def batch_norm_slopes(op: Operation) -> dict[int, Tensor]:
-    """Return those of a batch norm in use: one that learns mixes the samples."""
-    return {} if op.saved("training") else slopes(op)

@@ -275,7 +275,7 @@ def test_where_it_matters_who_multiplies(
     model, x = net(32, 256, 256, 2, kind=kind).float(), batch(256, 32).float()
     found = small_net(model, (x,))
     assert found is not None
-    assert found.follow
+    assert found.net.form.follow
     made = found.jacobian()
     are_close(made.double(), true(model.double(), x.double()), rtol=1e-4, atol=1e-6)
     assert bool(calls) is (is_faster and matmul.onednn_is_enabled() and x.is_cpu)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.chains.shapes import size_after
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
@@ -208,19 +209,10 @@ def small_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False)
         size: Channels, height and width of what it is given.
         forth: Whether they go forward; otherwise back.
     """
-    channels, *sides = size
-    if channels > CHANNELS:
+    channels, after = size[0], size_after(module, size)
+    if channels > CHANNELS or after is None:
         return 0
-    places = 1
-    for side, padding, taps, stride, dilation in zip(
-        sides,
-        _pair(module.padding),
-        module.kernel_size,
-        module.stride,
-        module.dilation,
-        strict=True,
-    ):
-        places *= (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+    places = math.prod(after[1:])
     taps = channels // module.groups * math.prod(module.kernel_size)
     most = APART if forth and max(module.stride) > 1 else PATCHES
     products = max(places, PLACES) * taps * module.out_channels

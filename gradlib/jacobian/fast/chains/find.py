@@ -79,7 +79,7 @@ def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
     may_replay = may_replay_on(net.x.device)
     # Launched at once, even a small net is through sooner.
     if net.form.is_small and asks_no_more(call) and not may_replay:
-        return SmallNet(net.form.between, net.x, net.linears, net.form.follow)
+        return SmallNet(net)
     chain = net.chain
     if may_replay:
         chain = chain._replace(replays=replays_of(cast(nn.Module, call.fn)))

@@ -1,18 +1,14 @@
 """Linear layers with an activation between each two, of samples that go at once."""
 
-from collections.abc import Sequence
 from itertools import chain as joined
 from typing import NamedTuple
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.jacobian.fast.chains.plain import (
     LITTLE,
     NetForm,
-    Parameters,
     PlainNet,
     followers,
     is_small,
@@ -30,50 +26,37 @@ there are and where they stand in memory."""
 
 
 class SmallNet(NamedTuple):
-    """A small net, and what it is given.
+    """A small net, and what it is given."""
 
-    Attributes:
-        between: What is elementwise between the linear layers, in their order.
-        x: ``(batch, in)``.
-        linears: The parameters of these layers.
-        follow: What follows them, by torch's names, where it matters who multiplies.
-    """
-
-    between: Sequence[list[Layer]]
-    x: Tensor
-    linears: Sequence[Parameters]
-    follow: frozenset[str]
+    net: PlainNet
 
     @property
     def may_hide(self) -> list[Tensor]:
         """What may be infinite where the Jacobian is not: mostly rows hide the same."""
-        bends = [it.pointwise for it in joined.from_iterable(self.between)]
+        form, x, linears = self.net
+        bends = [it.pointwise for it in joined.from_iterable(form.between)]
         if not any(it is not None and it.name in UNSURE for it in bends):
             return []
-        parameters = joined.from_iterable(self.linears)
-        return [self.x, *(it for it in parameters if it is not None)]
+        parameters = joined.from_iterable(linears)
+        return [x, *(it for it in parameters if it is not None)]
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, out, in)``."""
-        between, x, linears, follow = self
+        form, x, linears = self.net
         library = TORCH
-        if follow:
+        if form.follow:
             keep_what_is_freed()
-            library = library_for(x, follow)
+            library = library_for(x, form.follow)
         before = grad_is_enabled()
         try:  # where an interrupt may come at once
             enable_grad(False)
-            return by_rows(between, x, linears, None, library)
+            return by_rows(form.between, x, linears, None, library)
         finally:
             enable_grad(before)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to multiply the Jacobians of its layers."""
-        between, x, linears, follow = self
-        widths = x.shape[1], *[weight.shape[0] for weight, _ in linears]
-        order = orders.best(widths, (*[True] * len(between), False), x.shape[0])
-        form = NetForm(between, order, widths, (), True, follow)
-        return planned(plan, PlainNet(form, x, linears).chain)
+        return planned(plan, self.net.chain)
 
 
 def small_net_of(chain: Chain) -> SmallNet | None:
@@ -89,4 +72,5 @@ def small_net_of(chain: Chain) -> SmallNet | None:
     if not is_small(order, widths, x.shape[0], x.dtype):
         return None
     follow = followers(between) if order.cost > LITTLE else frozenset[str]()
-    return SmallNet(between, x, chain.linears, follow)
+    form = NetForm(between, order, widths, (), True, follow)
+    return SmallNet(PlainNet(form, x, chain.linears))

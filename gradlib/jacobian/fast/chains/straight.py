@@ -22,7 +22,6 @@ from gradlib.jacobian.fast.chains.product import (
 )
 from gradlib.jacobian.fast.chains.result import in_caches
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 
@@ -85,10 +84,6 @@ class Straight(NamedTuple):
             columns=is_by_columns(self.order.tree),
         )
         return {(0, 0): made.view(shape)}
-
-    def look(self, graph: Graph) -> Look:
-        """Return what the Jacobian must agree with."""
-        return Look.at_all(graph)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to multiply them."""

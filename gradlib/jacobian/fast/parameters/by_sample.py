@@ -60,10 +60,6 @@ class BySample:
 
     needs_proof = True
 
-    def look(self, graph: Graph) -> Look:
-        """Return what the Jacobian must agree with, at every sample."""
-        return Look.at_all(graph)
-
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
         return plan.shortened(

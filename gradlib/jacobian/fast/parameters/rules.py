@@ -13,6 +13,8 @@ from gradlib.jacobian.fast.operation import of_each_axis
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.passes import chunks
 
+Times: TypeAlias = Callable[[Tensor], Tensor]
+
 Write: TypeAlias = Callable[[Tensor, Tensor], None]
 """From gradients of what came out, ``(rows, batch, *out)``, into the parameter's part
 of the Jacobian, ``(batch, rows, *param)``."""
@@ -71,48 +73,41 @@ def _matrix(name: str, scale: str | None = None) -> Rule:
     return rule
 
 
+def _spread(use: Use, samples: Samples, param: Tensor, times: Times) -> Write | None:
+    """Return what writes the part of a parameter that is the same for all samples."""
+    if not _spreads(use, samples, param):
+        return None
+    return lambda grads, into: _sum(times(grads), param, samples, into)
+
+
+def _by(number: float) -> Times:
+    return lambda grads: grads if number == 1 else grads * number
+
+
 def _bias(use: Use, samples: Samples, param: Tensor) -> Write | None:
-    beta = use.saved("beta")
-
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum(grads if beta == 1 else grads * beta, param, samples, into)
-
-    return write if _spreads(use, samples, param) else None
+    return _spread(use, samples, param, _by(use.saved("beta")))
 
 
 def _added(use: Use, samples: Samples, param: Tensor) -> Write | None:
     factor = 1
     if use.index and use.node.name() != "ExpandBackward0":
         factor = use.saved("alpha") * (-1 if use.node.name() == "SubBackward0" else 1)
-
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum(grads if factor == 1 else grads * factor, param, samples, into)
-
-    return write if _spreads(use, samples, param) else None
+    return _spread(use, samples, param, _by(factor))
 
 
 def _multiplied(use: Use, samples: Samples, param: Tensor) -> Write | None:
     other = use.saved("self" if use.index else "other")
-    if other is None or not _spreads(use, samples, param):
+    if other is None:
         return None
     other = samples.first(other.expand(use.shape))
-
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum(grads * other, param, samples, into)
-
-    return write
+    return _spread(use, samples, param, other.mul)
 
 
 def _layer_norm(use: Use, samples: Samples, param: Tensor) -> Write | None:
-    if not _spreads(use, samples, param):
-        return None
+    if use.index == 2:
+        return _spread(use, samples, param, _by(1))
     x, mean, rstd = (use.saved(it) for it in ("input", "result1", "result2"))
-    normal = samples.first((x - mean) * rstd)
-
-    def write(grads: Tensor, into: Tensor) -> None:
-        _sum(grads if use.index == 2 else grads * normal, param, samples, into)
-
-    return write
+    return _spread(use, samples, param, samples.first((x - mean) * rstd).mul)
 
 
 def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:

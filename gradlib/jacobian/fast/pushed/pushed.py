@@ -24,8 +24,7 @@ from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.rules import RULES, Forth
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look
-from gradlib.jacobian.pieces import Block, collected, fill
+from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
 
 CONVOLVED = 6 * 2**20
@@ -90,10 +89,6 @@ class Pushed:
             waiting.update(step.given.values())
         return waiting
 
-    def look(self, graph: Graph) -> Look:
-        """Return what the Jacobian must agree with."""
-        return Look.at_all(graph)
-
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
         return plan.together(
@@ -112,10 +107,7 @@ class Pushed:
         keep_what_is_freed()
         with torch.no_grad():
             pieces = forward.pieces(graph, self.chunk, push=self._push)
-            if out is None:
-                return collected(graph, pieces)
-            fill(graph, out, pieces)
-        return out
+            return written(graph, pieces, out)
 
     def _push(self, point: int, tangents: Tensor) -> list[Tensor | None]:
         """Return the tangents of each output, as `Linearized.push` does."""

@@ -10,7 +10,7 @@ from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.fast.stacked import mixing
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.convolving import Convolution, read, way_back
@@ -72,10 +72,6 @@ def _negated(op: Operation) -> Forth:
 
 def _elementwise(op: Operation) -> Forth | None:
     return _along_all(op, slopes(op))
-
-
-def _batch_norm(op: Operation) -> Forth | None:
-    return _along_all(op, batch_norm_slopes(op))
 
 
 def _along_all(op: Operation, found: dict[int, Tensor]) -> Forth | None:
@@ -313,8 +309,6 @@ RULES: dict[str, Rule] = {
     "SumBackward1": _summed,
     "AddmmBackward0": _addmm,
     "MmBackward0": _mm,
-    "NativeBatchNormBackward0": _batch_norm,
-    "CudnnBatchNormBackward0": _batch_norm,
     "SoftmaxBackward0": _softmax,
     "LogSoftmaxBackward0": _log_softmax,
     "NativeLayerNormBackward0": _layer_norm,

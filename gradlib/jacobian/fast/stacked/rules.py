@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.fast.stacked import convolving, mixing, moving
 from gradlib.jacobian.fast.stacked.back import Back, Times, summed, times
 
@@ -43,10 +43,6 @@ def _summed_up(op: Operation, back: Times) -> Back:
 
 def _elementwise(op: Operation) -> Back | None:
     return _along_all(op, slopes(op))
-
-
-def _batch_norm(op: Operation) -> Back | None:
-    return _along_all(op, batch_norm_slopes(op))
 
 
 def _along_all(op: Operation, found: dict[int, Tensor]) -> Back | None:
@@ -87,8 +83,6 @@ RULES: dict[str, Rule] = {
     "NativeLayerNormBackward0": mixing.layer_norm,
     "FusedRmsNormBackward0": mixing.rms_norm,
     "NativeGroupNormBackward0": mixing.group_norm,
-    "NativeBatchNormBackward0": _batch_norm,
-    "CudnnBatchNormBackward0": _batch_norm,
     "ConvolutionBackward0": convolving.convolution,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,

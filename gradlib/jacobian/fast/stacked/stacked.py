@@ -24,8 +24,7 @@ from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Ru
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look
-from gradlib.jacobian.pieces import Block, collected, fill
+from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
 
 ROWS = 8
@@ -62,10 +61,6 @@ class Stacked:
 
     needs_proof = False
 
-    def look(self, graph: Graph) -> Look:
-        """Return what the Jacobian must agree with."""
-        return Look.at_all(graph)
-
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
         return plan.together(
@@ -83,10 +78,7 @@ class Stacked:
         keep_what_is_freed()
         with torch.no_grad():
             pieces = reverse.pieces(graph, self.chunk, go_back=self._way_back(graph))
-            if out is None:
-                return collected(graph, pieces)
-            fill(graph, out, pieces)
-        return out
+            return written(graph, pieces, out)
 
     def _way_back(self, graph: Graph) -> reverse.GoBack:
         """Return what gives the VJPs of several vectors, as `passes.pull` does."""

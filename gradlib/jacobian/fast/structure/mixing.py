@@ -3,14 +3,13 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.structure.named_axes import Axis, Dims, fresh
+from gradlib.jacobian.fast.structure.named_axes import Dims, fresh
 from gradlib.jacobian.fast.structure.step import Back, Step, same
 
 
@@ -149,27 +148,16 @@ def attention(op: Operation) -> dict[int, Back]:
     slope = (p.diag_embed() - p[..., None] * p[..., None, :]) * scale
     work = p.numel() * q.shape[-1]
 
-    def to_scores(dims: Dims) -> tuple[tuple[Axis, ...], Any]:
+    def to_either(other: Tensor, of_keys: bool, dims: Dims) -> Step:
         *batch, queries, out = dims
-        keys, probed = fresh([k.shape[-2], k.shape[-2]])
-        return keys, (
+        keys, probed, inner = fresh([k.shape[-2], k.shape[-2], q.shape[-1]])
+        mine, theirs = (keys, queries) if of_keys else (queries, keys)
+        factors = (
             (v, (*batch, probed, out)),
             (slope, (*batch, queries, probed, keys)),
+            (other, (*batch, theirs, inner)),
         )
-
-    def to_query(dims: Dims) -> Step:
-        *batch, queries, _ = dims
-        keys, factors = to_scores(dims)
-        (inner,) = fresh([q.shape[-1]])
-        factor = (k, (*batch, keys, inner))
-        return Step((*batch, queries, inner), (*factors, factor), work=2 * work)
-
-    def to_key(dims: Dims) -> Step:
-        *batch, queries, _ = dims
-        keys, factors = to_scores(dims)
-        (inner,) = fresh([q.shape[-1]])
-        factor = (q, (*batch, queries, inner))
-        return Step((*batch, keys, inner), (*factors, factor), work=2 * work)
+        return Step((*batch, mine, inner), factors, work=2 * work)
 
     def to_value(dims: Dims) -> Step:
         *batch, queries, out = dims
@@ -177,4 +165,5 @@ def attention(op: Operation) -> dict[int, Back]:
         factor = (p, (*batch, queries, keys))
         return Step((*batch, keys, out), (factor,), work=work)
 
+    to_query, to_key = partial(to_either, k, False), partial(to_either, q, True)
     return {0: to_query, 1: to_key, 2: to_value}

@@ -4,44 +4,16 @@ Each rule reads a node's saved tensors, and gives for each of its inputs a map: 
 axes of what came out to those of what went in, and the factors between the two.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
-from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
+from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, batch_norm_slopes, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
 from gradlib.jacobian.fast.structure.step import Back, Step, same
-from gradlib.jacobian.form import Form
-
-
-def ways_back(
-    node: Node,
-    number: int,
-    form: Form,
-    shapes: Mapping[int, Sequence[int]],
-    most: int,
-) -> dict[int, Back]:
-    """Return the maps of a node.
-
-    Args:
-        node: The node.
-        number: Which of its outputs.
-        form: What that is.
-        shapes: Of what went in, by position, where it matters.
-        most: How many entries a factor has at most that nobody has saved.
-
-    Returns:
-        For each position in `shapes`; one that is missing is not known.
-    """
-    name = node.name()
-    rule = RULES.get(name)
-    if rule is None or (number and name not in SEVERAL):
-        return {}
-    return rule(Operation(node, number, form, shapes, most))
 
 
 def _add(op: Operation) -> dict[int, Back]:
@@ -69,10 +41,6 @@ def _along_all(found: dict[int, Tensor]) -> dict[int, Back]:
 
 def _elementwise(op: Operation) -> dict[int, Back]:
     return _along_all(slopes(op))
-
-
-def _batch_norm(op: Operation) -> dict[int, Back]:
-    return _along_all(batch_norm_slopes(op))
 
 
 Rule: TypeAlias = Callable[[Operation], dict[int, Back]]
@@ -106,8 +74,6 @@ RULES: dict[str, Rule] = {
     "LogSoftmaxBackward0": mixing.log_softmax,
     "NativeLayerNormBackward0": mixing.layer_norm,
     "FusedRmsNormBackward0": mixing.rms_norm,  # a GPU's; elsewhere it is many nodes
-    "NativeBatchNormBackward0": _batch_norm,
-    "CudnnBatchNormBackward0": _batch_norm,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     # Of a GPU's other kernels none takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,

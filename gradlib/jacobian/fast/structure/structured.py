@@ -11,14 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.structure.chunks import Run
 from gradlib.jacobian.fast.structure.program import Builder
 from gradlib.jacobian.fast.structure.promise import promises
+from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.fast.structure.terms import settle
 from gradlib.jacobian.fast.structure.walk import Walk
 from gradlib.jacobian.fresh import empty
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 from gradlib.private.modes import graph_is_captured
@@ -41,7 +42,6 @@ class Structured:
     """How to compute the Jacobian.
 
     Attributes:
-        multiply_adds: What that takes, reading and writing counted as some of them.
         bytes: What is held at most, besides the result.
         are_finite: Whether the numbers are that it begins with, if nobody could read it
             by now, as while a CUDA graph is captured: then the result is NaN if not.
@@ -49,16 +49,11 @@ class Structured:
             numbers are large, as the steps are others.
     """
 
-    multiply_adds: float
     bytes: int
     are_finite: Tensor | None
     _run: Run
 
     needs_proof = True
-
-    def look(self, graph: Graph) -> Look:
-        """Return what the Jacobian must agree with."""
-        return Look.at_all(graph)
 
     def planned(self, plan: Plan) -> Plan:
         """Return a plan to take it."""
@@ -101,7 +96,7 @@ def find(graph: Graph, plan: Plan) -> Structured | None:
     if not size or root.dtype not in (torch.float32, torch.float64):
         return None
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
-    if not promises(graph, rows):
+    if not promises(graph, rows) or not all_is_known(graph.drawing, RULES):
         return None
     try:
         with torch.no_grad():
@@ -123,5 +118,5 @@ def _found(walk: Walk, root: Tensor, rows: float, room: int) -> Structured | Non
         return None
     are_finite = builder.are_finite()
     if graph_is_captured():
-        return Structured(work, held, are_finite, run)
-    return Structured(work, held, None, run) if are_finite else None
+        return Structured(held, are_finite, run)
+    return Structured(held, None, run) if are_finite else None

@@ -125,7 +125,7 @@ def added(
         several = aligned([term.dims[place] for term in terms])
         if several is None:
             return None
-        columns.append([resolved(axes) for axes in several])
+        columns.append(several)
     of_y = set(resolved(rows))
     used: set[Axis] = set()
     for place, given in enumerate(columns):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from gradlib.edges import Edge, edge_of
+from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
-from gradlib.jacobian.fast.structure.rules import ways_back
+from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
 from gradlib.jacobian.graph import Graph
 
@@ -25,8 +26,6 @@ class Walk:
         work: The multiply-adds of one backward pass.
     """
 
-    work: int
-
     def __init__(self, graph: Graph, most: int) -> None:
         """Go all the way.
 
@@ -34,7 +33,7 @@ class Walk:
             graph: Of one output, Y, and one input, X.
             most: How many entries a factor has at most that nobody has saved.
         """
-        root = self._like = graph.roots[0]
+        root = graph.roots[0]
         self.work = 0
         self._most = most
         self._dims = fresh(root.shape)
@@ -54,14 +53,9 @@ class Walk:
         *before, _ = self._way  # X comes last: all of them lead to it
         for node in before:
             for edge in [it for it in self._waiting if it[0] is node]:
-                if not self._known(edge) or not self._pass(edge):
+                if not self._pass(edge):
                     return None
         return added(self._waiting[self._end], self.rows, self._dims[0])
-
-    def _known(self, edge: Edge) -> bool:
-        form = self._forms[edge]
-        plain = form.dtype == self._like.dtype and form.device == self._like.device
-        return plain and form.shape != ()  # which has no dimension 0
 
     def _pass(self, edge: Edge) -> bool:
         """Carry what waits at an edge through its operation."""
@@ -78,7 +72,8 @@ class Walk:
                 return False
             terms = [total.as_term(self.rows)]
         shapes = {i: self._forms[it].shape for i, it in before.items()}
-        maps = ways_back(node, number, self._forms[edge], shapes, self._most)
+        op = Operation(node, number, self._forms[edge], shapes, self._most)
+        maps = RULES[node.name()](op)
         for i, there in before.items():
             if i not in maps:
                 return False

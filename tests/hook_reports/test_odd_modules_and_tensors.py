@@ -1,0 +1,316 @@
+"""Odd modules and tensors are reported as any others, or refused by name."""
+
+import collections
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import gradlib
+from gradlib import NotCopyableError
+from gradlib.hook_reports.hooks import ACCUMULATED, FULL, FULL_PRE, LEGACY, TENSOR
+
+from ..elsewhere import passes_elsewhere
+from .reported import Of, given, report_of, whats
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant: bool) -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Any:
+        return checkpoint(lambda v: layer(v).tanh(), x, use_reentrant=reentrant)
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert report.kinds[FULL].grad_input[0].what == "gradient of args[0]"
+    assert report.kinds[LEGACY].entries
+
+
+def test_a_module_that_calls_itself_is_reported_as_called_from_outside() -> None:
+    class Again(nn.Linear):
+        def forward(self, input: Tensor, times: int = 2) -> Tensor:  # noqa: A002 (a usual name)
+            y = super().forward(input).tanh()
+            return self(y, times - 1) * 2 if times else y
+
+    kinds = report_of(Again(3, 3), given(4, 3)).kinds
+    assert kinds[FULL].grad_input[0].what == "gradient of input"
+    for kind in (LEGACY, FULL, FULL_PRE):
+        assert kinds[kind].grad_output[0].what == "gradient of output"
+
+
+def test_forward_hooks_are_part_of_the_module() -> None:
+    with pytest.warns(FutureWarning):
+        module = nn.utils.weight_norm(nn.Linear(3, 2))
+    module(torch.randn(4, 3))  # from now on it holds a weight that was computed
+    report = report_of(module, given(4, 3))
+    assert report.kinds[LEGACY].grad_input[1].what == "gradient of input"
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
+        gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
+    with pytest.raises(
+        gradlib.NotAModuleError, match=r"class Linear, .* Linear\(...\)"
+    ):
+        gradlib.hook_report(nn.Linear, given(3))  # type: ignore[arg-type] (on purpose)
+
+
+def test_what_cannot_be_copied() -> None:
+    module = nn.Linear(3, 2)
+    vars(module)["stream"] = (item for item in "generators cannot be copied")
+    with pytest.raises(gradlib.NotCopyableError, match="cannot be copied: TypeError"):
+        gradlib.hook_report(module, given(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    class Nest(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nested.as_nested_tensor([x, x], layout=layout)
+
+    x = torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout)
+    with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
+        gradlib.hook_report(nn.Linear(3, 2), x)
+    with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
+        gradlib.hook_report(Nest(), given(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_inside(layout: torch.layout) -> None:
+    class Nests(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts = torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=layout)
+            return self.fc(parts).to_padded_tensor(0.0)
+
+    report = gradlib.hook_report(Nests(), given(2, 5, 3))
+    (entry,) = report.kinds["register_backward_hook"].grad_input
+    assert entry.what == "gradient of an inner tensor, which is nested"
+    (entry,) = report.kinds["register_full_backward_hook"].grad_input
+    assert entry.what == "gradient of x"
+    assert "nested" in str(report)
+    report.plot()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_script_modules() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 2))
+    with pytest.raises(gradlib.NotAModuleError, match="takes no hooks"):
+        gradlib.hook_report(scripted, given(4, 3))
+    report = gradlib.hook_report(nn.Sequential(scripted, nn.Tanh()), given(4, 3))
+    full = report.kinds["register_full_backward_hook"]
+    assert full.grad_input[0].what == "gradient of input"
+
+
+@pytest.mark.parametrize("where", ["module", "input"])
+def test_what_has_no_values(where: str) -> None:
+    module = nn.Linear(3, 2, device="meta" if where == "module" else None)
+    x = torch.ones(4, 3, device="meta" if where == "input" else None)
+    with pytest.raises(gradlib.NotCopyableError, match="on the device meta have none"):
+        gradlib.hook_report(module, x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_sparse_argument() -> None:
+    class Times(nn.Module):
+        def forward(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(a, x)
+
+    a = torch.diag(torch.tensor([1.0, 2.0])).to_sparse_csr()
+    report = gradlib.hook_report(Times(), a, given(2, 3))
+    assert report.kinds["Tensor.register_hook"].entries[0].what == "gradient of output"
+    error = report.kinds["register_full_backward_hook"].error
+    assert error.startswith("NotImplementedError: Could not run 'aten::view'")
+    assert error.count("\n") == 0
+
+
+def test_a_pass_inside_that_runs_in_another_thread() -> None:
+    def forces(fc: nn.Module, x: Tensor) -> Tensor:
+        x = 2 * x
+        return torch.autograd.grad(fc(x).tanh().sum(), x, create_graph=True)[0]
+
+    module, x = Of(forces, nn.Linear(3, 2)), given(4, 3)
+    here = str(gradlib.hook_report(module, x))
+    for how in ({"behind": 1000}, {"ahead": 1000}):  # of the numbers of nodes
+        with passes_elsewhere(**how):
+            assert str(gradlib.hook_report(module, x)) == here
+
+
+def test_arguments_that_a_hook_puts_in_another_order() -> None:
+    module = Of(lambda a, b: a * b)
+    module.register_forward_pre_hook(lambda _module, args: args[::-1])
+    found = whats(report_of(module, given(4, 3), given(3).detach()).kinds[FULL])
+    assert found["grad_input[0]"] == "zeros: args[1] does not require grad"
+    assert found["grad_input[1]"].startswith("gradient of args[0]")
+
+
+class Frozen(nn.Linear):
+    def train(self, mode: bool = True) -> "Frozen":
+        raise RuntimeError(f"no mode {mode} for me")
+
+
+def test_a_module_that_cannot_be_switched() -> None:
+    module = Frozen(3, 2)
+    report = gradlib.hook_report(module, torch.ones(1, 3))
+    assert "Without bias" in str(report)
+    assert module.training
+
+
+@pytest.mark.parametrize("chance", ["a generator", "a counter"])
+def test_a_module_that_does_not_repeat(chance: str) -> None:
+    generator, calls = torch.Generator("cpu"), [0]
+
+    def drawn(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if chance == "a counter":
+            generator.manual_seed(calls[0])
+        return torch.rand(x.shape, generator=generator, device="cpu").to(x)
+
+    module = Of(lambda x, w: (x * drawn(x)) * (w + drawn(x)))
+    report = report_of(module, given(4, 3), given(4, 3))
+    unknown = "not known: it is another gradient at each run"
+    for kind in (LEGACY, FULL):
+        found = whats(report.kinds[kind])
+        assert found["grad_input[0]"] == found["grad_input[1]"] == unknown
+        assert found["grad_output[0]"] == "gradient of output"
+    assert "Two runs gave different gradients" in str(report.notes)
+
+
+def test_a_module_that_goes_backward_itself() -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Tensor:
+        h = layer(x)
+        h.sum().backward(retain_graph=True)
+        return h * 2
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of args[0]"
+
+
+def test_arguments_that_are_one_object() -> None:
+    module = nn.MultiheadAttention(4, 1)
+    x = torch.randn(3, 1, 4)
+    found = whats(report_of(module, x, x, x).kinds[FULL])
+    names = "query", "key", "value"
+    for i, name in enumerate(names):
+        assert found[f"grad_input[{i}]"] == f"None: {name} does not require grad"
+
+
+def test_no_samples_at_all() -> None:
+    report = report_of(nn.Linear(3, 2), given(0, 3))
+    for kind in report.kinds.values():
+        for entry in kind.entries:
+            assert "nothing flows" not in entry.what
+
+
+def test_torch_func_around_a_module_inside() -> None:
+    def forward(layer: nn.Module, x: Tensor) -> Tensor:
+        def loss(v: Tensor) -> Tensor:
+            return layer(v).tanh().sum()
+
+        return torch.func.vmap(torch.func.grad(loss))(x)
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    assert whats(report.kinds[TENSOR])["grad of output"] == "gradient of output"
+
+
+def test_inside_of_torch_func() -> None:
+    def fn(x: Tensor) -> Tensor:
+        gradlib.hook_report(nn.ReLU(), x)
+        return x
+
+    with pytest.raises(NotCopyableError, match=r"torch\.func"):
+        torch.func.vmap(fn)(torch.ones(2, 3))
+
+
+class Indexed:
+    """What torch looks into for a tensor, though it is no list."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, _: int) -> Tensor:
+        return self.tensor
+
+
+@pytest.mark.parametrize("kind", [Indexed, lambda it: collections.deque([it])])
+def test_an_output_that_torch_indexes(kind: Callable[[Tensor], Any]) -> None:
+    report = report_of(Of(lambda x: kind(x * 2)), given(3))
+    assert report.last_node == "MulBackward0"
+    if kind is Indexed:
+        assert "no tensor is found" in report.kinds[FULL].why
+
+
+def test_a_forward_without_a_signature() -> None:
+    module = nn.ReLU()
+    module.forward = torch.relu
+    report = report_of(module, torch.tensor([-1.0, 2.0, 3.0], requires_grad=True))
+    assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of args[0]"
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_argument() -> None:
+    x = torch.quantize_per_tensor(3 * torch.ones(2, 3), 0.1, 0, torch.quint8)
+    module = Of(lambda q, y: q.dequantize() * y)
+    report = report_of(module, x, given(2, 3))
+    assert "gradient of args[1]" in whats(report.kinds[LEGACY]).values()
+
+
+def test_a_keyword_called_module() -> None:
+    module = Of(lambda x, module: x * module)
+    report = gradlib.hook_report(module, given(3), module=2)
+    assert report.kinds[FULL].entries
+
+
+def test_what_the_copies_are_not() -> None:
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.compile(backend="eager")
+    assert "not compiled" in str(report_of(module, given(4, 3)).notes)
+    hook = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        assert "for every module" in str(report_of(nn.ReLU(), given(3)).notes)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_module_runs_as_it_would_alone(whole: bool) -> None:
+    pytest.importorskip("torch._dynamo")
+    module = torch.compile(
+        nn.Sequential(nn.Linear(3, 2), nn.Tanh()), fullgraph=whole, backend="aot_eager"
+    )
+    report = gradlib.hook_report(cast(nn.Module, module), given(4, 3))
+    assert report.last_node == "CompiledFunctionBackward"
+
+
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_a_child_that_knows_its_parent(is_weak: bool) -> None:
+    class Child(nn.Module):
+        def __init__(self, parent: nn.Module) -> None:
+            super().__init__()
+            self.parent: Any = weakref.ref(parent) if is_weak else [parent]
+
+        def forward(self, x: Tensor) -> Tensor:
+            parent = self.parent() if is_weak else self.parent[0]
+            return x.sin() * parent.scale
+
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([2.0, 3.0, 4.0]))
+            self.child = Child(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.child(x)
+
+    report = report_of(model := Parent(), given(4, 3))
+    assert report.kinds[LEGACY].grad_input[1].what == "gradient of scale"
+    assert whats(report.kinds[ACCUMULATED])["scale.grad"] == "gradient of scale"
+    assert model.scale.grad is None

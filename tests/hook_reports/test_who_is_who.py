@@ -1,0 +1,133 @@
+"""An entry is named by where it stands; that another gradient is equal, is added."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradlib.hook_reports.hooks import FULL, LEGACY, NODE, SEVERAL, TENSOR
+
+from .reported import Of, report_of, whats
+
+
+def given(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def legacy(module: nn.Module, *args: Tensor) -> list[str]:
+    return [it.what for it in report_of(module, *args).kinds[LEGACY].grad_input]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3,)])
+def test_the_output_of_a_layer_is_not_its_bias(shape: tuple[int, ...]) -> None:
+    """Whose gradient is the same, where there is one sample."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    assert legacy(model, given(*shape)) == ["gradient of output of 0"]
+
+
+def test_what_is_added_up_is_told_apart() -> None:
+    def with_skip(fc: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
+        return fc(x) + skip
+
+    assert legacy(Of(with_skip, nn.Linear(3, 3)), given(4, 3), given(4, 3)) == [
+        "gradient of output of parts.0",
+        "gradient of args[1]",
+    ]
+    assert legacy(Of(lambda fc, x: fc(x) + x, nn.Linear(3, 3)), given(4, 3)) == [
+        "gradient of output of parts.0",
+        "a part of the gradient of args[0], which has other uses, too",
+    ]
+    assert legacy(Of(lambda x, skip: x.sin() + skip), given(3), given(3)) == [
+        "gradient of an inner tensor, from SinBackward0, equal to that of args[1] "
+        "and of output",
+        "gradient of args[1]",
+    ]
+
+
+def test_a_nan_is_equal_to_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Softplus(), nn.Linear(3, 3), nn.Tanh())
+    for number in (1.0, math.nan):
+        x = torch.full((4, 3), number, requires_grad=True)
+        assert legacy(model, x) == ["gradient of output of 2"]
+    lost = legacy(Of(lambda x: x.sin().exp()), x)
+    assert lost == ["gradient of an inner tensor, from SinBackward0"]
+
+
+def test_what_is_laid_out_anew_keeps_its_name() -> None:
+    class Bias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(0, keepdim=True) + self.bias.view(1, 3).expand(2, 3)
+
+    assert legacy(Bias(), given(2, 3)) == [
+        "gradient of an inner tensor, from MeanBackward1, equal to that of bias, "
+        "reshaped",
+        "gradient of bias, before it is summed",
+    ]
+
+
+class Hooks(nn.Module):
+    """Has a hook on what it is given, or on what it returns."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        {"input": x, "output": y}[self.which].register_hook(lambda grad: 3 * grad)
+        return y
+
+
+def test_what_hooks_of_the_forward_have_changed() -> None:
+    kinds = report_of(Hooks("output"), given(3)).kinds
+    changed = "gradient of output, changed by a hook that the forward sets"
+    assert whats(kinds[TENSOR]) == {"grad of output": changed}
+    assert whats(kinds[LEGACY]) == {
+        "grad_input[0]": "gradient of x",
+        "grad_output[0]": changed,
+    }
+    kinds = report_of(Hooks("input"), given(3)).kinds
+    before = "gradient of x, before a hook that the forward sets"
+    assert whats(kinds[LEGACY])["grad_input[0]"] == before
+
+
+def test_what_the_forward_has_overwritten() -> None:
+    kinds = report_of(Of(lambda x: x.mul_(2).sin()), given(3) * 1).kinds
+    overwritten = {"grads[0]": "gradient of args[0] as it was overwritten"}
+    assert whats(kinds[SEVERAL]) == overwritten
+
+
+def test_words_of_the_length_are_about_what_the_module_got() -> None:
+    scale = nn.Parameter(torch.randn(3))
+    linear = nn.Linear(3, 2)
+    linear.register_forward_pre_hook(lambda _, args: (args[0] * scale,))
+    why = report_of(linear, torch.randn(2, 3)).kinds[FULL].why
+    assert "requires grad" not in why
+    linear = nn.Linear(3, 2)
+
+    def reorder(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> Any:
+        return (kwargs["input"] * 2,), {}
+
+    linear.register_forward_pre_hook(reorder, with_kwargs=True)
+    why = report_of(linear, input=given(2, 3)).kinds[FULL].why
+    assert "keyword" not in why
+    assert "requires grad" not in why
+
+
+@pytest.mark.parametrize("first", [3, None])
+def test_no_tensor_where_torch_looks_for_one(first: Any) -> None:
+    why = report_of(Of(lambda x: (first, x * 2)), given(3)).kinds[NODE].why
+    assert why.endswith(f"comes to a value of type {type(first).__name__}.")
+    assert "leaf" not in why
+
+
+def test_the_output_on_whose_node_the_old_hook_sits() -> None:
+    module = Of(lambda x: {"a": {"b": x * 2}, "c": x.sin()})
+    why = report_of(module, given(3)).kinds[LEGACY].why
+    assert "SinBackward0, the node of output['c']." in why
