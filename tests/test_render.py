@@ -33,3 +33,11 @@ def test_an_address_below_a_table_stays_in_one_piece() -> None:
 
 def test_a_table_without_rows() -> None:
     assert Table("title", (), [], ("below",)).text() == "title\nbelow"
+
+
+def test_html_has_nothing_that_is_empty() -> None:
+    html = Table("title", (), [], ("", "below")).html()
+    assert "<p></p>" not in html
+    assert "<table>" not in html
+    assert "<p>below</p>" in html
+    assert Table("title", ("one",), []).html().count("<table>") == 1

@@ -2,8 +2,11 @@
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache, partial
+from operator import is_
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +16,7 @@ from torch.autograd.graph import Node
 
 from gradlib.errors import NotCopyableError
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
-from gradlib.recording.attributes import fill_slots, in_slots
+from gradlib.recording.attributes import be_like, fill_slots, in_slots
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
 
@@ -86,13 +89,18 @@ def _whole(
     """
     without_hooks = {id(it): type(it)() for it in backward_hooks(module)}
     memo: dict[int, Any] = {**made, **without_hooks}
+    given = [it for it in leaves if isinstance(it, Tensor)]
     copied, leaves = _deep_copied((module, leaves), memo)
-    for part in module.modules():  # of which torch's deepcopy forgets the slots
+    for tensor in (*module.parameters(), *module.buffers(), *given):
+        if id(tensor) in memo:  # torch's deepcopy forgets what stands on one
+            be_like(memo[id(tensor)], tensor)
+    for part in module.modules():  # and the slots of one
         if filled := in_slots(part):
             values = _deep_copied([*filled.values()], memo)
             fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
+    for made in [*memo.values()]:
+        _bind_functions(made, memo)
     for part in copied.modules():
-        _bind_functions(part, memo)
         part._is_full_backward_hook = None  # as torch sets it at first
     return copied, leaves
 
@@ -113,54 +121,104 @@ def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
         ) from error
 
 
-def _bind_functions(part: nn.Module, memo: dict[int, Any]) -> None:
-    """Have functions that stand in a copied module refer to the copy too.
+def _bind_functions(made: object, memo: dict[int, Any]) -> None:
+    """Have functions that stand in a copied module or object refer to copies too.
 
     deepcopy takes a function as it is, with the modules it refers to: a forward that
     was put in calls the one before it, and that is the original's. So it does a weak
     reference, as of a child to its parent.
 
     Args:
-        part: A module inside of the copy, or the copy.
-        memo: What was copied: by the id of the original, the copy.
+        made: What was copied.
+        memo: By the id of each original, the copy.
     """
-    own = vars(part)
-    for functions in (own, own[FORWARD_HOOKS[0]], own[FORWARD_HOOKS[1]]):
+    own: Any = getattr(made, "__dict__", None)
+    if not isinstance(own, dict) or isinstance(made, Tensor | FunctionType):
+        return
+    every: list[dict[Any, Any]] = [own]
+    if isinstance(made, nn.Module):
+        every += [own[kind] for kind in FORWARD_HOOKS]
+    for functions in every:
         for key, value in functions.items():
-            if isinstance(value, FunctionType | weakref.ref):
-                functions[key] = _bound(value, memo)
+            functions[key] = _bound(value, memo)
 
 
 def _bound(value: Any, memo: dict[int, Any]) -> Any:
     """Return what stands for a thing among the copies; the thing, if nothing does."""
     if id(value) in memo:
         return memo[id(value)]
-    if isinstance(value, MethodType) and id(value.__self__) in memo:
-        return MethodType(value.__func__, memo[id(value.__self__)])
+    if isinstance(value, MethodType):
+        owner = _bound(value.__self__, memo)
+        return value if owner is value.__self__ else MethodType(value.__func__, owner)
     if isinstance(value, FunctionType):
         return _made_anew(value, memo)
     if isinstance(value, weakref.ref) and id(cast(Any, value)()) in memo:
         return weakref.ref(memo[id(cast(Any, value)())])
-    return cast(Any, value)
+    return _opened(value, memo)
+
+
+def _opened(value: Any, memo: dict[int, Any]) -> Any:
+    """Return what may hold functions, with those of the copies in it."""
+    parts = _parts(value)
+    if not 0 < len(parts) <= MOST:
+        return value
+    memo[id(value)] = value  # it may hold itself
+    memo.setdefault(id(memo), []).append(value)  # as deepcopy does: an id is used again
+    bound = [_bound(it, memo) for it in parts]
+    if not all(map(is_, bound, parts)):
+        memo[id(value)] = _put_together(value, bound)
+    return memo[id(value)]
+
+
+def _parts(value: Any) -> list[Any]:
+    kind = cast(Any, type(value))
+    if kind in (list, tuple):
+        return [*value]
+    if kind in (dict, OrderedDict):
+        return [*value.values()]
+    if kind is partial:
+        return [value.func, value.args, value.keywords]
+    return [value.__wrapped__] if kind is _CACHE else []
+
+
+def _put_together(like: Any, parts: list[Any]) -> Any:
+    make = cast(Any, type(like))
+    if isinstance(like, list | tuple):
+        return make(parts)
+    if isinstance(like, dict):
+        keys = cast(dict[Any, Any], like)
+        return make(zip(keys, parts, strict=True))
+    if isinstance(like, partial):
+        return make(parts[0], *parts[1], **parts[2])
+    return lru_cache(**like.cache_parameters())(*parts)
 
 
 def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a function that refers to copies, in its closure and by global names."""
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    made = FunctionType(
-        function.__code__,
-        _with_copies(function, memo),
-        function.__name__,
-        function.__defaults__,
-        cells,
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    vars(made).update(vars(function))
+    """Return a function that refers to copies, if it refers to what was copied.
+
+    It may do so in its closure, in its defaults and by global names.
+    """
+    closure = function.__closure__ or ()
+    cells = tuple(CellType() for _ in closure)
+    everywhere = _with_copies(function, memo)
+    made = FunctionType(function.__code__, everywhere, function.__name__, None, cells)
     memo[id(function)] = made  # it may refer to itself
-    for cell, before in zip(cells, function.__closure__ or (), strict=True):
+    made.__defaults__ = _bound(function.__defaults__, memo)
+    made.__kwdefaults__ = _bound(function.__kwdefaults__, memo)
+    vars(made).update(vars(function))
+    is_same = (
+        everywhere is function.__globals__
+        and made.__defaults__ is function.__defaults__
+        and made.__kwdefaults__ is function.__kwdefaults__
+    )
+    for cell, before in zip(cells, closure, strict=True):
         with suppress(ValueError):  # of one that holds nothing yet
-            cell.cell_contents = _bound(before.cell_contents, memo)
-    return made
+            held = before.cell_contents
+            cell.cell_contents = _bound(held, memo)
+            is_same = is_same and cell.cell_contents in (held, made)
+    if is_same:  # and may be compared with itself, as a function of torch
+        memo[id(function)] = function
+    return memo[id(function)]
 
 
 def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
@@ -169,11 +227,20 @@ def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]
     found = {
         name: _bound(everywhere[name], memo)
         for name in everywhere.keys() & {*function.__code__.co_names}
-        if not isinstance(everywhere[name], FunctionType)  # which may be anybody's
+        if not isinstance(everywhere[name], _ANYBODYS)
     }
     if all(it is everywhere[name] for name, it in found.items()):
         return everywhere
     return {**everywhere, **found}
+
+
+_ANYBODYS = FunctionType, list, tuple, dict, partial
+"""What many may use by a global name."""
+
+_CACHE: Any = type(lru_cache(len))
+
+MOST = 1000
+"""How many entries a list or dict has at most in which functions are looked for."""
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
@@ -246,7 +313,9 @@ class Before(torch.autograd.Function):
 
 def computed(tensor: Tensor) -> Tensor:
     """Return a copy of `tensor` that has a node of its own in the graph."""
-    return cast(Any, Before).apply(tensor)
+    made = cast(Any, Before).apply(tensor)
+    be_like(made, tensor)
+    return made
 
 
 def stands_for_another(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """What is known of a module's call, from runs of copies without a hook."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -14,9 +14,15 @@ from gradlib.hook_reports.hooks import ACCUMULATED, ON_LAST_NODE, SEVERAL, TENSO
 from gradlib.hook_reports.known import TOTAL, KnownGradients, gradients_of_idle
 from gradlib.hook_reports.last_node import last_node
 from gradlib.hook_reports.naming import name_by_value
-from gradlib.hook_reports.tensor_names import Names, each_inner_output, with_gradients
+from gradlib.hook_reports.tensor_names import (
+    Names,
+    each_inner_output,
+    own_tensors,
+    with_gradients,
+)
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
 from gradlib.private.modules import own_parameters
+from gradlib.recording.attributes import storage_of
 from gradlib.tree import Tree, tensors_in
 
 
@@ -154,6 +160,20 @@ class HookedCall:
             return self.names_at[node, got.number] if node else ()
         edges = last.edges[got.number], last.laid_out[got.number]
         return {name for edge in edges if edge for name in self.names_at[edge]}
+
+    def sharing(self) -> Iterator[tuple[str, str]]:
+        """Name each input that shares memory with another tensor, and that one."""
+        seen = dict[int, tuple[Any, Tensor, str]]()
+        given = {
+            self._names.of_input(self.inputs, place): it
+            for place, it in enumerate(self.inputs.leaves)
+            if isinstance(it, Tensor)
+        }
+        for name, tensor in (*own_tensors(self.module), *given.items()):
+            memory = storage_of(tensor)
+            _, known, other = seen.setdefault(id(memory), (memory, tensor, name))
+            if memory and name in given and known is not tensor:
+                yield name, other
 
     def name_of_idle(self, grad: Tensor) -> str | None:
         """Name a gradient by its value, if it is one of what does not require grad."""

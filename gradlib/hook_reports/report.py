@@ -273,6 +273,11 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
         )
     if hooks := sum(map(len, backward_hooks(module))):
         yield f"Left out of the copies: {hooks} backward hook(s), of it or inside it."
+    for name, other in call.sharing():
+        yield (
+            f"{name} shares memory with {other}, and its copy does not: what is "
+            "written to the one does not show in the other."
+        )
     if changed:
         yield (
             f"The copies have changed {', '.join(changed)} of the module itself, which "

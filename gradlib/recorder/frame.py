@@ -112,6 +112,8 @@ class Frame:
                         continue
                     if self.owns_casts:
                         node, entry = cast[0][0], 0
+                        if node in own_casts:  # it is summed up in its dtype
+                            self.call.summed_in |= {dtype_at(cast[0])}
                         if node in own_casts or not self._made(node):
                             continue
                         own_casts.add(node)

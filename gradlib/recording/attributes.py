@@ -122,13 +122,13 @@ class Copies:
         """Take what was made of a parameter or buffer: an attribute may hold it too."""
         if original is not None:
             self._made[id(original)] = original, made
-            memory = _memory(original)
+            memory = storage_of(original)
             if memory is not None:
                 self._in_memory.setdefault(memory, []).append((original, made))
 
     def part_of(self, tensor: Tensor | None) -> Tensor | None:
         """Return what a tensor shows of one that was copied, seen in the copy."""
-        memory = None if tensor is None else _memory(tensor)
+        memory = None if tensor is None else storage_of(tensor)
         if tensor is None or memory is None:
             return None
         for whole, made in self._in_memory.get(memory, ()):
@@ -197,7 +197,14 @@ def _original(value: Any) -> Any:
     return value.original if tensor is None else tensor
 
 
-def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
+def be_like(made: Tensor, original: Tensor) -> None:
+    """Give a copy the class of a parameter, and the attributes that a tensor has."""
+    vars(made).update(vars(original))
+    if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
+        cast(Any, made).__class__ = type(original)
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """Return the memory of a tensor, one object for all that share it."""
     if tensor.layout != torch.strided or tensor.is_nested:
         return None

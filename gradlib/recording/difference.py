@@ -197,6 +197,7 @@ def gap(x: Any, y: Any) -> Gap:
 
 
 _PLAIN = (int, float, complex, str, type(None), np.number, np.bool_)
+_PLAIN_KEYS = (*_PLAIN, tuple, NotSaved)
 _KNOWN = (np.ndarray, *_PLAIN)
 _NONE = Gap(0.0, 0.0, 0.0)
 
@@ -213,8 +214,8 @@ def _gaps(
         yield "", _incomparable(f"{len(one.leaves)} and {len(leaves)} values")
         return
     if one.spec != other.spec:  # a dict is in the order of its keys, or has its own
-        places = one.spec.paths()
-        known = dict(zip(other.spec.paths(), leaves, strict=True))
+        places = _as_saved(one.spec.paths())
+        known = dict(zip(_as_saved(other.spec.paths()), leaves, strict=True))
         if known.keys() == set(places):
             leaves = [known[place] for place in places]
         elif reason := _other_names(places, known):
@@ -222,6 +223,18 @@ def _gaps(
             return
     for place, x, y in zip(one.paths(), one.leaves, leaves, strict=True):
         yield place, measure(x, y)
+
+
+def _as_saved(paths: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return paths in which keys that no file can hold are as they come from one."""
+    return [
+        tuple(it if _is_saved(it) else NotSaved(repr(it)) for it in path)
+        for path in paths
+    ]
+
+
+def _is_saved(key: object) -> bool:
+    return isinstance(key, _PLAIN_KEYS)
 
 
 def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
@@ -232,7 +245,7 @@ def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
     mine, theirs = list(some), list(others)
     one = next(it for it in mine if it not in theirs)[-1:]
     other = next(it for it in theirs if it not in mine)[-1:]
-    named = all(isinstance(step, str) for step in (*one, *other))
+    named = all(isinstance(step, str | NotSaved) for step in (*one, *other))
     return f"{one[0]!r} and {other[0]!r}" if one and other and named else ""
 
 

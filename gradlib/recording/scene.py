@@ -31,6 +31,7 @@ from gradlib.private.modules import (
 from gradlib.recording.attributes import (
     Copies,
     attributes,
+    be_like,
     fill_slots,
     in_slots,
     tensors_with_graph,
@@ -252,7 +253,7 @@ class Scene:
         if known is None:
             made = keep(self._change(kept.value))
             known = nn.Parameter(made, requires_grad=kept.requires_grad)
-            _be_like(known, kept.tensor)
+            be_like(known, kept.tensor)
             self._weights[id(kept.value)] = known
         return known
 
@@ -263,7 +264,7 @@ class Scene:
         made = self._change(kept.value)
         # As it was kept: the call may give a small one another size.
         made = made.clone() if kept.is_copy else keep(made)
-        _be_like(made, kept.tensor)
+        be_like(made, kept.tensor)
         self._copies.know(now, made)
         return made
 
@@ -325,13 +326,6 @@ def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
 def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
     names = {type(node).__name__ for node in nodes_behind(outputs)}
     return "CheckpointFunctionBackward" in names
-
-
-def _be_like(made: Tensor, original: Tensor) -> None:
-    """Give a copy the class of a parameter, and the attributes that a tensor has."""
-    vars(made).update(vars(original))
-    if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
-        cast(Any, made).__class__ = type(original)
 
 
 def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:

@@ -153,8 +153,8 @@ class CallTrace:
     checkpoints: Set[int] = frozenset[int]()
     recomputed_in: int | None = None  # torch's number of the pass that did
     returned: Sequence[Key] = ()  # inputs and own parameters it returned as they were
-    # The dtypes in which autograd sums up what several casts of one leaf got; we sum up
-    # in that of the leaf.
+    # The dtypes in which autograd sums up what several uses of a leaf's cast got; we
+    # do, or a replay does, in that of the leaf.
     summed_in: Set[Any] = frozenset[Any]()
     # What it takes to compute it again; None where too little was kept.
     module: nn.Module | None = None

@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -212,13 +214,13 @@ def test_a_function_that_gives_the_module_other_data() -> None:
     module: Any = Does(lambda self, x: self.does_it(x), a=a, b=b)
     module.register_buffer("seen", torch.empty(0))
     before = {name: it.clone() for name, it in module.state_dict().items()}
-    these = [a, b, module]  # which a copy of the function refers to, too
+    # An object, which a copy of the function refers to, too.
+    these = SimpleNamespace(a=a, b=b, module=module)
 
     def does_it(x: Tensor) -> Tensor:
-        a, b, module = these
-        b.weight.data = a.weight.data
-        module.seen.resize_(3).zero_()
-        return b(x)
+        these.b.weight.data = these.a.weight.data
+        these.module.seen.resize_(3).zero_()
+        return these.b(x)
 
     module.does_it = does_it
     notes = report_of(module, given(4, 3)).notes
@@ -226,3 +228,64 @@ def test_a_function_that_gives_the_module_other_data() -> None:
     assert_close(module.state_dict(), before, rtol=0, atol=0)
     b.weight.data.zero_()
     assert_close(a.weight, before["a.weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "held",
+    ["list", "dict", "tuple", "default", "partial", "cache", "object", "closure"],
+)
+def test_functions_that_are_held_in_something_run_the_copy(held: str) -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.calls = 0
+            self.holds: Any = None
+
+        def step(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.fc(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            match self.holds:
+                case [function] | {"it": function} | SimpleNamespace(it=function):
+                    return function(x)
+                case function:
+                    return function(x)
+
+    module, heard = Module(), list[object]()
+    module.fc.register_full_backward_hook(lambda *it: heard.append(it))
+
+    def run(x: Tensor) -> Tensor:
+        return module.step(x)
+
+    steps = [module.step]
+    module.holds = {
+        "list": [run],
+        "dict": {"it": run},
+        "tuple": (run,),
+        "default": lambda x, me=module: me.step(x),
+        "partial": partial(run),
+        "cache": lru_cache(run),
+        "object": SimpleNamespace(it=run),
+        "closure": lambda x: steps[0](x),
+    }[held]
+    before = module.holds
+    report = report_of(module, given(2, 3))
+    assert (module.calls, heard, module.holds) == (0, [], before)
+    assert report.last_node == "AddmmBackward0"
+    run(given(2, 3))
+    assert module.calls == 1
+
+
+def test_a_function_that_refers_to_nothing_copied_stays_itself() -> None:
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions = [F.relu]
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.functions[0] is F.relu
+            return F.relu(x)
+
+    assert report_of(Activated(), given(3)).last_node == "ReluBackward0"

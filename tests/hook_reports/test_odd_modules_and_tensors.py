@@ -314,3 +314,39 @@ def test_a_child_that_knows_its_parent(is_weak: bool) -> None:
     assert report.kinds[LEGACY].grad_input[1].what == "gradient of scale"
     assert whats(report.kinds[ACCUMULATED])["scale.grad"] == "gradient of scale"
     assert model.scale.grad is None
+
+
+def test_what_stands_on_tensors_is_there_in_the_copy() -> None:
+    class Gains(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w: Any = nn.Parameter(torch.ones(3))
+            self.w.gain = 2.0
+
+        def forward(self, x: Any) -> torch.Tensor:
+            return x * self.w * self.w.gain * x.gain
+
+    x: Any = given(3)
+    x.gain = 3.0
+    assert report_of(Gains(), x).last_node == "MulBackward0"
+    assert vars(x) == {"gain": 3.0}
+
+
+def test_inputs_that_share_memory() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor, *views: torch.Tensor) -> torch.Tensor:
+            return x * sum(views)
+
+    module: Any = Adds()
+    said = "args[1] shares memory with cache, and its copy does not"
+    assert said in str(report_of(module, given(3), module.cache[:]).notes)
+    both = torch.zeros(4)
+    said = "args[2] shares memory with args[1], and its copy does not"
+    assert said in str(report_of(module, given(2), both[:2], both[2:]).notes)
+    for given_twice in (both[:3], module.cache):
+        notes = report_of(module, given(3), given_twice, given_twice).notes
+        assert "memory" not in str(notes)

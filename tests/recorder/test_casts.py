@@ -266,3 +266,22 @@ def test_autocasts_own_casts_are_shared_by_use() -> None:
     assert len(shares) == 4
     assert_close(sum(shares), layer.weight.grad, rtol=0.01, atol=0)
     assert len({float(share.sum()) for share in shares}) == 4
+
+
+def test_a_leaf_whose_cast_inside_has_two_uses_is_verified() -> None:
+    """Autograd sums up in the dtype of the cast, and a replay in that of the leaf."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self.a(x) + self.b(x)
+
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model := Twice()) as recording:
+        model(x).float().square().sum().backward()
+    assert_close(recording[""].grad_input[0], x.grad)
+    assert recording.verify().ok

@@ -685,3 +685,12 @@ def test_what_makes_a_recording_has_nothing_else() -> None:
     assert repr(recorder) == "<record(Linear), for a with block>"
     assert not hasattr(recorder, "nothing")
     assert repr(copy.copy(recorder)) == repr(recorder)
+
+
+def test_what_has_no_values_is_not_moved() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.ReLU())
+    x = torch.ones(1, 2, device="meta")
+    with gradlib.record(model, device="cpu") as recording:
+        model(x).sum().backward()
+    assert recording["0"].output.is_meta
+    assert recording["0"].param_grads["weight"].is_meta

@@ -4,6 +4,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib.recording.compare import BY_NAME
 from gradlib.recording.trace import FIELDS
+from gradlib.storage import NotSaved
 
 
 class Block(nn.Module):
@@ -838,3 +840,39 @@ def test_two_classes_of_tensors_that_do_not_know_each_other(net: Net) -> None:
     )
     assert one.compare(other).ok
     assert where(one.compare(apart))[-1] == "args[0]"
+
+
+class Head(Enum):
+    CLASS = "class"
+
+
+@pytest.mark.parametrize("key", [Head.CLASS, b"class", frozenset({"class"})], ids=str)
+def test_keys_that_no_file_holds_are_known_again(tmp_path: Path, key: Any) -> None:
+    x = torch.arange(3.0)
+    recording = returned({key: x, "other": x + 1})
+    recording.save(tmp_path / "file")
+    loaded = gradlib.load_recording(tmp_path / "file")
+    assert recording.compare(loaded).ok
+    assert loaded.compare(recording).ok
+    assert not returned({key: x + 1, "other": x}).compare(loaded).ok
+    found = returned({key: x, "another": x + 1}).compare(loaded)
+    assert found.first is not None
+    assert found.first.reason == "'another' and 'other'"
+
+
+def test_arrays_in_another_order_of_bytes(tmp_path: Path) -> None:
+    one, other = (returned(np.array([1.0, 2.0], dtype=it)) for it in (">f8", "<f8"))
+    assert one.compare(other).ok
+    one.save(tmp_path / "file")
+    loaded = gradlib.load_recording(tmp_path / "file")
+    assert loaded.compare(one).ok
+    assert loaded[""].output.tolist() == [1.0, 2.0]
+
+
+def test_long_doubles_are_compared_and_not_saved(tmp_path: Path) -> None:
+    array = np.array([1.0], dtype=np.longdouble)
+    recording = returned(array)
+    assert recording.compare(returned(array)).ok
+    assert not recording.compare(returned(array + 1)).ok
+    recording.save(tmp_path / "file")
+    assert isinstance(gradlib.load_recording(tmp_path / "file")[""].output, NotSaved)

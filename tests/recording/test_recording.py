@@ -514,3 +514,13 @@ def test_an_integer_beyond_all_floats_prints() -> None:
     with gradlib.record(model := Model()) as recording:
         model(torch.ones(2), 10**400)
     assert "1.00e+400" in str(recording[""])
+
+
+def test_a_duration_is_no_number() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, duration: Any) -> Tensor:
+            return x * float(duration / np.timedelta64(1, "s"))
+
+    with gradlib.record(model := Takes()) as recording:
+        model(torch.ones(3), np.timedelta64(2, "s"))
+    assert "args[1]  -      -" in str(recording[""])

@@ -640,3 +640,21 @@ def test_a_tensor_that_is_none_any_more() -> None:
     x = torch.ones(2, requires_grad=True)
     assert gradlib.explain_vjp(x.sum(), x).ok
     assert gone is not None
+
+
+@pytest.mark.parametrize("other", [None, "a", 3.0, nn.Linear(1, 1)], ids=str)
+def test_an_output_that_is_no_tensor_is_explained(other: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert gradlib.explain_vjp([x * 2, other], x).code == "GL114"
+    with pytest.raises(gradlib.GradlibError, match="GL114"):
+        gradlib.grad([x * 2, other], x)
+
+
+def test_grad_outputs_that_are_arrays_without_a_shape() -> None:
+    class Array:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return torch.ones(3).numpy()
+
+    x = torch.ones(3, requires_grad=True)
+    given: Any = Array()
+    assert gradlib.explain_vjp(x * 2, x, given).code.startswith("GL")
