@@ -81,7 +81,7 @@ def _accumulator(leaf: Tensor) -> Node:
             "recording, such as a mode or transform of torch.func that an earlier "
             "error left behind. Make the leaf outside of it, leave it, or begin anew."
         ) from error
-    except (RuntimeError, NotImplementedError):  # sparse and nested ones have no views
+    except RuntimeError:  # sparse and nested ones have no views
         with no_function_modes(), torch.enable_grad():
             copied: Any = leaf.clone().grad_fn
         return copied.next_functions[0][0]

@@ -1,11 +1,19 @@
 """The exceptions gradlib raises. Each class has a stable code."""
 
 import reprlib
+from collections.abc import Iterable
 
 
 def in_brief(given: object) -> str:
     """Return what shows in a message what was given, be it a model: one short line."""
     return " ".join(reprlib.repr(given).split())  # somebody's own repr may raise
+
+
+def listed(names: Iterable[object], most: int = 3) -> str:
+    """Return the first few of some names, and how many more there are."""
+    every = [*map(str, names)]
+    shown = ", ".join(every[:most])
+    return shown if len(every) <= most else f"{shown} and {len(every) - most} more"
 
 
 def no_module(given: object, otherwise: str) -> str:

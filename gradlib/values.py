@@ -80,7 +80,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def _shared(tensor: Tensor) -> Tensor:
     try:
         return lazy_clone(tensor)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, TypeError):
         # Memory torch does not own (NumPy's, shared memory), and other layouts.
         return _copy(tensor)
 

@@ -41,10 +41,10 @@ def call_again(
     random: RandomState,
     moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
     *,
-    order: Tensor | None = None,
-    double: bool = True,
-    graph: bool = True,
-    widened: dict[int, Tensor] | None = None,
+    order: Tensor | None,
+    double: bool,
+    graph: bool,
+    widened: dict[int, Tensor],
 ) -> Called:
     """Call the function, with inputs and parameters moved a little.
 
@@ -69,7 +69,7 @@ def call_again(
     made_of: dict[int, nn.Parameter] = {}
 
     def own_value(original: Tensor, name: str | None) -> Tensor:
-        if widened is None or any(name in along for _, along in moves):
+        if any(name in along for _, along in moves):
             return change(original)
         value = widened.get(id(original))
         if value is None or value._version:  # an earlier call has written to it

@@ -76,7 +76,7 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
     return Meant(symmetric, triangular, constant)
 
 
-def drawn(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
+def direction(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
     """Return a random direction, in which each entry goes by its own size.
 
     Args:

@@ -72,6 +72,13 @@ def pieces(
                 yield Piece((root, i), COLUMNS, start, length, tangents)
 
 
+NO_COLUMNS = (
+    "The backward pass of an operation here leaves no graph of its own, so it has no "
+    'columns to give. Use mode="reverse".'
+)
+"""What is said of a function that cannot be linearized."""
+
+
 class Linearized:
     """The map from a tangent at one place of the graph to those of the outputs."""
 
@@ -84,10 +91,7 @@ class Linearized:
         found = grad(outputs, [place], self._v, create_graph=True, allow_unused=True)
         self._pulled: Tensor | None = found[0]
         if self._pulled is not None and not self._pulled.requires_grad:
-            raise NoSuchWayError(
-                "The backward pass of an operation here leaves no graph of its own, so "
-                'it has no columns to give. Use mode="reverse".'
-            )
+            raise NoSuchWayError(NO_COLUMNS)
 
     def push(self, tangents: Tensor, create_graph: bool = False) -> list[Tensor | None]:
         """Return J u for several u.

@@ -1,5 +1,6 @@
 """The one forward pass, and the graph it leaves: what every way starts from."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gradlib.errors import (
     JacobianArgumentError,
     NotPerSampleError,
     in_brief,
+    listed,
 )
 from gradlib.jacobian.arguments import Arguments, input_path, require_real
 from gradlib.jacobian.between import between
@@ -110,9 +112,7 @@ class Graph:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Return each pair of an output and what it is differentiated for."""
-        for root in range(len(self.places)):
-            for point in range(len(self.points)):
-                yield root, point
+        return itertools.product(range(len(self.places)), range(len(self.points)))
 
     def size(self) -> int:
         """Return how many bytes the whole Jacobian takes."""
@@ -196,7 +196,7 @@ def _require_unfrozen(arguments: Arguments, points: Sequence[Tensor]) -> None:
     ]
     if frozen:
         raise JacobianArgumentError(
-            f"fn froze {_listed(tuple(frozen))} in the call, as with "
+            f"fn froze {listed(frozen)} in the call, as with "
             "requires_grad_(False). Freeze what is to be left out before the call, and "
             "nothing in it."
         )
@@ -232,7 +232,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     """
     given, made = Tree.of(inputs), Tree.of(outputs)
     places = [i for i, it in enumerate(given.leaves) if isinstance(it, Tensor)]
-    names = tuple("inputs" + given.path(place) for place in places)
+    names = tuple(input_path(given, place) for place in places)
     points: tuple[Tensor, ...] = tuple(given.leaves[place] for place in places)
     if not points:
         raise JacobianArgumentError(
@@ -321,7 +321,7 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
         if start is None or not (start in graph.ends or graph.way.get(start[0])):
             raise IndependentOutputError(
                 f"{output_path(graph.outputs, place)}, of shape {list(root.shape)}, "
-                f"does not depend on {_listed(graph.names)}: autograd knows no way "
+                f"does not depend on {listed(graph.names)}: autograd knows no way "
                 "from the one to the other. Either it was not computed from it, or a "
                 ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
                 "every way, or it is a gradient that was computed without "
@@ -331,16 +331,11 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
         return
     missing = [i for i, end in enumerate(graph.drawing.ends) if end is None]
     if missing:
-        names = _listed(tuple(graph.names[i] for i in missing))
+        names = listed(graph.names[i] for i in missing)
         raise IndependentOutputError(
             f"No output was computed from {names}. Leave it out, or see whether it is "
             "used at all."
         )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def _made(point: Tensor | None) -> Tensor:

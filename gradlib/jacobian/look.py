@@ -63,8 +63,8 @@ MANY = 100
 taken to move another, at most; in narrow dtypes by the root of one, which is less."""
 
 TIMES = (1.37, 2.23, 3.71)
-"""What a vector is multiplied by, to see how rows are rounded. By whole numbers they
-would all be rounded alike."""
+"""What a vector, or a step, is multiplied by, to see how what comes of it is rounded.
+By whole numbers all would be rounded alike."""
 
 DRAWS = 3
 """How many sums of columns are asked for, to see how those are rounded."""

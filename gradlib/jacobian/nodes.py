@@ -72,7 +72,7 @@ _SCRIPTED = "DifferentiableGraphBackward"
 _MARKED = once_differentiable(lambda _ctx: None).__code__
 
 
-def look(graph: Graph) -> Nodes:
+def nodes_of(graph: Graph) -> Nodes:
     """Go through a graph once."""
     convolution = wrong_without_graph = False
     found: dict[str, str] = {}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from gradlib.errors import listed
 from gradlib.jacobian import forward, reverse, split
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Piece, detached
@@ -173,9 +174,7 @@ class Plan(Printable):
         return map(detached, made) if self.needs_graph and not create_graph else made
 
     def _table(self) -> Table:
-        shapes = ", ".join(str(list(shape)) for shape in self.shapes[:3])
-        if len(self.shapes) > 3:
-            shapes += f" and {len(self.shapes) - 3} more"
+        shapes = listed(map(list, self.shapes))
         rows = [self._row(mode) for mode in self.counts]
         per_pass = "1 row or column" if self.chunk == 1 else f"{self.chunk} of them"
         asks = f"A pass asks for {per_pass}. " if self.passes else ""

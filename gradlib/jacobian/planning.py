@@ -57,7 +57,7 @@ def make(
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     _require(mode, chunk_size, max_bytes)
-    known = nodes.look(graph)
+    known = nodes.nodes_of(graph)
     rows = reverse.passes(graph)
     on_cpu = graph.points[0].device.type == "cpu"
     singly = known.wrong_at_once or (create_graph and known.wrong_at_once_twice) or ""

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradlib.errors import DetachedPathError, NotRepeatableError
+from gradlib.errors import DetachedPathError, NotRepeatableError, listed
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
 from gradlib.jacobian.directions import Meant, Moves, key
 from gradlib.jacobian.graph import Graph, output_path
+from gradlib.jacobian.look import TIMES
 from gradlib.jacobian.nodes import differs_from_slopes
 from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
 from gradlib.jacobian.warned import warn
-
-LONGER = (1.37, 2.23, 3.71)
-"""How many times longer the steps are whose slopes must be the same. By whole numbers
-they would all be rounded alike."""
 
 SETTLED = 0.2
 """How far they may be apart, as a part of them and of what a cut path would explain."""
@@ -187,7 +184,7 @@ def _look(
             return _Verdict.UNSETTLED, base
         if apart > caller.how.surer * size + noise:
             if len(rises) == 1:
-                rises += [rise(times * step) for times in LONGER]
+                rises += [rise(times * step) for times in TIMES]
             # Where the differences themselves do not settle they say nothing.
             others = [_slope(v, it) for it in rises[1:]]
             known_to = max(map(abs, (slope, *others))) + noise / SETTLED
@@ -309,6 +306,4 @@ def _half_read(meant: Meant) -> str:
 
 def _samples(rows: Tensor) -> str:
     samples = [sample for sample, is_one in enumerate(rows) if is_one]
-    listed = ", ".join(map(str, samples[:3]))
-    more = f" and {len(samples) - 3} more" if len(samples) > 3 else ""
-    return f"samples {listed}{more}" if len(samples) > 1 else f"sample {listed}"
+    return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"

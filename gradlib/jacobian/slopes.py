@@ -9,7 +9,7 @@ from torch import Tensor
 from gradlib.jacobian.again import Called, call_again
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.chance import Chance
-from gradlib.jacobian.directions import Meant, Moves, drawn
+from gradlib.jacobian.directions import Meant, Moves, direction
 from gradlib.jacobian.generators import RandomState
 
 
@@ -89,7 +89,7 @@ class Caller:
 
     def direction(self) -> Moves:
         """Return a random direction, in which each entry goes by its own size."""
-        return drawn(self.chance, self.arguments, self.meant)
+        return direction(self.chance, self.arguments, self.meant)
 
     def at(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.cut import Cut, narrowest
-from gradlib.jacobian.forward import Linearized
+from gradlib.jacobian.forward import NO_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, every_pair
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
@@ -137,10 +137,7 @@ def _columns_after(
         u = _units(cut, start, length)
         (tangents,) = linear.push(u, create_graph)
         if tangents is None:
-            raise NoSuchWayError(
-                "The backward pass of an operation here leaves no graph of its own, so "
-                'it has no columns to give. Use mode="reverse".'
-            )
+            raise NoSuchWayError(NO_COLUMNS)
         found.append(tangents.reshape(length, graph.batch, graph.rows(0)))
     return torch.cat(found).movedim(0, 2)
 

@@ -57,10 +57,8 @@ def run_eagerly() -> Generator[None]:
         yield
         return
     with _EAGER_LOCK:
-        if not _eager:
-            _eager.append(cast(Any, torch.compiler).set_stance("force_eager"))
-        else:
-            _eager.append(None)
+        stance = cast(Any, torch.compiler).set_stance
+        _eager.append(None if _eager else stance("force_eager"))
     try:
         yield
     finally:

@@ -50,7 +50,7 @@ def memory_is_held(tensor: Tensor) -> bool:
         return False
     try:
         memory = tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # of a subclass that has none
+    except RuntimeError:  # of a subclass that has none
         return False
     return _C._storage_Use_Count(memory._cdata) > ALONE
 

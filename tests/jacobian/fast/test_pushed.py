@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian import planning
-from gradlib.jacobian.fast.pushed.pushed import Pushed, Step, find
+from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find
 from gradlib.jacobian.graph import Graph
 
 from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
@@ -308,7 +308,7 @@ def test_each_pass_lets_go_of_what_nobody_waits_for() -> None:
     made: list[ReferenceType[Tensor]] = []
     held: list[int] = []
 
-    def watched(step: Step) -> Step:
+    def watched(step: Passed) -> Passed:
         def forth(given: Any) -> Tensor:
             tangent = step.forth(given)
             held.append(sum(it() is not None for it in made))

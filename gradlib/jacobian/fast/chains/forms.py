@@ -49,7 +49,7 @@ _OPTIONS: dict[type[Any], tuple[str, ...]] = {
 """What of a layer, or weight, is read besides tensors, and whether it is in place."""
 
 
-class Form(NamedTuple):
+class ChainForm(NamedTuple):
     """What is known of all chains that are alike.
 
     Attributes:
@@ -81,7 +81,7 @@ class Form(NamedTuple):
     chain: Chain
 
 
-def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None:
+def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm | None:
     """Return the form of a chain; ``None`` where nobody could tell it again.
 
     Args:
@@ -103,7 +103,7 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None
         return None
     tensors = _of(tensors_of, known)
     is_viewed = any(it is VIEWED for it in every(layers))
-    return Form(
+    return ChainForm(
         of_x=kind_of(chain.x),
         own=seen.own,
         readings=seen.readings,
@@ -121,7 +121,7 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> Form | None
     )
 
 
-def of_form(form: Form, fn: Any, x: Tensor) -> Chain | None:
+def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
     """Return the chain that a function is, if it is of a form.
 
     Args:

@@ -224,7 +224,7 @@ CONSTANTS = (int, float, bool, str, type(None), torch.Size)
 """The types of what has no parts, and stays as it is."""
 
 
-def is_of_torch(value: object) -> bool:
+def is_torchs_function(value: object) -> bool:
     """Tell whether something is a function that is known, or where functions are."""
     if type(value) in (FunctionType, BuiltinFunctionType):
         return any(value in it for it in (FUNCTIONS, NAMED, GATHERING))
@@ -237,7 +237,7 @@ def _layer(kinds: tuple[Any, ...], make: Made, *args: Any, **kwargs: Any) -> Any
     return make(*args, **kwargs)
 
 
-def layer(make: Made | None, *args: Any, **kwargs: Any) -> Any:
+def layer(make: Made, *args: Any, **kwargs: Any) -> Any:
     """Return the layer that a call is, or ``None``. The same call is the same layer.
 
     Args:

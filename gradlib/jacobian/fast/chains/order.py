@@ -29,12 +29,12 @@ class Product(NamedTuple):
             ``(batch, outs, ins)``, by rows.
     """
 
-    inner: "Tree"
-    outer: "Tree"
+    inner: "Nesting"
+    outer: "Nesting"
     columns: bool
 
 
-Tree: TypeAlias = int | Product
+Nesting: TypeAlias = int | Product
 """The number of a layer's matrix, or a product."""
 
 
@@ -48,7 +48,7 @@ class Order(NamedTuple):
         each: The same for one sample, without the last product.
     """
 
-    tree: Tree
+    tree: Nesting
     multiply_adds: int
     entries: int
     each: int = 0
@@ -58,7 +58,7 @@ class Order(NamedTuple):
         """What it takes, in multiply-adds."""
         return self.multiply_adds + ENTRY * self.entries
 
-    def text(self, tree: Tree | None = None) -> str:
+    def text(self, tree: Nesting | None = None) -> str:
         """Return it as one writes it, the last layer first: ``(3 2) 1``."""
         tree = self.tree if tree is None else tree
         if isinstance(tree, int):
@@ -70,7 +70,7 @@ class Order(NamedTuple):
         )
 
 
-def is_by_rows(tree: Tree) -> bool:
+def is_by_rows(tree: Nesting) -> bool:
     """Tell whether an order is that of a backward pass."""
     while isinstance(tree, Product):
         if tree.columns or not isinstance(tree.inner, int):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, pulled
-from gradlib.jacobian.fast.chains.order import Product, Tree
+from gradlib.jacobian.fast.chains.order import Nesting, Product
 from gradlib.jacobian.fast.matmul import multiplied
 
 
@@ -23,12 +23,12 @@ class Factors(NamedTuple):
     bends: list[list[Bend]]
 
 
-def is_by_columns(tree: Tree) -> bool:
+def is_by_columns(tree: Nesting) -> bool:
     """Tell whether a product is laid out ``(batch, ins, outs)``."""
     return isinstance(tree, Product) and tree.columns
 
 
-def whole_product(factors: Factors, tree: Tree, into: Tensor | None) -> Tensor:
+def whole_product(factors: Factors, tree: Nesting, into: Tensor | None) -> Tensor:
     """Return all factors multiplied, ``(batch, outs, ins)`` or ``(outs, ins)``.
 
     Args:
@@ -48,7 +48,7 @@ def whole_product(factors: Factors, tree: Tree, into: Tensor | None) -> Tensor:
 
 
 def product(
-    factors: Factors, tree: Tree, *, columns: bool, into: Tensor | None = None
+    factors: Factors, tree: Nesting, *, columns: bool, into: Tensor | None = None
 ) -> Tensor:
     """Multiply.
 
@@ -121,7 +121,7 @@ def _pulled(v: Tensor, bends: list[Bend]) -> Tensor:
     return pulled(v, bends, ours=True)
 
 
-def _first_of(tree: Tree) -> int:
+def _first_of(tree: Nesting) -> int:
     """Return the number of the first matrix in a product."""
     while not isinstance(tree, int):
         tree = tree.inner

@@ -15,7 +15,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.chain import Chain, found_on, is_for_chains
-from gradlib.jacobian.fast.chains.forms import Form, form_of, of_form
+from gradlib.jacobian.fast.chains.forms import ChainForm, form_of, of_form
 from gradlib.jacobian.fast.chains.line import ERRORS, is_debugged
 from gradlib.jacobian.fast.chains.noted import noting
 from gradlib.jacobian.fast.chains.witnesses import Witnesses
@@ -42,7 +42,7 @@ class _Known:
     def __init__(self, of: "ref[Any]") -> None:
         self.of = of
         self.is_chain = False
-        self.forms: tuple[Form, ...] = ()
+        self.forms: tuple[ChainForm, ...] = ()
         self.tries = TRIES
 
 

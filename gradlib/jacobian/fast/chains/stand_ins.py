@@ -36,8 +36,8 @@ from gradlib.jacobian.fast.chains.functions import (
     OPERATORS,
     TURNING,
     Made,
-    is_of_torch,
     is_own,
+    is_torchs_function,
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED, Linear
@@ -163,7 +163,7 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
         return _after(place, *place.layers_of(real, place.shape, place.dtype))
-    if is_of_torch(real):
+    if is_torchs_function(real):
         if real in GATHERING:
             return _gathered(GATHERING[real], *args, **kwargs)
         if real in NAMED:
@@ -277,7 +277,7 @@ def _known(value: Any) -> Any:
         return tuple(map(_known, value))
     if kind in (FunctionType, MethodType, list, dict) or issubclass(kind, nn.Module):
         return StandIn(value)
-    if is_of_torch(value) or kind in WEIGHTS:
+    if is_torchs_function(value) or kind in WEIGHTS:
         return StandIn(value)
     raise UnknownError(f"it needs a {kind.__name__}")
 
@@ -298,7 +298,7 @@ def attribute(real: Any, name: str) -> Any:
         return len(real.shape) if name == "ndim" else StandIn(Method(real, name))
     if any(real is it for it in NAMESPACES):
         value = in_space(real, name)
-        if is_of_torch(value):
+        if is_torchs_function(value):
             note(in_space, real, name, value)
             return StandIn(value)
     raise UnknownError(name)

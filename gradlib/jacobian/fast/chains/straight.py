@@ -13,6 +13,7 @@ from gradlib.edges import edge_of
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
+from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.chains.evaluate import in_parts
 from gradlib.jacobian.fast.chains.layers import Layer, Pointwise, by_slope
 from gradlib.jacobian.fast.chains.product import (
@@ -117,7 +118,7 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
     root, point = graph.roots[0], graph.points[0]
     if root.dim() != 2 or not root.numel() or not point.numel():
         return None
-    if plan.rows_worth < ROWS or root.dtype not in (torch.float32, torch.float64):
+    if plan.rows_worth < ROWS or root.dtype not in DTYPES:
         return None
     try:
         factors = _read(root, point, graph.ends[0][0])

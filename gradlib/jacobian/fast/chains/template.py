@@ -11,7 +11,7 @@ from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.private.modules import own_parameters
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Stands where a module was, a weight, or the parameters of a linear layer.
 
     Attributes:
@@ -37,7 +37,7 @@ def emptied(
         if type(module) is Linear:
             return Linear(*map(place, module))
         number = number_of(module)
-        return module if number is None else Place(number)
+        return module if number is None else Slot(number)
 
     linears: list[Any] = chain.linears
     found = [it for it in layers if type(it) in (nn.Linear, Linear)]
@@ -60,14 +60,14 @@ def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
 
     def module(place: Any) -> Any:
         kind = cast(Any, type(place))
-        if kind is Place:
+        if kind is Slot:
             return modules[place.number]
         if kind is not Linear:
             return place
         weight, bias = place
         return Linear(
-            modules[weight.number] if type(weight) is Place else weight,
-            modules[bias.number] if type(bias) is Place else bias,
+            modules[weight.number] if type(weight) is Slot else weight,
+            modules[bias.number] if type(bias) is Slot else bias,
         )
 
     linears: list[Any] = [*map(_parameters, map(module, chain.linears))]
@@ -80,16 +80,14 @@ def _changed(
     """Return a chain with other modules and tensors."""
 
     def changed(layers: Sequence[Any]) -> list[Any]:
-        return [
-            it._replace(ways=(changed(it.ways[0]), changed(it.ways[1])))
-            if type(it) is Joined
-            else Woven(
-                [stage._replace(layers=changed(stage.layers)) for stage in it.stages]
-            )
-            if type(it) is Woven
-            else Layer(change(it.module), it.pointwise)
-            for it in layers
-        ]
+        return [*map(one, layers)]
+
+    def one(it: Any) -> Any:
+        if type(it) is Joined:
+            return it._replace(ways=tuple(map(changed, it.ways)))
+        if type(it) is Woven:
+            return Woven([at._replace(layers=changed(at.layers)) for at in it.stages])
+        return Layer(change(it.module), it.pointwise)
 
     _, maps, _, bends, softmax, *others = chain
     rest: list[Any] = others

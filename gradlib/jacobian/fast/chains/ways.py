@@ -60,7 +60,7 @@ class Padded(NamedTuple):
         return _pad(v, self), True
 
 
-class Cut(NamedTuple):
+class Narrowed(NamedTuple):
     """What a vector is a part of: of all that came to that, its part goes back.
 
     Attributes:
@@ -161,7 +161,7 @@ def gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
     """Return vectors one behind the other, and what is needed to go back to each."""
     ends = [*itertools.accumulate(it.shape[1] for it in values)]
     return _cat(values, 1), [
-        [Cut(start, stop)] for start, stop in itertools.pairwise((0, *ends))
+        [Narrowed(start, stop)] for start, stop in itertools.pairwise((0, *ends))
     ]
 
 

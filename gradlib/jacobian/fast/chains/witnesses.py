@@ -15,7 +15,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gradlib.jacobian.fast.chains.functions import CONSTANTS, is_of_torch
+from gradlib.jacobian.fast.chains.functions import CONSTANTS, is_torchs_function
 from gradlib.jacobian.fast.chains.noted import Found, Read, length
 from gradlib.jacobian.fast.chains.own import KNOWN
 
@@ -124,7 +124,7 @@ def read_again(
 def _known(value: Any) -> tuple[Key | None, Any] | None:
     """Return what must be the same of a value; ``None`` where nobody knows."""
     kind = cast(Any, type(value))
-    if kind in CONSTANTS or is_of_torch(value):
+    if kind in CONSTANTS or is_torchs_function(value):
         return None, value
     if kind is FunctionType:
         return _code_of, _code_of(value)

@@ -15,13 +15,14 @@ from torch.autograd.graph import GradientEdge, Node
 from gradlib.jacobian import work
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.chunk import at_once
+from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
 from gradlib.jacobian.form import form_at
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
-from gradlib.jacobian.nodes import look
+from gradlib.jacobian.nodes import nodes_of
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import Block, empty
 from gradlib.jacobian.plan import BATCHED, Plan
@@ -123,13 +124,13 @@ def find(graph: Graph, plan: Plan) -> BySample | None:
         ``None`` where a parameter is used twice, or by an operation that is not known,
         where samples are not apart there, and where it would not take less.
     """
-    if not all(graph.shared) or not graph.size():
+    if not graph.size():
         return None
     rows = plan.rows_worth
     if rows < WORTH * _rows(graph) or rows * plan.pass_bytes < LEAST:
         return None
     # What torch gets wrong for several rows at once it gets wrong for all samples' too.
-    if not all(map(_is_plain, graph.points)) or look(graph).wrong_at_once:
+    if not all(map(_is_plain, graph.points)) or nodes_of(graph).wrong_at_once:
         return None
     uses = find_uses(graph)
     if not uses:
@@ -220,7 +221,7 @@ def _rows(graph: Graph) -> int:
 
 def _is_plain(point: Tensor) -> bool:
     kinds = (Tensor, torch.nn.Parameter)
-    return type(point) in kinds and point.dtype in (torch.float32, torch.float64)
+    return type(point) in kinds and point.dtype in DTYPES
 
 
 def _size(node: Node) -> int:

@@ -44,7 +44,7 @@ third longer forward below that, and above it from about as long to three fifths
 """
 
 
-class Step(NamedTuple):
+class Passed(NamedTuple):
     """An operation on the way.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pushed:
             where nobody knows whether samples mix.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[Passed]
     drawing: Drawing
     chunk: int
     column_bytes: int
@@ -182,13 +182,13 @@ def _columns_at_once(graph: Graph, plan: Plan, slopes: int) -> int:
     return math.ceil(columns / passes)  # all alike
 
 
-def _steps(graph: Graph) -> list[Step] | None:
+def _steps(graph: Graph) -> list[Passed] | None:
     """Return the operations in the order of the forward pass, if each has a rule."""
     drawing, nodes = graph.drawing, graph.nodes
     spots: dict[int, list[Spot]] = {}
     for spot in drawing.forms:
         spots.setdefault(spot[0], []).append(spot)
-    found: list[Step] = []
+    found: list[Passed] = []
     for number in reversed(range(len(drawing.names))):
         led = drawing.led[number]
         if not led:
@@ -202,5 +202,5 @@ def _steps(graph: Graph) -> list[Step] | None:
             if forth is None:
                 return None
             apart = keeps_apart(name, op, graph.batch)
-            found.append(Step(spot, forth, given, apart))
+            found.append(Passed(spot, forth, given, apart))
     return found

@@ -6,16 +6,13 @@ forward pass has saved is repeated for each, where the kernel wants that.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.attention import read
+from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part, summed
-
-_ATEN = cast(Any, torch.ops.aten)
 
 FEW_KEYS = 32
 """Up to how many keys of attention, and no more than vectors, these are put inside.
@@ -118,7 +115,7 @@ def layer_norm(op: Operation, *, plain: bool = False) -> Back | None:
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         x, mean, rstd = (_repeated(it, grad.size(0)) for it in saved)
-        grads = _ATEN.native_layer_norm_backward(
+        grads = aten.native_layer_norm_backward(
             grad.contiguous(), x, shape, mean, rstd, weight, None, INPUT_ALONE
         )
         return {0: grads[0]}
@@ -153,7 +150,7 @@ def group_norm(op: Operation, *, plain: bool = False) -> Back | None:
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         count = grad.size(0)
         x, mean, rstd = (_repeated(it, count).flatten(0, 1) for it in saved)
-        grads = _ATEN.native_group_norm_backward(
+        grads = aten.native_group_norm_backward(
             grad.flatten(0, 1).contiguous(),
             x,
             mean,

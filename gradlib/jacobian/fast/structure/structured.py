@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.structure.chunks import Run
 from gradlib.jacobian.fast.structure.program import Builder
@@ -93,7 +94,7 @@ def find(graph: Graph, plan: Plan) -> Structured | None:
     if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
         return None
     root, size = graph.roots[0], math.prod(graph.shape(0, 0))
-    if not size or root.dtype not in (torch.float32, torch.float64):
+    if not size or root.dtype not in DTYPES:
         return None
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
     if not promises(graph, rows) or not all_is_known(graph.drawing, RULES):
