@@ -55,7 +55,8 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
     """
-    if any(it.is_mkldnn for it in inputs_of(trace).values()):
+    inputs = inputs_of(trace)
+    if any(it.is_mkldnn for it in inputs.values()):
         raise CannotReplayError(
             "one of its inputs is in the layout of oneDNN, which knows no float64, and "
             "finite differences need that"
@@ -64,77 +65,102 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, 
     allowed = max(TOLERANCE, rtol)
     with Double():
         errors = {
-            key: _error(trace, number, key, value, generator, allowed)
-            for key, value in inputs_of(trace).items()
+            key: _Checked(trace, number, key, value, generator, allowed).error()
+            for key, value in inputs.items()
         }
     return {key: error for key, error in errors.items() if error > allowed}
 
 
-def _error(
-    trace: CallTrace,
-    number: int,
-    key: Key,
-    value: Tensor,
-    generator: torch.Generator,
-    allowed: float,
-) -> float:
-    """Return the smallest error of all looks: who is right once is right.
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """An input or own parameter whose gradient is checked.
 
-    Where rounding may hide an error a look counts only if there is no other.
+    Attributes:
+        trace: The call.
+        number: Our number of the backward pass.
+        key: Which input or parameter.
+        value: What it was.
+        generator: Draws directions.
+        allowed: The error that is none.
     """
-    least: dict[bool, float] = {}  # by whether a look is clear
-    for away, step in LOOKS:
-        look = _look(trace, number, key, value, away, step, generator, allowed)
-        if look is not None:
-            error, is_clear = look
-            least[is_clear] = min(error, least.get(is_clear, math.inf))
-        if least.get(True, math.inf) <= allowed:
-            break
-    return least.get(True, least.get(False, 0.0))
 
+    trace: CallTrace
+    number: int
+    key: Key
+    value: Tensor
+    generator: torch.Generator
+    allowed: float
 
-def _look(
-    trace: CallTrace,
-    number: int,
-    key: Key,
-    value: Tensor,
-    away: float,
-    step: float,
-    generator: torch.Generator,
-    allowed: float,
-) -> tuple[float, bool] | None:
-    """Return the error at one point, and whether rounding leaves it clear.
+    def error(self) -> float:
+        """Return the smallest error of all looks: who is right once is right.
 
-    It is ``None`` where there are no slopes.
-    """
-    point = doubled(value)
-    scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
-    point = point + away * scale * drawn_like(point, generator)
-    shares = replay(trace, number, _moved(value, point)).shares
-    if shares is None or key not in shares:
-        return None
-    grad, h = shares[key], step * scale
-    directions = [_direction(trace, key, point, generator) for _ in range(DIRECTIONS)]
-    slopes = [_slope(trace, number, value, point, it, h) for it in directions]
-    for slope, direction in zip(slopes, directions, strict=True):
-        if grad is not None:
-            slope.known = _dot(grad, direction.to(grad.device))
-    found = _relative(slopes)
-    if found is None or found[0] <= allowed:
-        return found
-    for slope, direction in zip(slopes, directions, strict=True):
-        other = _slope(trace, number, value, point, direction, OTHER_STEP * h)
-        slope.noise += ROOM * abs(slope.seen - other.seen)
-    return _relative(slopes)
+        Where rounding may hide an error a look counts only if there is no other.
+        """
+        least: dict[bool, float] = {}  # by whether a look is clear
+        for away, step in LOOKS:
+            look = self._look(away, step)
+            if look is not None:
+                error, is_clear = look
+                least[is_clear] = min(error, least.get(is_clear, math.inf))
+            if least.get(True, math.inf) <= self.allowed:
+                break
+        return least.get(True, least.get(False, 0.0))
 
+    def _look(self, away: float, step: float) -> tuple[float, bool] | None:
+        """Return the error at one point, and whether rounding leaves it clear.
 
-def _direction(
-    trace: CallTrace, key: Key, point: Tensor, generator: torch.Generator
-) -> Tensor:
-    direction = drawn_like(point, generator)
-    if (row := _row_without_gradient(trace, key)) is not None:
-        direction[row] = 0
-    return direction
+        It is ``None`` where there are no slopes.
+        """
+        point = doubled(self.value)
+        scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
+        point = point + away * scale * drawn_like(point, self.generator)
+        shares = replay(self.trace, self.number, self._moved(point)).shares
+        if shares is None or self.key not in shares:
+            return None
+        grad, h = shares[self.key], step * scale
+        directions = [self._direction(point) for _ in range(DIRECTIONS)]
+        slopes = [self._slope(point, it, h) for it in directions]
+        for slope, direction in zip(slopes, directions, strict=True):
+            if grad is not None:
+                slope.known = _dot(grad, direction.to(grad.device))
+        found = _relative(slopes)
+        if found is None or found[0] <= self.allowed:
+            return found
+        for slope, direction in zip(slopes, directions, strict=True):
+            other = self._slope(point, direction, OTHER_STEP * h)
+            slope.noise += ROOM * abs(slope.seen - other.seen)
+        return _relative(slopes)
+
+    def _direction(self, point: Tensor) -> Tensor:
+        direction = drawn_like(point, self.generator)
+        if (row := _row_without_gradient(self.trace, self.key)) is not None:
+            direction[row] = 0
+        return direction
+
+    def _slope(self, point: Tensor, direction: Tensor, h: float) -> "_Slope":
+        """Return what finite differences say of the slope at a point."""
+        trace = self.trace
+        ahead, behind = (
+            forward_again(trace, self._moved(point + shift * direction))
+            for shift in (h, -h)
+        )
+        rise = rounding = 0.0
+        counted: set[int] = set()
+        grads = cast(dict[int, Tensor], trace.gradients("outputs", self.number))
+        for place, v in grads.items():
+            kept = trace.output.leaves[place] if trace.output else None
+            if id(kept) in counted:
+                continue  # what is returned twice is one tensor, with one gradient
+            counted.add(id(kept))
+            y = ahead.leaves[place]
+            v = doubled(v).to(y.device)
+            rise += _dot(v, y - behind.leaves[place])
+            rounding += _dot(v.abs(), y.abs())
+        noise = 100 * torch.finfo(torch.float64).eps * rounding / h
+        return _Slope(rise / (2 * h), noise)
+
+    def _moved(self, moved: Tensor) -> Change:
+        return lambda kept: moved if kept is self.value else doubled(kept)
 
 
 @dataclass(slots=True)
@@ -144,35 +170,6 @@ class _Slope:
     seen: float  # by finite differences
     noise: float  # how far rounding may have put that off
     known: float = 0.0  # by the VJP
-
-
-def _slope(
-    trace: CallTrace,
-    number: int,
-    value: Tensor,
-    point: Tensor,
-    direction: Tensor,
-    h: float,
-) -> _Slope:
-    """Return what finite differences say of the slope at a point."""
-    ahead, behind = (
-        forward_again(trace, _moved(value, point + shift * direction))
-        for shift in (h, -h)
-    )
-    rise = rounding = 0.0
-    counted: set[int] = set()
-    grads = cast(dict[int, Tensor], trace.gradients("outputs", number))
-    for place, v in grads.items():
-        kept = trace.output.leaves[place] if trace.output else None
-        if id(kept) in counted:
-            continue  # what is returned twice is one tensor, with one gradient
-        counted.add(id(kept))
-        y = ahead.leaves[place]
-        v = doubled(v).to(y.device)
-        rise += _dot(v, y - behind.leaves[place])
-        rounding += _dot(v.abs(), y.abs())
-    noise = 100 * torch.finfo(torch.float64).eps * rounding / h
-    return _Slope(rise / (2 * h), noise)
 
 
 def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
@@ -198,13 +195,6 @@ def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:
     if key != "weight" or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return None
     return module.padding_idx
-
-
-def _moved(value: Tensor, moved: Tensor) -> Change:
-    def change(kept: Tensor) -> Tensor:
-        return moved if kept is value else doubled(kept)
-
-    return change
 
 
 def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from gradlib.errors import NotKeptError
 from gradlib.recording.in_words import of_pass
-from gradlib.recording.notes import (
+from gradlib.recording.order import rounds
+from gradlib.recording.places import (
     grad_output_name,
     input_name,
     output_name,
     share_name,
     total_name,
 )
-from gradlib.recording.order import rounds
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats, count_nonfinite, is_inexact, wide

@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
-from gradlib.recording.notes import input_name, note
+from gradlib.recording.notes import note
+from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
 from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
 from gradlib.storage import NotSaved

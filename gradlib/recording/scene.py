@@ -38,8 +38,8 @@ from gradlib.recording.attributes import (
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
-from gradlib.recording.notes import input_name
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
+from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
 from gradlib.recording.trace import CallTrace, Key

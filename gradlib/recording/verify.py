@@ -24,9 +24,10 @@ from gradlib.recording.difference import (
 )
 from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.in_words import calls_text, numbered, of_pass
-from gradlib.recording.notes import closed, note, share_name
+from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.own_dtype import wrong_in_own_dtype
+from gradlib.recording.places import share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import must_be_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key

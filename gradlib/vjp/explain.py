@@ -89,7 +89,7 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         try:
             return explained(multiply(arguments))
         except RuntimeError as error:
-            found = explain_raised(error, arguments, frames=frames)
+            found = explain_raised(error, arguments, frames)
             if found is None or is_of_another(error, arguments):
                 if str(error).startswith(_DONATED):
                     error.add_note(_COMPILED)

@@ -89,7 +89,7 @@ def _explanation(error: Exception) -> Diagnosis | None:
         found = diagnose(_as_torch_takes_it(arguments), frames=frames)
         if found is not None and _is_refused(found, code):
             return found
-    return explain_raised(error, arguments, frames=frames) if is_torchs else None
+    return explain_raised(error, arguments, frames) if is_torchs else None
 
 
 def _as_torch_takes_it(arguments: Arguments) -> Arguments:

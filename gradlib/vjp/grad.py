@@ -158,7 +158,7 @@ def grad(
             **arguments.options,
         )
     except RuntimeError as error:
-        found = explain_raised(error, arguments, frames=frames)
+        found = explain_raised(error, arguments, frames)
         if found is None or is_of_another(error, arguments):
             raise
         raise found.error() from error

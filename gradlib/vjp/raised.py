@@ -28,9 +28,8 @@ _POSITION = re.compile(r"Tensor at index (\d+)")
 
 def explain_raised(
     error: BaseException,
-    arguments: Arguments | None = None,
-    *,
-    frames: Sequence[FrameType] = (),
+    arguments: Arguments | None,
+    frames: Sequence[FrameType],
 ) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for an error that is none.
 

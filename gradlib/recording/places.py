@@ -1,0 +1,35 @@
+"""How one asks a call for each of its values and gradients."""
+
+from gradlib.recording.trace import CallTrace, Key
+
+
+def input_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
+    path = call.inputs.path(place)
+    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
+
+
+def output_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for an output: ``output`` or ``output[1]``."""
+    return "output" + (call.output.path(place) if call.output else "")
+
+
+def share_name(call: CallTrace, key: Key) -> str:
+    """Return how one asks for a share: ``grad_input[0]``, ``param_grads['bias']``."""
+    if isinstance(key, str):
+        return f"param_grads[{key!r}]"
+    path = call.inputs.path(key)
+    return ("grad_input" if path.startswith("[0]") else "grad_kwargs") + path[3:]
+
+
+def total_name(call: CallTrace, key: Key) -> str:
+    """Return how one asks for a total: ``param_grads_total['bias']``."""
+    field, bracket, rest = share_name(call, key).partition("[")
+    return f"{field}_total{bracket}{rest}"
+
+
+def grad_output_name(call: CallTrace, place: int) -> str:
+    """Return how one asks for the gradient of an output."""
+    if call.output is None or call.output.is_leaf():
+        return "grad_output[0]"
+    return "grad_output" + call.output.path(place)
