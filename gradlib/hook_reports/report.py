@@ -151,8 +151,8 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
 
     Each kind runs on its own copy of `module` and of its inputs, from the same random
     state; `module`, the inputs and the random state stay as they are. Every output
-    that requires grad is given a random ``v``, and each entry is named by its
-    value: by the gradient it is equal to.
+    that requires grad is given a random ``v``. Each entry is named by its value: by the
+    tensor that stands at its place in the graph, if it equals that tensor's gradient.
 
     A copy has the forward hooks of `module`, which run with it each time, but no
     backward hook except the one tried and those that hold for every module.

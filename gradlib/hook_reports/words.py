@@ -29,6 +29,8 @@ from gradlib.hook_reports.trial import differentiable, requires_grad
 from gradlib.selection import has_own_call
 from gradlib.tree import tensors_in
 
+NOT_KNOWN = "not known: it is another gradient at each run"
+
 _WHY_ON_TENSORS = {
     TENSOR: "No tuple: each output that requires grad has a hook of its own.",
     ACCUMULATED: (
@@ -43,7 +45,7 @@ _WHY_ON_TENSORS = {
 
 
 def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
-    """Name an entry by its value, or say why it has none."""
+    """Name an entry by its place and its value, or say why it has none."""
     grad = got.grad
     if grad is None:
         if got.tensor and call.known.arrives(got.tensor):
@@ -89,9 +91,7 @@ def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
     if not grad.isfinite().any():
         return None  # NaN is equal to any NaN
     name = call.known.name(grad, outputs_first=outputs_first)
-    if name is None and not call.known.repeats:
-        return "not known: it is another gradient at each run"
-    return name
+    return NOT_KNOWN if name is None and not call.known.repeats else name
 
 
 def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
@@ -105,6 +105,8 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
         return f"gradient for {end}"
     if end and call.uses[edge] > 1:
         return f"a part of the gradient of {end}, which has other uses, too"
+    if end and not call.known.repeats:
+        return NOT_KNOWN
     if end:
         return f"gradient of {end}, before a hook that the forward sets"
     said, name = _what_inner(call, edge), _name(call, grad, outputs_first=False)

@@ -131,3 +131,20 @@ def test_the_output_on_whose_node_the_old_hook_sits() -> None:
     module = Of(lambda x: {"a": {"b": x * 2}, "c": x.sin()})
     why = report_of(module, given(3)).kinds[LEGACY].why
     assert "SinBackward0, the node of output['c']." in why
+
+
+def test_what_is_another_gradient_at_each_run_is_not_known() -> None:
+    times = iter(range(1, 1000))
+
+    class Another(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_: Any, *grads: Tensor) -> Tensor:
+            return grads[0] * next(times)
+
+    assert legacy(Of(lambda x: Another.apply(x)), given(3)) == [
+        "not known: it is another gradient at each run"
+    ]
