@@ -138,11 +138,11 @@ def test_what_is_another_gradient_at_each_run_is_not_known() -> None:
 
     class Another(torch.autograd.Function):
         @staticmethod
-        def forward(_: Any, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
             return x.clone()
 
         @staticmethod
-        def backward(_: Any, *grads: Tensor) -> Tensor:
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
             return grads[0] * next(times)
 
     assert legacy(Of(lambda x: Another.apply(x)), given(3)) == [
