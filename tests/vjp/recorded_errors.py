@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+OLDEST = (2, 8)  # as pyproject.toml has it
+
 FOLDER = Path(__file__).parents[2] / "docs" / "data" / "errors"
 
 
@@ -33,6 +35,7 @@ def releases() -> list[str]:
 
 
 def messages() -> list[Said]:
-    """Return every error of autograd that some release raises, each once."""
-    every = [it for release in releases() for it in said_by(release)]
+    """Return every error of autograd that releases gradlib runs on raise, each once."""
+    known = [it for it in releases() if tuple(map(int, it.split("."))) >= OLDEST]
+    every = [it for release in known for it in said_by(release)]
     return [it for it in dict.fromkeys(every) if it.kind == "RuntimeError"]
