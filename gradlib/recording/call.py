@@ -123,7 +123,8 @@ class Pass(Printable):
     def param_grads_total(self) -> dict[str, Any]:
         """Gradients of the module's own parameters, all their uses together.
 
-        What this pass added to ``.grad``.
+        What this pass added to ``.grad``. Where something was put in for a parameter,
+        as ``torch.func.functional_call`` does, it is the gradient of that.
         """
         totals = self._gradients("param_grads", "totals")
         return {name: totals.get(name) for name in self._call.parameters}
