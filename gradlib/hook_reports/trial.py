@@ -19,6 +19,7 @@ from gradlib.edges import (
     nodes_behind,
 )
 from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
+from gradlib.private.modes import any_autocast
 from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.random_state import random_state_kept
 from gradlib.recording.kept import Kept
@@ -88,7 +89,7 @@ class Trial:
         Raises:
             NotCopyableError: It returned a nested tensor.
         """
-        with random_state_kept(), _recorded(self.warnings):
+        with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
             none_nested(output)
@@ -168,6 +169,17 @@ def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
                 tensor.data = data  # it may show another's memory, or have another size
                 data.copy_(kept.value)
                 changed.append(name)
+
+
+@contextmanager
+def _casts_let_go() -> Generator[None]:
+    """Have an autocast around all of it keep no casts: each would keep its copy."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(before and not any_autocast())
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextmanager

@@ -289,3 +289,17 @@ def test_a_function_that_refers_to_nothing_copied_stays_itself() -> None:
             return F.relu(x)
 
     assert report_of(Activated(), given(3)).last_node == "ReluBackward0"
+
+
+def test_an_autocast_around_it_keeps_no_copies(
+    tensors_alive: Callable[[], int],
+) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), given(4, 3)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        model(x)  # whose casts stay
+        before = tensors_alive()
+        report = report_of(model, x)
+        assert report.last_node == "AddmmBackward0"
+        assert torch.is_autocast_cache_enabled()
+        del report
+        assert tensors_alive() == before
