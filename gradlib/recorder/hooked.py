@@ -1,10 +1,12 @@
 """A module with our hooks, and what of it stays the same from call to call."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import nn
 
+from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.recorder.graph import End
 from gradlib.recording.trace import Grads
 
@@ -46,6 +48,12 @@ class Hooked:
         self.is_left_out = is_left_out
         self.calls = calls
         self.parameters: Parameters = {}  # its own
+
+    @cached_property
+    def holds_state(self) -> bool:
+        """Whether there are parameters or buffers in it, or in a module inside it."""
+        modules: Any = self.module.modules()
+        return any(own_parameters(it) or own_buffers(it) for it in modules)
 
     def holds(self, other: nn.Module) -> bool:
         """Tell whether another module is inside this one."""

@@ -145,7 +145,7 @@ class ModuleCalls:
             within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
-            self._remember_state(call, hooked.module, outermost=not stack)
+            self._remember_state(call, hooked, outermost=not stack)
             if has_new_hook and self._block.history is not None:
                 self._block.history.meet_hooks(call.moment)
         else:
@@ -238,15 +238,17 @@ class ModuleCalls:
         return call
 
     def _remember_state(
-        self, call: CallTrace, module: nn.Module, *, outermost: bool
+        self, call: CallTrace, hooked: Hooked, *, outermost: bool
     ) -> None:
         """Keep what it takes to compute the call again."""
         history = self._block.history
         if history is not None:
             if outermost and call.caller == -1:
                 history.look(call.moment)
-            call.module = module
-            call.world = history.world(module, call.moment)
+            call.module = hooked.module
+            call.world = history.world(hooked.module, call.moment)
+        else:
+            call.holds_state = hooked.holds_state
 
     def _take_inputs(self, now: Running, frame: Frame, leaves: list[Any]) -> None:
         """Put what is kept of what the call is given in place of it, and hook it."""

@@ -86,19 +86,20 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
 
 
 def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
-    """Return which own weights and buffers of a call had NaN or inf.
+    """Return which weights and buffers in a call's module had NaN or inf.
 
     Returns:
-        By name what each had, as the bits `NAN` and `INF`. Empty where the call's
-        output is finite: then nobody asks. ``None`` where they were not kept.
+        By what it is called, as ``"param weight"``, what each had: the bits `NAN` and
+        `INF`. Empty where the call's output is finite: then nobody asks. ``None`` where
+        they were not kept.
     """
     history = call.block.history
     if history is None or call.module is None:
         return call.nonfinite_state
     if call.output is None or not any(map(_kinds, call.output.leaves)):
         return {}
-    own = history.at(call.module, call.moment)
-    return {name: kinds for name, it in own.items() if (kinds := _kinds(it.value))}
+    held = history.whole(call.module, call.moment)
+    return {name: kinds for name, it in held.items() if (kinds := _kinds(it.value))}
 
 
 class _Look:
@@ -136,10 +137,10 @@ class _Look:
             return replace(source, _remark=remark)
         if source is not None:
             return source
+        called = {it.name for it in by_moment.values() if it is not call}
         for name, found in (nonfinite_state(call) or {}).items():
-            if found & kinds:
-                kind = "param" if name in call.parameters else "buffer"
-                return Nonfinite(call.name, call.index, "forward", f"{kind} {name}")
+            if found & kinds and _holder(call, name) not in called:
+                return Nonfinite(call.name, call.index, "forward", name)
         return None
 
     def _source(
@@ -218,11 +219,17 @@ def _outwards(
         around = by_moment.get(around.caller)
 
 
+def _holder(call: CallTrace, name: str) -> str:
+    """Return the name of the module that a weight or buffer in a call's stands in."""
+    path, _, _ = name.partition(" ")[2].rpartition(".")
+    return ".".join(filter(None, (call.name, path)))
+
+
 def _made_forward(call: CallTrace, place: int) -> Nonfinite:
     remark = ""
     if "args" not in call.block.fields:
         remark = "The call made it, or was given it: its arguments were not kept."
-    elif call.parameters and nonfinite_state(call) is None:
+    elif call.holds_state and nonfinite_state(call) is None:
         remark = (
             "The call made it, or its weights or buffers had it: these were not kept. "
             "What it was given is finite."

@@ -23,6 +23,7 @@ AS_IT_IS = (
     "moment",
     "caller",
     "parameters",
+    "holds_state",
     "calls_others",
     "hooks_inside",
     "passes_over_casts",

@@ -146,16 +146,36 @@ class History:
         known = own_children(module) if seen is None else seen.at("children", moment)
         return dict(known)
 
-    def inside(self, module: nn.Module, moment: int) -> list[nn.Module]:
-        """Return `module` and all that stood in it at a moment."""
-        found = {module: None}
-        waiting = [module]
-        while waiting:
-            for child in self.children(waiting.pop(), moment).values():
+    def inside(self, module: nn.Module, moment: int) -> dict[nn.Module, str]:
+        """Return `module` and all that stood in it at a moment.
+
+        Returns:
+            By module how names in it begin: ``""`` in itself, ``"0."`` in one inside.
+        """
+        found, waiting = {module: ""}, [module]
+        for it in waiting:
+            for name, child in self.children(it, moment).items():
                 if child is not None and child not in found:
-                    found[child] = None
+                    found[child] = f"{found[it]}{name}."
                     waiting.append(child)
-        return list(found)
+        return found
+
+    def whole(self, module: nn.Module, moment: int) -> dict[str, Kept]:
+        """Return the parameters and buffers in `module` at a moment, of all inside it.
+
+        Returns:
+            By what each is called: ``"param 0.weight"``, ``"buffer running_mean"``.
+        """
+        return {
+            f"{kind} {path}{name}": kept
+            for it, path in self.inside(module, moment).items()
+            for kind, own in (
+                ("param", self.parameters(it, moment)),
+                ("buffer", self.buffers(it, moment)),
+            )
+            for name, kept in own.items()
+            if kept is not None
+        }
 
     def at(self, module: nn.Module, moment: int) -> dict[str, Kept]:
         """Return the own parameters and buffers that `module` had at a moment."""

@@ -159,8 +159,10 @@ class CallTrace:
     # What it takes to compute it again; None where too little was kept.
     module: nn.Module | None = None
     world: World | None = None
-    # In a recording that was loaded: which of its own weights and buffers had NaN or
-    # inf, as `nonfinite_state` gives it.
+    # Where no state was kept: whether there are weights or buffers in its module.
+    holds_state = False
+    # In a recording that was loaded: which of these had NaN or inf, as
+    # `nonfinite_state` gives it.
     nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
     hooks_inside = False  # whether somebody set hooks of autograd's while it ran

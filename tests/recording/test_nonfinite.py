@@ -585,3 +585,73 @@ def test_of_a_penalty_the_call_itself_may_have_made_it() -> None:
         "look at what comes after it, and, as this pass may have gone through the "
         "graph of pass 0 too, at the call itself."
     )
+
+
+def test_a_weight_inside_that_was_nan_before() -> None:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    with torch.no_grad():
+        attention.out_proj.weight[0, 0] = NAN  # which attention uses itself
+    x = torch.randn(2, 3, 4)
+    with gradlib.record(attention) as recording:
+        attention(x, x, x)
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("", "param out_proj.weight")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("field", ["weight", "running_var"])
+def test_a_block_that_is_recorded_as_one(
+    field: str, saved: bool, tmp_path: Path
+) -> None:
+    blocks = [nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()) for _ in range(2)]
+    model = nn.Sequential(*blocks).eval()
+    with torch.no_grad():
+        getattr(blocks[1][0], field)[0] = NAN
+    with gradlib.record(model, modules="[01]") as recording:
+        model(torch.randn(3, 4))
+    if saved:
+        recording.save(tmp_path / "file")
+        recording = gradlib.load_recording(tmp_path / "file")
+    kind = "param" if field == "weight" else "buffer"
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("1", f"{kind} 0.{field}")
+    assert "It was there when the call began." in " ".join(str(found).split())
+
+
+def test_a_weight_of_a_module_whose_output_was_finite_is_not_accused() -> None:
+    class Divides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masked = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.masked(x).nan_to_num() / 0
+
+    class Masked(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+            return super().forward(input).nan_to_num()
+
+    model: Any = Divides()
+    model.masked = Masked(3, 3)
+    with torch.no_grad():
+        model.masked.weight[0, 0] = NAN
+    with gradlib.record(model) as recording:
+        model(torch.zeros(2, 3))
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.field) == ("", "output")
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_buffer_that_was_not_kept_may_have_had_it(affine: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=affine), nn.ReLU()).eval()
+    running: Any = model[0].running_var
+    running[0] = NAN
+    for modules in ("0", None):
+        options: Any = {"modules": modules, "reduce": gradlib.tensor_stats}
+        with gradlib.record(model, **options) as recording:
+            model(torch.randn(3, 4))
+        said = " ".join(str(recording.first_nonfinite()).split())
+        assert "these were not kept" in said
