@@ -4,6 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from torch import Tensor
+
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import frames_of, innermost_call, raised_by_hook
 from gradlib.vjp.cases import CASES
@@ -93,9 +95,14 @@ def _explanation(error: Exception) -> Diagnosis | None:
 
 
 def _as_torch_takes_it(arguments: Arguments) -> Arguments:
-    """Return a call without the vectors that are too many, which torch drops."""
+    """Return a call without the vectors that are too many, which torch drops.
+
+    It does not get there with what is no tensor, as a list of numbers.
+    """
     vectors = arguments.grad_outputs
     values = vectors.values[: len(arguments.outputs.values)]
+    if not all(it is None or isinstance(it, Tensor) for it in values):
+        return arguments
     return replace(arguments, grad_outputs=replace(vectors, values=values))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from math import prod
 from textwrap import fill
 from typing import Any
@@ -11,7 +12,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.render import WIDTH
-from gradlib.vjp.arguments import Argument, Arguments, form_of, is_differentiable
+from gradlib.vjp.arguments import (
+    Argument,
+    Arguments,
+    form_of,
+    is_differentiable,
+    shape_of,
+)
 
 ONES_MEAN = "Weights of one give the gradient of the output's sum."
 
@@ -63,6 +70,22 @@ def recomputed(arguments: Arguments, *lines: str, **changed: Any) -> str:
     if any(v is None and _needs_weights(y) for y, v in pairs):
         return "\n".join([*lines, all_ones(arguments), call(arguments, "v", **changed)])
     return "\n".join([*lines, call(arguments, **changed)])
+
+
+def exchanged(arguments: Arguments) -> str:
+    """Return the code that calls with outputs and inputs in each other's place."""
+    outputs, vectors = arguments.inputs, arguments.grad_outputs.values
+    pairs = zip_longest(outputs.values, vectors)
+    if all(it is not None and shape_of(y) == tuple(it.shape) for y, it in pairs):
+        return call(arguments, "v", outputs="x", inputs="y")
+    if not any(map(_needs_weights, outputs.values)):
+        return call(arguments, "", outputs="x", inputs="y")
+    made = {weights(y) + "[None]" * arguments.is_grads_batched for y in outputs.values}
+    one = made.pop() if len(made) == 1 else "torch.ones_like({y})"
+    ones = one.format(y="x")
+    if outputs.several:
+        ones = f"[{one.format(y='each')} for each in x]"
+    return f"v = {ones}\n{call(arguments, 'v', outputs='x', inputs='y')}"
 
 
 def _needs_weights(output: Any) -> bool:

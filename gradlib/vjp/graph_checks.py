@@ -22,7 +22,13 @@ from gradlib.vjp.connection import (
     unconnected,
 )
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
-from gradlib.vjp.fixes import ORIGINAL, all_ones, call, for_entries, recomputed
+from gradlib.vjp.fixes import (
+    ORIGINAL,
+    all_ones,
+    exchanged,
+    for_entries,
+    recomputed,
+)
 from gradlib.vjp.names import called, in_reach, named_tensors
 
 Frames = Sequence[FrameType]
@@ -208,8 +214,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
             f"The two stand in the wrong order: {place} was computed from "
             f"{called(outputs, 0, frames)}. The outputs come first."
         )
-        v = "v" if _fits(arguments, given) else ""
-        fix = call(arguments, v, outputs="x", inputs="y")
+        fix = exchanged(arguments)
     elif source is not None:
         instead = _name_at(source, frames)
         origin, step = _described(source, instead), edge_of(given)[0].name()
@@ -238,16 +243,6 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         fix = recomputed(arguments, allow_unused=True)
     found = diagnosis("GL109", what, intent=intent, fix=fix)
     return _passing(instead, found, arguments, inputs, frames)
-
-
-def _fits(arguments: Arguments, output: Tensor | GradientEdge) -> bool:
-    """Tell whether the vectors of a call fit another output."""
-    vectors = arguments.grad_outputs.values
-    shape = shape_of(output)
-    return bool(vectors) and all(
-        it is not None and shape is not None and list(it.shape) == list(shape)
-        for it in vectors
-    )
 
 
 def _name_at(edge: Edge, frames: Frames) -> str:

@@ -81,7 +81,7 @@ def _check_presence(
             "If these are losses, take their mean() or their sum(). If not, pass a "
             "weight for each entry, v."
         )
-        if not outputs.several:
+        if _has_a_mean(outputs):
             mends, fix = {}, call(arguments, "", outputs="y.mean()")
     elif arguments.accumulates and _has_a_mean(outputs):
         intent = (

@@ -1,5 +1,6 @@
 """Whether grad_outputs are tensors, one for each output."""
 
+from numbers import Number
 from typing import Any, cast
 
 import torch
@@ -30,9 +31,12 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
         return None
     what = f"{_counted(vectors)}, and {_counted(outputs)}."
     if given < wanted:
-        intent = (
-            "Several outputs are differentiated as one sum, each times its own weights."
-        )
+        intent = ONES_MEAN
+        if wanted > 1:
+            intent = (
+                "Several outputs are differentiated as one sum, each times its own "
+                "weights."
+            )
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     elif wanted == 1 and _are_rows(arguments):
         intent = (
@@ -62,9 +66,10 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
     elif outputs.several and not vectors.several:
         intent = "Each output needs weights of its own."
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
-    elif isinstance(value, int | float):
+    elif isinstance(value, Number) or shape == () != shape_of(output):
         intent = "Likely meant: this weight for every entry of the output."
-        made, shape = weights(output, "{v}"), shape_of(output)
+        number = "{v}" if isinstance(value, Number) else "{v}.item()"
+        made, shape = weights(output, number), shape_of(output)
     elif shape is None:
         intent = ONES_MEAN
         made, shape = weights(output), shape_of(output)

@@ -19,6 +19,8 @@ def headline(product: Product) -> str:
     if all(it.kind is Kind.ZEROS for it in weights):
         zero = "" if any(map(_nonzero, product.results)) else "Zero: "
         return f"{zero}v gives every row of J the weight 0."
+    if any(map(_nonfinite, product.results)):  # zero times infinity is in there, too
+        weights = [_MIXED if it.kind is Kind.ZEROS else it for it in weights]
     terms = list(map(_term, product.outputs, product.vectors, weights))
     total = _listed([it for it in terms if it], " + ")
     if isinstance(product.jacobian, Jacobian) and not product.jacobian.agrees:
@@ -150,9 +152,17 @@ def _of_gaps(product: Product, jacobian: Jacobian) -> Iterator[str]:
 
 
 def _of_nonfinite(name: str, tensors: Iterable[Tensor]) -> Iterator[str]:
-    there = [it for it in tensors if has_values(it) and not it.is_nested]
-    if count := sum(int((~wide(it).isfinite()).sum()) for it in there):
+    if count := sum(map(_nonfinite, tensors)):
         yield f"{name} holds nan or inf: {count:,} of its entries."
+
+
+def _nonfinite(tensor: Tensor) -> int:
+    """Count the entries that are nan or inf."""
+    is_known = has_values(tensor) and not tensor.is_nested
+    return int((~wide(tensor).isfinite()).sum()) if is_known else 0
+
+
+_MIXED = Weights(Kind.MIXED)
 
 
 def _nonzero(tensor: Tensor) -> bool:
