@@ -270,18 +270,19 @@ class Recording(Printable):
                 does, as in an implicit layer, is in ``grad_output`` and no part of the
                 VJP, so such a layer is found. It takes two forwards in float64 along
                 each of a few random directions, for each input and own parameter that
-                requires grad: a ``detach()`` between the modules inside a call is seen
-                only through such an input, so give the model an `x` with
-                ``requires_grad``. Nothing found is no proof: in trials it found every
-                gradient with random errors of a hundredth of its norm, and of a
-                thousandth nearly every one in small modules and half of those with many
-                entries. It looks beside the recorded point too, and one point without
-                an error is enough, as at a kink. A VJP in a narrower dtype is compared
-                with that in float64, so that a backward is found that is wrong in
-                float32 alone, or for an expanded ``grad_output``: by more than a tenth
-                and more than rounding, and only where the output is the same in both,
-                as that of a dropout is not. The gradient of a gradient is not checked.
-                Gate on ``torch.autograd.gradcheck`` in float64, and on
+                requires grad; of other parameters, as those that attention takes from
+                its ``out_proj``, it gives the names. A ``detach()`` between the modules
+                inside a call is seen only through such an input, so give the model an
+                `x` with ``requires_grad``. Nothing found is no proof: in trials it
+                found every gradient with random errors of a hundredth of its norm, and
+                of a thousandth nearly every one in small modules and half of those with
+                many entries. It looks beside the recorded point too, and one point
+                without an error is enough, as at a kink. A VJP in a narrower dtype is
+                compared with that in float64, so that a backward is found that is wrong
+                in float32 alone, or for an expanded ``grad_output``: by more than a
+                tenth and more than rounding, and only where the output is the same in
+                both, as that of a dropout is not. The gradient of a gradient is not
+                checked. Gate on ``torch.autograd.gradcheck`` in float64, and on
                 ``torch.autograd.gradgradcheck``.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy
 import torch
 
-from gradlib.errors import CannotReplayError
+from gradlib.errors import CannotReplayError, listed
 from gradlib.progress import reported
 from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
@@ -62,12 +62,16 @@ class Verification(Printable):
         skipped: The calls that could not be replayed, or not for all passes.
         agreed: How many calls agree, in every pass that was replayed.
         calls: How many there are.
+        unchecked: With ``numerical=True``, the names of the parameters that calls may
+            have used and that stand in modules without a recorded call, as those of
+            ``out_proj`` in attention: no gradient of theirs was held against slopes.
     """
 
     disagreements: tuple[Difference, ...]
     skipped: tuple[Skipped, ...]
     agreed: int
     calls: int
+    unchecked: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -91,10 +95,15 @@ class Verification(Printable):
             for (reason, which), names in why.items()
         ]
         whole = [it for it in self.skipped if it.backward is None]
-        listed = {(it.name, it.index) for it in (*self.disagreements, *whole)}
-        around = self.calls - self.agreed - len(listed)
+        said = {(it.name, it.index) for it in (*self.disagreements, *whole)}
+        around = self.calls - self.agreed - len(said)
         if around:
             footer.append(f"not checked: {around}, with a disagreement inside")
+        if self.unchecked:
+            footer.append(
+                f"not checked: the gradients of {listed(self.unchecked)}, of modules "
+                "without a recorded call"
+            )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 
 
@@ -151,7 +160,25 @@ def verify(
         if wrong or trace.moment in around:
             around.add(trace.caller)
         found += reversed(wrong)
-    return Verification(tuple(found[::-1]), tuple(skipped[::-1]), agreed, len(traces))
+    disagreements, left = tuple(found[::-1]), tuple(skipped[::-1])
+    unchecked = _unchecked(traces) if numerical else ()
+    return Verification(disagreements, left, agreed, len(traces), unchecked)
+
+
+def _unchecked(traces: Sequence[CallTrace]) -> tuple[str, ...]:
+    """Name the parameters inside of calls that are no recorded call's own."""
+    called, found = {it.name for it in traces}, dict[str, None]()
+    for trace in traces:
+        history, module = trace.block.history, trace.module
+        if history is None or module is None or not trace.passes():
+            continue
+        for label, kept in history.whole(module, trace.moment).items():
+            kind, _, name = label.partition(" ")
+            name = f"{trace.name}.{name}".removeprefix(".")
+            is_asked = kind == "param" and kept.requires_grad
+            if is_asked and name.rpartition(".")[0] not in called:
+                found[name] = None
+    return tuple(found)
 
 
 def _check(

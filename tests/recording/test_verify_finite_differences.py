@@ -332,3 +332,25 @@ def test_a_wrong_gradient_of_an_embedding_with_padding() -> None:
     recording = recorded(Wrong(5, 3, padding_idx=0), torch.tensor([1, 0, 2]))
     (found,) = recording.verify(numerical=True).disagreements
     assert found.field == "param_grads['weight']"
+
+
+def test_weights_of_a_module_that_is_not_called_are_said_to_be_left_out() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(3, 4)
+            self.own = nn.Parameter(torch.ones(4))
+            self.frozen = nn.Linear(3, 4).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own * nn.functional.linear(x, self.lin.weight, self.lin.bias)
+
+    model = nn.Sequential(Fused(), nn.Linear(4, 2))
+    found = recorded(model, torch.randn(5, 3)).verify(numerical=True)
+    assert found.ok
+    assert found.unchecked == ("0.lin.weight", "0.lin.bias")
+    said = "not checked: the gradients of 0.lin.weight, 0.lin.bias, of modules without"
+    assert said in " ".join(str(found).split())
+    assert recorded(model, torch.randn(5, 3)).verify().unchecked == ()
+    whole = recorded(nn.Sequential(nn.Linear(3, 2)), torch.randn(5, 3))
+    assert whole.verify(numerical=True).unchecked == ()
