@@ -214,8 +214,8 @@ def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     for cell, before in zip(cells, closure, strict=True):
         with suppress(ValueError):  # of one that holds nothing yet
             held = before.cell_contents
-            cell.cell_contents = _bound(held, memo)
-            is_same = is_same and cell.cell_contents in (held, made)
+            bound = cell.cell_contents = _bound(held, memo)
+            is_same = is_same and (bound is held or bound is made)
     if is_same:  # and may be compared with itself, as a function of torch
         memo[id(function)] = function
     return memo[id(function)]

@@ -303,3 +303,18 @@ def test_an_autocast_around_it_keeps_no_copies(
         assert torch.is_autocast_cache_enabled()
         del report
         assert tensors_alive() == before
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_function_that_closes_over_a_parameter(size: int) -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            w = self.w = nn.Parameter(torch.ones(size))
+            self.scale = lambda x: x * w  # its copy is another tensor, and equal
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale(x)
+
+    entries = report_of(Scales(), given(size)).kinds[LEGACY].grad_input
+    assert [it.what for it in entries] == ["gradient of x", "gradient of w"]
