@@ -13,6 +13,7 @@ from gradlib.errors import NotKeptError
 from gradlib.recording.in_words import of_pass
 from gradlib.recording.order import rounds
 from gradlib.recording.places import (
+    full_name,
     grad_output_name,
     input_name,
     output_name,
@@ -221,8 +222,7 @@ def _outwards(
 
 def _holder(call: CallTrace, name: str) -> str:
     """Return the name of the module that a weight or buffer in a call's stands in."""
-    path, _, _ = name.partition(" ")[2].rpartition(".")
-    return ".".join(filter(None, (call.name, path)))
+    return full_name(call, name.partition(" ")[2]).rpartition(".")[0]
 
 
 def _made_forward(call: CallTrace, place: int) -> Nonfinite:

@@ -3,6 +3,11 @@
 from gradlib.recording.trace import CallTrace, Key
 
 
+def full_name(call: CallTrace, path: str) -> str:
+    """Return what the whole model calls what a call's module calls so."""
+    return f"{call.name}.{path}".removeprefix(".")
+
+
 def input_name(call: CallTrace, place: int) -> str:
     """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
     path = call.inputs.path(place)

@@ -27,7 +27,7 @@ from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.own_dtype import wrong_in_own_dtype
-from gradlib.recording.places import share_name
+from gradlib.recording.places import full_name, share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import must_be_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
@@ -174,7 +174,7 @@ def _unchecked(traces: Sequence[CallTrace]) -> tuple[str, ...]:
             continue
         for label, kept in history.whole(module, trace.moment).items():
             kind, _, name = label.partition(" ")
-            name = f"{trace.name}.{name}".removeprefix(".")
+            name = full_name(trace, name)
             is_asked = kind == "param" and kept.requires_grad
             if is_asked and name.rpartition(".")[0] not in called:
                 found[name] = None
