@@ -80,8 +80,9 @@ def _copy(tensor: Tensor) -> Tensor:
 def _shared(tensor: Tensor) -> Tensor:
     try:
         return lazy_clone(tensor)
-    except (RuntimeError, TypeError):
-        # Memory torch does not own (NumPy's, shared memory), and other layouts.
+    except Exception:
+        # Memory torch does not own (NumPy's, shared memory), other layouts, and classes
+        # of tensors, each of which says in its own way what it does not compute.
         return _copy(tensor)
 
 

@@ -1,16 +1,19 @@
 """Kinds of tensors: subclasses, empty, nested, quantized, without a tensor at all."""
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._pytree import tree_map
 
 import gradlib
 
 from .truth import Net, assert_same_bits, grads_of, run
+
+aten: Any = torch.ops.aten
 
 
 class Tagged(Tensor):
@@ -49,6 +52,53 @@ def test_a_tensor_with_torch_function() -> None:
     with gradlib.record(model) as recording:
         model(x).sum().backward()
     assert_close(recording["0"].grad_input[0].as_subclass(Tensor), x.grad)
+
+
+class Wrapped(Tensor):
+    """A tensor around another, whose class computes only what its table lists."""
+
+    table = (
+        aten.clone.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.mul.Tensor,
+        aten.ones_like.default,
+        aten.sum.default,
+    )
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Wrapped":
+        make: Any = cast(Any, Tensor)._make_wrapper_subclass
+        made = make(cls, held.shape, dtype=held.dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Compute it on what it holds, or raise as a table does."""
+        if func not in cls.table:
+            raise KeyError(func)
+        result = func(*tree_map(_held, args), **tree_map(_held, kwargs or {}))
+        return cls(result) if isinstance(result, Tensor) else result
+
+
+def _held(leaf: Any) -> Any:
+    return leaf.held if isinstance(leaf, Wrapped) else leaf
+
+
+def test_a_class_that_knows_few_operations() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    model, x = nn.Sequential(Twice(), Twice()), Wrapped(torch.ones(2)).requires_grad_()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    grads = [it.grad_input[0].held for it in (recording["0"], recording["1"])]
+    assert_close(grads, [torch.full((2,), 4.0), torch.full((2,), 2.0)])
 
 
 def test_a_backward_that_gives_nothing() -> None:
