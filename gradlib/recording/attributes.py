@@ -200,7 +200,8 @@ def _original(value: Any) -> Any:
 def be_like(made: Tensor, original: Tensor) -> None:
     """Give a copy the class of a parameter, and the attributes that a tensor has."""
     vars(made).update(vars(original))
-    if type(made) is nn.Parameter and issubclass(type(original), nn.Parameter):
+    is_parameter = issubclass(type(original), nn.Parameter)
+    if is_parameter and type(made) in (Tensor, nn.Parameter):
         cast(Any, made).__class__ = type(original)
 
 

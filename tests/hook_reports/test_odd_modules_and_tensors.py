@@ -49,6 +49,19 @@ def test_forward_hooks_are_part_of_the_module() -> None:
     assert report.kinds[LEGACY].grad_input[1].what == "gradient of input"
 
 
+def test_a_parameter_that_is_passed_stays_one() -> None:
+    classes: list[type[Tensor]] = []
+
+    def forward(x: Tensor) -> Tensor:
+        classes.append(type(x))
+        return x * 2
+
+    report_of(Of(forward), nn.Parameter(given(3).detach()))
+    # torch itself gives the module another tensor where there is a full backward hook.
+    others = [it for it in classes if it is not nn.Parameter]
+    assert len(others) == len([FULL, FULL_PRE]) < len(classes)
+
+
 def test_what_is_no_module() -> None:
     with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
         gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
