@@ -164,7 +164,8 @@ def errors(
             style: Any = {"color": "0.5", "linestyle": "--", "zorder": 0}
             ax.axvline(allowed, label=f"rtol {allowed:.2g}", **style)
         if first and first[1] < math.inf:
-            _ring(*first, ax)
+            row, at, label = first
+            ax.plot([at], [row], label=label, linestyle="none", **RING)
         _scale(ax)
     else:
         ax.set_xticks([])
@@ -277,11 +278,6 @@ def _draw_totals(
         share = median(shares[row]) if shares[row] else total
         if 0 < share < math.inf:
             ax.hlines(row, share, total, color=colour, linestyle=":")
-
-
-def _ring(row: int, at: float, label: str, ax: Axes) -> None:
-    """Put a ring around what is at one place."""
-    ax.plot([at], [row], label=label, linestyle="none", **RING)
 
 
 def _size(rows: Sequence[object]) -> float:

@@ -98,8 +98,8 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     """
     if _kind(a) != _kind(b):
         return False
-    a, b = a.detach(), b.detach()
     if a.is_nested:
+        a, b = a.detach(), b.detach()
         parts, others = a.unbind(), b.unbind()
         return len(parts) == len(others) and all(map(same_values, parts, others))
     if a.shape != b.shape:  # torch.allclose would broadcast them
@@ -107,10 +107,12 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     if a.layout != torch.strided:
         a, b = a.to_dense(), b.to_dense()
     try:
-        return torch.equal(a, b) or (
-            (a.is_floating_point() or a.is_complex())
-            and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        )
+        if torch.equal(a, b):
+            return True
+        if not (a.is_floating_point() or a.is_complex()):
+            return False
+        total = a.detach().sum().item()
+        return total != total and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     except NotImplementedError:
         return False
 

@@ -62,11 +62,11 @@ def last_node(trial: Trial, output: Tree, end_at: EndAt) -> LastNode:
     edges = tuple(None if it is None else (it, i) for it, i in node.next_functions)
     ends = tuple(_end_name(it, end_at) for it in before)
     laid_out = tuple(map(_source, edges))
-    if node not in trial.stands_for:
+    maker = trial.stands_for.get(node)
+    if maker is None:
         pairs = zip(before, ends, strict=True)
         inputs = tuple(end or _name(it) for it, end in pairs)
         return LastNode(node.name(), inputs, edges, ends, laid_out)
-    maker = trial.stands_for[node]
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
     returned = _end_name(node, end_at)
     return LastNode(maker.name(), inputs, edges, ends, laid_out, True, returned)

@@ -45,15 +45,17 @@ class Checkpoints:
             self._inside[number].append(call)
         call.checkpoints |= numbers
 
-    def reentrant(self, frame: FrameType, running: int) -> Iterator[CallTrace]:
-        """Return the calls that a reentrant checkpoint is still to compute again.
+    def again(self, frame: FrameType, name: str, running: int) -> CallTrace | None:
+        """Return the call of a name that a reentrant checkpoint computes again, if any.
 
         Args:
             frame: Where torch runs its backward.
+            name: The module's.
             running: torch's number of the backward pass.
         """
         number = _number(frame)
-        return self._next.setdefault((number, running), iter(self._inside[number]))
+        to_come = self._next.setdefault((number, running), iter(self._inside[number]))
+        return _marked(next((it for it in to_come if it.name == name), None), running)
 
     def pass_around(self, frame: FrameType | None, running: int) -> int:
         """Return torch's number of the pass that runs all others now running.
@@ -81,9 +83,16 @@ class Checkpoints:
             if call.recomputed_in == running:
                 continue
             if _same(call.inputs, inputs):
-                return call
+                return _marked(call, running)
             last = last or call
-        return last
+        return _marked(last, running)
+
+
+def _marked(call: CallTrace | None, running: int) -> CallTrace | None:
+    """Write down in which pass a call is computed again."""
+    if call is not None:
+        call.recomputed_in = running
+    return call
 
 
 def around_forward(frame: FrameType | None) -> set[int]:

@@ -122,6 +122,9 @@ class ForwardGraph:
 
     def may_be_mixed(self) -> bool:
         """Tell whether there are numbers that another thread may have given."""
+        if not has_accelerator():
+            return False
+        self.walk()
         if any(map(is_passed_elsewhere, self._older)):
             return True
         self._older.clear()
@@ -152,8 +155,6 @@ class ForwardGraph:
 
         The numbers of two threads may be about as high.
         """
-        if not has_accelerator():
-            return False
         new = islice(reversed(self._walked), len(self._walked) - self._in_order)
         if any(map(_leads_to_later, new)):
             return True

@@ -139,9 +139,9 @@ class ModuleCalls:
         call, within = None, None
         if around is not None:
             if not is_reentrant(around):  # its first computation is hooked
-                self._mark_recomputed(hooked.name, Tree(leaves, spec), running)
+                self._checkpoints.original(hooked.name, Tree(leaves, spec), running)
                 return
-            call = self._computed_again(around, hooked.name, running)
+            call = self._checkpoints.again(around, hooked.name, running)
             within = self._checkpoints.pass_around(python, running)
         if call is None:
             call = self._begin(now, hooked, running)
@@ -201,21 +201,6 @@ class ModuleCalls:
             stack.pop().call.no_pass_because = notes.BROKEN_OFF
         if not stack:
             now.end_forward()
-
-    def _mark_recomputed(self, name: str, inputs: Tree, running: int) -> None:
-        call = self._checkpoints.original(name, inputs, running)
-        if call is not None:
-            call.recomputed_in = running
-
-    def _computed_again(
-        self, around: FrameType, name: str, running: int
-    ) -> CallTrace | None:
-        """Return the call that a reentrant checkpoint computes again; None for none."""
-        for call in self._checkpoints.reentrant(around, running):
-            if call.name == name:
-                call.recomputed_in = running
-                return call
-        return None
 
     def _begin(self, now: Running, hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
@@ -452,7 +437,6 @@ class ModuleCalls:
         """
         graph = frame.graph
         with self._hooking:
-            graph.walk()
             if not graph.may_be_mixed() or not graph.find_mixed(nodes_in(frame.module)):
                 return
             for it in (*self._returned, frame):

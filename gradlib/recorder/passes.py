@@ -12,7 +12,6 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -439,7 +438,7 @@ class Passes:
 
         Later ones may go through that.
         """
-        if not torch.is_grad_enabled():
+        if not grad_is_enabled():
             return
         behind = len(set(self.numbers.values()))
         for *_, flow in receivers:
@@ -576,7 +575,7 @@ class Passes:
             if self.reduces or self._inner:
                 self._running.add(running)
                 when_pass_ends(partial(self._running.discard, running))
-            if torch.is_grad_enabled():
+            if grad_is_enabled():
                 self.with_graph.add(number)
         else:
             if within not in self.numbers:

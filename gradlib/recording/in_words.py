@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gradlib.errors import listed
 from gradlib.sharded import is_distributed, own_part
 from gradlib.stats import TensorStats, norm
 from gradlib.tree import Tree
@@ -23,9 +24,8 @@ NAMES = 4
 
 def calls_text(names: Sequence[str]) -> str:
     """Return how many calls there are, with the names of some."""
-    count, more = len(names), len(names) - NAMES
-    some = ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"{count} call{'s' * (count != 1)}: {some}"
+    count = len(names)
+    return f"{count} call{'s' * (count != 1)}: {listed(names, NAMES)}"
 
 
 def numbered(name: str, index: int) -> str:
@@ -65,11 +65,9 @@ def norm_text(structure: object) -> str:
 
     Where tensors were reduced to plain numbers, it is these.
     """
-    numbers = numbers_in(structure)
-    measured = measured_in(structure)
-    if numbers and not measured:
-        return ", ".join(map(_short, numbers))
-    return f"{norm(measured):.3g}" if measured else "-"
+    if measured := measured_in(structure):
+        return f"{norm(measured):.3g}"
+    return ", ".join(map(_short, numbers_in(structure))) or "-"
 
 
 def _short(number: Any) -> str:
@@ -82,10 +80,10 @@ def _short(number: Any) -> str:
 def numbers_in(structure: object) -> list[Any]:
     """Return the plain numbers of a nested structure, those of NumPy too, in order."""
     leaves = Tree.of(structure).leaves
-    return [it for it in leaves if isinstance(it, NUMBER) and not _is_duration(it)]
+    return [it for it in leaves if isinstance(it, _NUMBER) and not _is_duration(it)]
 
 
-NUMBER = int, float, complex, np.number
+_NUMBER = int, float, complex, np.number
 
 
 def _is_duration(value: Any) -> bool:

@@ -160,12 +160,9 @@ class _Look:
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
         by_moment = _by_moment(calls)
         for call in reversed(calls):
-            arrived = call.gradients("outputs", number)
-            left = call.gradients("shares", number)
-            key = self._first(left.items())
-            came = self._first(arrived.items())
-            if came is not None:
+            if self._first(call.gradients("outputs", number).items()) is not None:
                 return self._arrived(call, by_moment, number)
+            key = self._first(call.gradients("shares", number).items())
             if key is not None:
                 return _made_backward(call, number, key)
         for call in reversed(calls):

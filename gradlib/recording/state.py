@@ -142,9 +142,7 @@ class History:
 
     def children(self, module: nn.Module, moment: int) -> Children:
         """Return what stood in `module` at a moment."""
-        seen = self._seen.get(module)
-        known = own_children(module) if seen is None else seen.at("children", moment)
-        return dict(known)
+        return dict(self._at(module, "children", moment, own_children(module)))
 
     def inside(self, module: nn.Module, moment: int) -> dict[nn.Module, str]:
         """Return `module` and all that stood in it at a moment.
@@ -207,8 +205,7 @@ class History:
 
     def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
         """Return what stood in a module's attributes; ``None`` where nobody looked."""
-        seen = self._seen.get(module)
-        return None if seen is None else seen.at("attributes", moment)
+        return self._at(module, "attributes", moment, None)
 
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
         """Return the hooks `module` had as it was called, as its attributes."""
@@ -223,17 +220,17 @@ class History:
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
-        seen = self._seen.get(module)
-        return (
-            getattr(module, "training", False)
-            if seen is None
-            else seen.at("training", moment)
-        )
+        now = getattr(module, "training", False)
+        return self._at(module, "training", moment, now)
 
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
+        return self._at(module, "kind", moment, type(module))
+
+    def _at(self, module: nn.Module, field: str, moment: int, now: Any) -> Any:
+        """Return what stood in a field; what is `now`, where nobody looked."""
         seen = self._seen.get(module)
-        return type(module) if seen is None else seen.at("kind", moment)
+        return now if seen is None else seen.at(field, moment)
 
     def _known(self, module: nn.Module, moment: int) -> Seen:
         return self._seen.get(module) or self._meet(module, moment)
@@ -277,10 +274,13 @@ class History:
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
         own, known = own_parameters(module), seen.parameters
-        if len(own) != len(known) or any(
-            tensor is not kept.tensor or kept.was_written_to()
-            for name, tensor in own.items()
-            if (kept := known.get(name)) is not None
+        if (own or known) and (
+            len(own) != len(known)
+            or any(
+                tensor is not kept.tensor or kept.was_written_to()
+                for name, tensor in own.items()
+                if (kept := known.get(name)) is not None
+            )
         ):
             self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
@@ -305,9 +305,9 @@ class History:
                 self._look_during(seen, it, moment)
 
     def _look_at_children(self, seen: Seen, module: nn.Module, since: int) -> None:
-        children = dict(own_children(module))
-        if [*children.items()] != [*seen.children.items()]:  # their order counts too
-            seen.change("children", children, since)
+        own, known = own_children(module), seen.children
+        if (own or known) and [*own.items()] != [*known.items()]:  # their order counts
+            seen.change("children", dict(own), since)
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int

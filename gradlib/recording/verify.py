@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy
@@ -207,7 +208,7 @@ def _check(
     through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
     for number in replayable:
         # In the state after the forward, a backward could draw what it drew then.
-        replayed = replay(trace, number, turn=_draw_others)
+        replayed = replay(trace, number, turn=partial(seed_all, SEED))
         if number == replayable[0]:
             wrong = [*_other_outputs(trace, number, replayed, tolerance)]
             yield from wrong
@@ -316,11 +317,6 @@ def _differs_again(
     return again is None or not all(
         tolerance.allows(it) for _, it in gaps_of_shares(shares, again)
     )
-
-
-def _draw_others() -> None:
-    """Have every generator go on in another way; a replay puts them back."""
-    seed_all(SEED)
 
 
 def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:

@@ -3,7 +3,7 @@
 Messages take their rule from here, and pages and tests the programs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 
 from gradlib import errors
@@ -42,21 +42,8 @@ class Case:
         return page_about(self.code)
 
 
-def _case(
-    error: type[GradlibError],
-    title: str,
-    cause: str,
-    *,
-    wrong: str,
-    right: str,
-    torch_refuses: bool = True,
-) -> Case:
-    wrong, right = (dedent(program).lstrip() for program in (wrong, right))
-    return Case(error, title, cause, wrong, right, torch_refuses)
-
-
 _CASES = [
-    _case(
+    Case(
         errors.NoGradOutputsError,
         "No grad_outputs for an output of several entries",
         "autograd sums the gradients of the output's entries, each times its "
@@ -79,7 +66,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.GradOutputsShapeError,
         "A grad_outputs of another shape than its output",
         "v = dL/dy holds one weight for each entry of the output. So it has the "
@@ -101,7 +88,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.GradOutputsCountError,
         "More or fewer grad_outputs than outputs",
         "Each output has a v of its own, in the same order; the inputs have none.",
@@ -122,7 +109,7 @@ _CASES = [
             """,
         torch_refuses=False,
     ),
-    _case(
+    Case(
         errors.GradOutputsTypeError,
         "A number or a list instead of a tensor",
         "Each v is a tensor with the shape of its output, or None.",
@@ -142,7 +129,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.GradOutputsDtypeError,
         "Integers, booleans or complex numbers where floats belong",
         "v is a gradient with respect to the output: floating-point, or complex "
@@ -164,7 +151,7 @@ _CASES = [
             """,
         torch_refuses=False,
     ),
-    _case(
+    Case(
         errors.GradOutputsDeviceError,
         "A grad_outputs on another device than its output",
         "The backward pass begins with v, on the device of the output.",
@@ -186,7 +173,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.GradsBatchedError,
         "is_grads_batched and the first axis of grad_outputs disagree",
         "With is_grads_batched=True the first axis of each v counts the vectors, "
@@ -208,7 +195,7 @@ _CASES = [
             print(jacobian)
             """,
     ),
-    _case(
+    Case(
         errors.OutputNeedsNoGradError,
         "An output that does not require grad",
         "Gradients flow back through the graph that was recorded while the output"
@@ -230,7 +217,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.UnusedInputError,
         "An input that the outputs were not computed from",
         "A gradient reaches only the very tensors that the outputs were computed "
@@ -252,7 +239,7 @@ _CASES = [
             print(gradient[0])
             """,
     ),
-    _case(
+    Case(
         errors.InputNeedsNoGradError,
         "An input that does not require grad",
         "autograd records what is computed from tensors that require grad, so an "
@@ -275,7 +262,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.FreedGraphError,
         "A second backward pass through a graph that was freed",
         "A backward pass frees the values that the graph kept for it, so a second"
@@ -298,7 +285,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.ChangedInPlaceError,
         "A tensor that was changed in place before the backward pass",
         "The backward pass uses values of the forward pass. One of them was "
@@ -323,7 +310,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.SeveralLossesError,
         "Several losses in one vector",
         "Without weights, a backward pass needs a single number. Several losses in one "
@@ -346,7 +333,7 @@ _CASES = [
             print(gradient)
             """,
     ),
-    _case(
+    Case(
         errors.NotDifferentiableArgumentError,
         "Outputs or inputs that are not tensors",
         "Outputs are a tensor or a flat sequence of tensors, and so are inputs, "
@@ -367,7 +354,7 @@ _CASES = [
             print([tuple(gradient.shape) for gradient in gradients])
             """,
     ),
-    _case(
+    Case(
         errors.GradOutputsLayoutError,
         "A grad_outputs of another layout than its output",
         "v is a gradient with respect to the output, and has the output's layout. "
@@ -393,5 +380,11 @@ _CASES = [
     ),
 ]
 
-CASES = {case.code: case for case in _CASES}
+
+def _flush(case: Case) -> Case:
+    wrong, right = (dedent(it).lstrip() for it in (case.wrong, case.right))
+    return replace(case, wrong=wrong, right=right)
+
+
+CASES = {case.code: _flush(case) for case in _CASES}
 """Every case by its code."""
