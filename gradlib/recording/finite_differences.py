@@ -52,6 +52,10 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, 
         number: Our number of the backward pass.
         rtol: The error to allow, where it is more than `TOLERANCE`.
 
+    Returns:
+        The errors; NaN for a parameter to which the call itself writes, as it does
+        where it is initialised from the first batch: no slope tells then.
+
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
     """
@@ -68,7 +72,7 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, 
             key: _Checked(trace, number, key, value, generator, allowed).error()
             for key, value in inputs.items()
         }
-    return {key: error for key, error in errors.items() if error > allowed}
+    return {key: error for key, error in errors.items() if not error <= allowed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,14 @@ class _Checked:
     def error(self) -> float:
         """Return the smallest error of all looks: who is right once is right.
 
-        Where rounding may hide an error a look counts only if there is no other.
+        It is NaN where no slope tells. Where rounding may hide an error a look counts
+        only if there is no other.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
         for away, step in LOOKS:
             look = self._look(away, step)
+            if look is not None and math.isnan(look[0]):
+                return math.nan
             if look is not None:
                 error, is_clear = look
                 least[is_clear] = min(error, least.get(is_clear, math.inf))
@@ -109,14 +116,18 @@ class _Checked:
     def _look(self, away: float, step: float) -> tuple[float, bool] | None:
         """Return the error at one point, and whether rounding leaves it clear.
 
-        It is ``None`` where there are no slopes.
+        It is ``None`` where there are no slopes. The error is NaN where they say
+        nothing, as the call writes to what is moved.
         """
         point = doubled(self.value)
         scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
         point = point + away * scale * drawn_like(point, self.generator)
-        shares = replay(self.trace, self.number, self._moved(point)).shares
+        again = replay(self.trace, self.number, self._moved(point))
+        shares = again.shares
         if shares is None or self.key not in shares:
             return None
+        if self.key in again.written:
+            return math.nan, True
         grad, h = shares[self.key], step * scale
         directions = [self._direction(point) for _ in range(DIRECTIONS)]
         slopes = [self._slope(point, it, h) for it in directions]

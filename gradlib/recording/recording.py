@@ -258,32 +258,36 @@ class Recording(Printable):
         call, and gave its output no gradient, is not compared. Long work shows its
         progress on a terminal.
 
+        **Finite differences.** `numerical` finds a backward that is wrong, even on
+        purpose, as with a ``detach()``. It takes two forwards in float64 along each of
+        a few random directions, for each input and own parameter that requires grad;
+        it gives the names of other parameters, as those that attention takes from its
+        ``out_proj``. It looks beside the recorded point too, and one point without an
+        error is enough, as at a kink. A VJP in a narrower dtype is compared with that
+        in float64, so that a backward is found that is wrong in float32 alone, or for
+        an expanded ``grad_output``: by more than a tenth and more than rounding, and
+        only where the output is the same in both, as that of a dropout is not.
+
+        It finds torch's own too: ``nn.CTCLoss``, whose backward takes its input for
+        normalised log-probabilities; ``nn.Embedding`` with `scale_grad_by_freq`, or
+        with a `max_norm` that it applies; functions of symmetric matrices, as
+        ``torch.linalg.eigh``, whose gradients are symmetric too; and ``spectral_norm``
+        in training, which takes the vectors of its power iteration for constants. Only
+        the row of `padding_idx`, which gets no gradient, is left out. What a tensor
+        hook on the output of a call does, as in an implicit layer, is in
+        ``grad_output`` and no part of the VJP, so such a layer is found.
+
+        Nothing found is no proof: in trials it found every gradient with random errors
+        of a hundredth of its norm, and of a thousandth nearly every one in small
+        modules and half of those with many entries. A ``detach()`` between the modules
+        inside a call is seen only through an input that requires grad, so give the
+        model such an `x`. The gradient of a gradient is not checked. Gate on
+        ``torch.autograd.gradcheck`` in float64, and on
+        ``torch.autograd.gradgradcheck``.
+
         Args:
-            numerical: Whether to check each call's VJP against finite differences too.
-                This finds a backward that is wrong, even on purpose, as with a
-                ``detach()``. It finds torch's own too: ``nn.CTCLoss``, whose backward
-                takes its input for normalised log-probabilities, and ``nn.Embedding``
-                with `scale_grad_by_freq`, or with a `max_norm` that it applies, and
-                functions of symmetric matrices, as ``torch.linalg.eigh``, whose
-                gradients are symmetric too. Only the row of `padding_idx`, which gets
-                no gradient, is left out. What a tensor hook on the output of a call
-                does, as in an implicit layer, is in ``grad_output`` and no part of the
-                VJP, so such a layer is found. It takes two forwards in float64 along
-                each of a few random directions, for each input and own parameter that
-                requires grad; of other parameters, as those that attention takes from
-                its ``out_proj``, it gives the names. A ``detach()`` between the modules
-                inside a call is seen only through such an input, so give the model an
-                `x` with ``requires_grad``. Nothing found is no proof: in trials it
-                found every gradient with random errors of a hundredth of its norm, and
-                of a thousandth nearly every one in small modules and half of those with
-                many entries. It looks beside the recorded point too, and one point
-                without an error is enough, as at a kink. A VJP in a narrower dtype is
-                compared with that in float64, so that a backward is found that is wrong
-                in float32 alone, or for an expanded ``grad_output``: by more than a
-                tenth and more than rounding, and only where the output is the same in
-                both, as that of a dropout is not. The gradient of a gradient is not
-                checked. Gate on ``torch.autograd.gradcheck`` in float64, and on
-                ``torch.autograd.gradgradcheck``.
+            numerical: Whether to check each call's VJP against finite differences too,
+                as said above.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together. Finite differences may differ

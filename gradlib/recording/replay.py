@@ -15,6 +15,7 @@ from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
+from gradlib.values import keep
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Replayed:
     # The attributes in which it left tensors that gradients can flow through.
     left_in: tuple[str, ...]
     overwritten: tuple[str, ...]  # of its inputs
+    written: tuple[str, ...]  # own parameters that it overwrote, unseen by autograd
 
 
 def replay(
@@ -56,12 +58,14 @@ def replay(
         with scene.set():
             begin()
             output = scene.run(world)
+            returned = output.map(_as_it_is)  # a backward may write over it
             arrived = trace.gradients("outputs", number)
             grads = {place: change(grad) for place, grad in arrived.items()}
             turn()
             shares = scene.pull(output, grads) if _fit(grads, output) else None
             left_in, overwritten = scene.left_in(output), scene.overwritten()
-            return Replayed(output.map(_detached), shares, left_in, overwritten)
+            written = scene.written()
+            return Replayed(returned, shares, left_in, overwritten, written)
 
 
 def forward_again(trace: CallTrace, change: Change) -> Tree:
@@ -74,7 +78,7 @@ def forward_again(trace: CallTrace, change: Change) -> Tree:
     with random_state_kept(), _eagerly():
         scene = Scene(trace, history, change)
         with scene.set():
-            return scene.run(world).map(_detached)
+            return scene.run(world).map(_as_it_is)
 
 
 def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
@@ -107,8 +111,8 @@ def _fit(grads: Mapping[Key, Tensor], output: Tree) -> bool:
     )
 
 
-def _detached(leaf: object) -> object:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+def _as_it_is(leaf: object) -> object:
+    return keep(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager

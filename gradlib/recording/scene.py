@@ -70,6 +70,7 @@ class Scene:
         self._leaves: dict[Key, Tensor] = {}
         self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
+        self._versions: dict[str, int] = {}  # of own parameters, as the call began
         self._undo: Callable[[], None] = nothing  # what is for the first call alone
         self._returned: object = None  # what the module returned last
         self._copies = Copies(change)  # of attributes
@@ -96,6 +97,10 @@ class Scene:
     def run(self, world: World) -> Tree:
         """Call the module."""
         args, kwargs = given = self._arguments()
+        own = self._trace.parameters
+        self._versions = {
+            it: self._leaves[it]._version for it in own if it in self._leaves
+        }
         # What was recorded is what the hooks of every module had made of them, which
         # run before a module's own.
         self._undo = self._module.register_forward_pre_hook(
@@ -116,9 +121,10 @@ class Scene:
         """Return the gradients of the inputs and own parameters."""
         self._shares.clear()  # of passes that the call itself has run, as for forces
         returned = Tree.of(self._returned).leaves
-        # What is returned twice is one tensor, and has one gradient.
+        # What is returned twice is one tensor, and has one gradient, which hooks and
+        # backwards may write over.
         roots = {
-            id(returned[place]): (leaf, grad.to(leaf.device, leaf.dtype))
+            id(returned[place]): (leaf, keep(grad).to(leaf.device, leaf.dtype))
             for place, leaf in enumerate(output.leaves)
             if (grad := grads.get(place)) is not None
         }
@@ -148,6 +154,14 @@ class Scene:
             input_name(self._trace, place)
             for place, given in self._given.items()
             if given._version
+        )
+
+    def written(self) -> tuple[str, ...]:
+        """Return the own parameters to which the call wrote, unseen by autograd."""
+        return tuple(
+            name
+            for name, version in self._versions.items()
+            if self._leaves[name]._version != version
         )
 
     @contextmanager

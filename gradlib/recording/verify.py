@@ -63,9 +63,10 @@ class Verification(Printable):
         skipped: The calls that could not be replayed, or not for all passes.
         agreed: How many calls agree, in every pass that was replayed.
         calls: How many there are.
-        unchecked: With ``numerical=True``, the names of the parameters that calls may
-            have used and that stand in modules without a recorded call, as those of
-            ``out_proj`` in attention: no gradient of theirs was held against slopes.
+        unchecked: With ``numerical=True``, the names of the parameters of which no
+            gradient was held against slopes: those that calls may have used and that
+            stand in modules without a recorded call, as those of ``out_proj`` in
+            attention, and those to which a call itself has written.
     """
 
     disagreements: tuple[Difference, ...]
@@ -102,8 +103,8 @@ class Verification(Printable):
             footer.append(f"not checked: {around}, with a disagreement inside")
         if self.unchecked:
             footer.append(
-                f"not checked: the gradients of {listed(self.unchecked)}, of modules "
-                "without a recorded call"
+                f"not checked: the gradients of {listed(self.unchecked)}, which stand "
+                "in modules without a recorded call, or to which a call writes"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 
@@ -141,6 +142,7 @@ def verify(
         must_be_replayable(traces[0].block)
     found: list[Difference] = []
     skipped: list[Skipped] = []
+    unchecked = _of_no_call(traces) if numerical else {}
     agreed = 0
     around: set[int] = set()  # the moments of calls that have a disagreement inside
     # Backwards, so that what is inside a call comes before it.
@@ -151,10 +153,13 @@ def verify(
         if trace.moment not in around:
             try:
                 for it in _check(trace, traces, numerical, tolerance):
-                    if isinstance(it, Skipped):
-                        skipped.append(it)
-                    else:
-                        wrong.append(it)  # kept if a later pass raises
+                    match it:
+                        case Skipped():
+                            skipped.append(it)
+                        case Difference():
+                            wrong.append(it)  # kept if a later pass raises
+                        case name:
+                            unchecked[full_name(trace, name)] = None
                 agreed += not wrong
             except CannotReplayError as error:
                 skipped.append(Skipped(trace.name, trace.index, error.args[0]))
@@ -162,24 +167,25 @@ def verify(
             around.add(trace.caller)
         found += reversed(wrong)
     disagreements, left = tuple(found[::-1]), tuple(skipped[::-1])
-    unchecked = _unchecked(traces) if numerical else ()
-    return Verification(disagreements, left, agreed, len(traces), unchecked)
+    return Verification(disagreements, left, agreed, len(traces), tuple(unchecked))
 
 
-def _unchecked(traces: Sequence[CallTrace]) -> tuple[str, ...]:
+def _of_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:
     """Name the parameters inside of calls that are no recorded call's own."""
-    called, found = {it.name for it in traces}, dict[str, None]()
+    found = dict[str, None]()
+    met = {it.module for it in traces}
     for trace in traces:
         history, module = trace.block.history, trace.module
         if history is None or module is None or not trace.passes():
             continue
-        for label, kept in history.whole(module, trace.moment).items():
-            kind, _, name = label.partition(" ")
-            name = full_name(trace, name)
-            is_asked = kind == "param" and kept.requires_grad
-            if is_asked and name.rpartition(".")[0] not in called:
-                found[name] = None
-    return tuple(found)
+        for it, path in history.inside(module, trace.moment).items():
+            if it in met:
+                continue
+            met.add(it)
+            for name, kept in history.parameters(it, trace.moment).items():
+                if kept is not None and kept.requires_grad:
+                    found[full_name(trace, path + name)] = None
+    return found
 
 
 def _check(
@@ -187,8 +193,10 @@ def _check(
     traces: Sequence[CallTrace],
     numerical: bool,
     tolerance: Tolerance,
-) -> Iterator[Difference | Skipped]:
-    """Return what comes out differently in a call, and the passes not replayed.
+) -> Iterator[Difference | Skipped | str]:
+    """Return what comes out differently in a call, and what was not checked of it.
+
+    These are the passes not replayed, and names of own parameters.
 
     Raises:
         CannotReplayError: None was, or none says anything.
@@ -235,6 +243,9 @@ def _check(
             for key, error, why in _wrong(
                 trace, number, replayed if is_compared else None, tolerance
             ):
+                if math.isnan(error):
+                    yield str(key)
+                    continue
                 field = prefix + share_name(trace, key)
                 yield _difference(trace, field, error, why)
     if not any(through.values()):
@@ -262,7 +273,7 @@ def _wrong(
     wrong = wrong_shares(trace, number, rtol)
     for key, error in wrong.items():
         yield key, error, NO_SLOPE
-    if replayed and not wrong:
+    if replayed and all(map(math.isnan, wrong.values())):
         inside = _dtypes_inside(trace)
         wrong = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
         for key, error in wrong.items():

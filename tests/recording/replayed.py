@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
+from gradlib.tree import tensors_in
 
 
 def loss_of(output: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def assert_replays(
 ) -> None:
     """Assert that each pass comes out again, and that nothing else has changed."""
     before = everything(model)
-    kept = copy.deepcopy([call.args for call in recording])
+    kept = copy.deepcopy(values_of(recording))
     for call in recording:
         assert call.passes
         for pass_ in call.passes:
@@ -76,7 +77,14 @@ def assert_replays(
             assert torch.equal(value[1], after[key][1]), key
         else:
             assert value == after[key], key
-    assert_same([call.args for call in recording], kept)
+    assert_same(values_of(recording), kept)
+
+
+def values_of(recording: gradlib.Recording) -> list[Tensor]:
+    """Return what a replay begins with, and must not write to."""
+    every = [(call, pass_) for call in recording for pass_ in call.passes]
+    kept = [(call.args, call.output, pass_.grad_output) for call, pass_ in every]
+    return tensors_in(kept)
 
 
 def replays(model: nn.Module, x: Tensor, **options: Any) -> gradlib.Recording:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
-from .replayed import assert_replays, loss_of, replays
+from .replayed import assert_replays, assert_same, loss_of, replays, values_of
 
 
 class Residual(nn.Module):
@@ -380,6 +380,49 @@ def test_one_tensor_in_two_places_stays_one() -> None:
 
 
 @pytest.mark.cpu
+class Sine(torch.autograd.Function):
+    """A sine whose backward writes over what it is given, and over its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.sin()
+        ctx.x, ctx.y = x, y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        ctx.y.zero_()
+        return grads[0].mul_(ctx.x.cos())
+
+
+class Clips(nn.Module):
+    """Sets a hook that clips a gradient in place, behind a view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.tanh()
+        y.register_hook(lambda grad: grad.clamp_(-0.05, 0.05))
+        return y.view(-1)
+
+
+class Sines(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Sine.apply(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_backwards_that_write_over_what_was_recorded(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), Sines(), nn.Linear(3, 2), Clips())
+    with gradlib.record(model.to(dtype)) as recording:
+        model(torch.randn(5, 4, dtype=dtype)).square().sum().backward()
+    first = values_of(recording)
+    for _ in range(2):
+        assert_replays(recording, model)
+        assert recording.verify().ok
+        (wrong,) = recording.verify(numerical=True).disagreements
+        assert wrong.name == "3"  # whose hook makes it no derivative
+    assert_same(values_of(recording), first)
+
+
 def test_kept_elsewhere() -> None:
     model = Residual()
     with gradlib.record(model, device="cpu", modules="f") as recording:

@@ -349,8 +349,40 @@ def test_weights_of_a_module_that_is_not_called_are_said_to_be_left_out() -> Non
     found = recorded(model, torch.randn(5, 3)).verify(numerical=True)
     assert found.ok
     assert found.unchecked == ("0.lin.weight", "0.lin.bias")
-    said = "not checked: the gradients of 0.lin.weight, 0.lin.bias, of modules without"
+    said = "not checked: the gradients of 0.lin.weight, 0.lin.bias, which stand in"
     assert said in " ".join(str(found).split())
     assert recorded(model, torch.randn(5, 3)).verify().unchecked == ()
+
+
+def test_a_shared_module_is_checked_by_whichever_name_it_is_called() -> None:
+    trunk = nn.Linear(3, 4)
+    model = nn.ModuleDict({"trunk": trunk, "q": nn.Sequential(trunk, nn.Tanh())})
+    model.forward = lambda x: model["q"](x)
+    found = recorded(model, torch.randn(5, 3)).verify(numerical=True)
+    assert found.ok
+    assert found.unchecked == ()
+
+
+def test_weights_that_the_first_batch_sets_are_said_to_be_left_out() -> None:
+    class Centres(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(3))
+            self.is_set = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_set:
+                with torch.no_grad():
+                    self.shift.copy_(-x.mean(0))
+                self.is_set = True
+            return x + self.shift
+
+    model = nn.Sequential(Centres(), nn.Tanh())
+    for unchecked in (("0.shift",), ()):
+        found = recorded(model, torch.randn(5, 3)).verify(numerical=True)
+        assert (found.disagreements, found.unchecked) == ((), unchecked)
+
+
+def test_all_modules_are_called() -> None:
     whole = recorded(nn.Sequential(nn.Linear(3, 2)), torch.randn(5, 3))
     assert whole.verify(numerical=True).unchecked == ()
