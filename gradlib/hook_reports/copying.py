@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 from gradlib.recording.attributes import be_like, fill_slots, in_slots
+from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
 
@@ -54,7 +56,7 @@ def copies_of(
         NotCopyableError: The module cannot be copied, or an input is nested, or
             they have no values.
     """
-    none_nested(inputs)
+    none_nested(inputs, "Pass")
     _must_have_values(module, inputs)
     _must_be_whole(module, inputs)
     own = _tensors(module)  # one that is passed to it, too, stays one tensor
@@ -117,8 +119,24 @@ def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
     except Exception as error:
         raise NotCopyableError(
             f"hook_report works on a copy, and {type(source[0]).__name__} with its "
-            f"arguments cannot be copied: {type(error).__name__}: {error}"
+            f"arguments cannot be copied: {type(error).__name__}: {error}. "
+            f"{_what_to_do(source[0], memo)}"
         ) from error
+
+
+def _what_to_do(source: Any, memo: dict[int, Any]) -> str:
+    """Name the attribute that cannot be copied, and say how to go on without it."""
+    modules: dict[str, nn.Module] = {}
+    if isinstance(source, nn.Module):
+        modules = dict(cast(Any, source).named_modules())
+    for path, module in modules.items():
+        for name in vars(module).keys() - OF_TORCH:
+            try:
+                copy.deepcopy(vars(module)[name], {**memo})
+            except Exception:
+                where = f"{path}.{name}".removeprefix(".")
+                return f"It is the attribute {where}: take it away for the report."
+    return "Report on it without what cannot."
 
 
 def _bind_functions(made: object, memo: dict[int, Any]) -> None:
@@ -323,12 +341,12 @@ def stands_for_another(tensor: Tensor) -> bool:
     return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
 
 
-def none_nested(tree: Tree) -> None:
-    """Refuse a nested tensor."""
+def none_nested(tree: Tree, do: str) -> None:
+    """Refuse a nested tensor, and say what to do with a padded one."""
     if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
         raise NotCopyableError(
-            "hook_report gives each copied tensor an autograd node of its own, which "
-            "torch refuses for a nested one. Pass a padded tensor: "
+            "hook_report gives each tensor that goes in or comes out an autograd node "
+            f"of its own, which torch refuses for a nested one. {do} a padded tensor: "
             "torch.nested.to_padded_tensor(x, 0.0)."
         )
 
@@ -343,6 +361,12 @@ def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
 
 
 def _must_have_values(module: nn.Module, inputs: Tree) -> None:
+    if any(map(is_lazy, module.buffers())):  # as a parameter may be
+        raise NotCopyableError(
+            "hook_report works on a copy, and torch copies no buffer that a lazy "
+            f"module makes in its first call, as {type(module).__name__} does. Call "
+            "the module once before."
+        )
     every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
     if any(isinstance(it, Tensor) and it.is_meta for it in every):
         raise NotCopyableError(

@@ -44,6 +44,7 @@ class HookedCall:
         hooked_at: Where the gradients flow of the tensors that hooks are tried on, by
             their names.
         of_several: The names of the tensors that `SEVERAL` is tried on.
+        odd_leaf: The class of a leaf among them, if it is one of somebody's own.
         known: Every gradient that has a name.
         graph: The autograd graph.
         warnings: What was warned of.
@@ -66,6 +67,14 @@ class HookedCall:
         outputs = self.named(TENSOR, plain, self.output)
         several = self.named(SEVERAL, plain, self.output)
         self.of_several = [*several]
+        self.odd_leaf = next(
+            (
+                type(it).__name__
+                for it in several.values()
+                if it.is_leaf and type(it) not in (Tensor, nn.Parameter)
+            ),
+            "",
+        )
         self.hooked_at = {it: edge_of(of) for it, of in (outputs | several).items()}
         for name, tensor in outputs.items():
             self.names_at[edge_of(tensor)] |= {name, TOTAL.format(name)}

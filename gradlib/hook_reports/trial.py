@@ -92,7 +92,7 @@ class Trial:
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
-            none_nested(output)
+            none_nested(output, "Return")
             on_output(output)
             if backward:
                 _backward(output, self.since)

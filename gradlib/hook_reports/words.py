@@ -294,6 +294,11 @@ def why_never_called(call: HookedCall, kind: str) -> str:
 
 
 def _why_several_never(call: HookedCall) -> str:
+    if call.odd_leaf:
+        return (
+            "Never called: torch finds no node to count for a leaf of class "
+            f"{call.odd_leaf}."
+        )
     if any(map(call.known.arrives, call.of_several)):
         return (
             "Never called: torch does not count a tensor that the backward pass "

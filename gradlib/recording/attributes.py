@@ -211,7 +211,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         return tensor.untyped_storage()
-    except RuntimeError:  # it has none
+    except (RuntimeError, ValueError):  # it has none, or is lazy
         return None
 
 

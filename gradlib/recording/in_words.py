@@ -33,6 +33,16 @@ def numbered(name: str, index: int) -> str:
     return shown(name) + (f" ({index})" if index else "")
 
 
+def passes_text(numbers: Sequence[int]) -> str:
+    """Name backward passes: ``pass 3``, ``passes 0 to 4``, ``passes 0, 2``."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) == 1:
+        return f"pass {first}"
+    if len(numbers) > 2 and [*numbers] == [*range(first, last + 1)]:
+        return f"passes {first} to {last}"
+    return f"passes {', '.join(map(str, numbers))}"
+
+
 def of_pass(place: int, count: int) -> str:
     """Return what stands before a field of one of a call's passes: ``passes[1].``."""
     return f"passes[{place}]." if count > 1 else ""

@@ -50,12 +50,14 @@ class Nonfinite(Printable):
     direction: str
     field: str
     _remark: str = dataclasses.field(default="", repr=False, compare=False)
+    _was_reduced: bool = dataclasses.field(default=False, repr=False, compare=False)
 
     def _table(self) -> Table:
         where = f'"{self.name}"' if self.name else "the root"
+        said = self._remark or _meaning(self.field)
         return Table(
             f"NaN or inf first appeared in the {self.direction} of {where}, call "
-            f"{self.index}: {self.field}. {self._remark or _meaning(self.field)}",
+            f"{self.index}: {self.field}. {said}{REDUCED * self._was_reduced}",
             (),
             [],
         )
@@ -82,7 +84,7 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
                 case number, reached:
                     found = look.backward(reached, number)
             if found is not None:
-                return found
+                return replace(found, _was_reduced=look.was_reduced)
     return None
 
 
@@ -107,6 +109,8 @@ class _Look:
     """Looks at each tensor once."""
 
     def __init__(self) -> None:
+        # Whether the last one found is in what a `reduce` of somebody's returned.
+        self.was_reduced = False
         # By id, which is a tensor's own while it is held here.
         self._known: dict[int, tuple[Tensor, int]] = {}
 
@@ -192,7 +196,11 @@ class _Look:
 
     def _first(self, values: Iterable[tuple[Any, Any]], kinds: int = -1) -> Any:
         """Return the key of the first value that has a NaN or inf."""
-        return next((key for key, value in values if self._has(value) & kinds), None)
+        for key, value in values:
+            if self._has(value) & kinds:
+                self.was_reduced = not isinstance(value, Tensor | TensorStats)
+                return key
+        return None
 
     def _has(self, value: object) -> int:
         if not isinstance(value, Tensor):
@@ -251,6 +259,7 @@ def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonf
     return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
 
 
+REDUCED = " Or reduce made it, whose result this is."
 CAME = "It came with the gradient of the call's output"
 
 NAN, INF = 1, 2

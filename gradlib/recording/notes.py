@@ -1,7 +1,9 @@
 """Why a call lacks something, in words. There are no other notes than these."""
 
+from collections import defaultdict
 from typing import Any
 
+from gradlib.recording.in_words import passes_text
 from gradlib.recording.places import input_name, output_name
 from gradlib.recording.trace import CallTrace, Key
 
@@ -25,7 +27,7 @@ NOT_REACHED = "no backward pass reached it inside the block"
 # Why something of it has no gradient, or one that is not the call's alone.
 NO_GRAD = "{} does not require grad"
 NOT_OPENED = "{} is of type {}: tensors in it, if there are any, are not seen"
-NOTHING_GIVEN = "backward pass {} gave {} no gradient"
+NOTHING_GIVEN = "backward {} gave no gradient to {}"
 NOT_THROUGH_IT = NOTHING_GIVEN + " through this call"
 RETURNED = (
     "it returned {} as it was: the two are one tensor, and their gradient is that of "
@@ -65,11 +67,7 @@ def note(call: CallTrace) -> str:
         remarks.append(BATCHED)
     if call.recomputed_in is not None:
         remarks.append(RECOMPUTED)
-    for number in passes:
-        missed = _missed(call, number)
-        remarks += missed
-        if missed and number in call.block.unfinished:
-            remarks.append(UNFINISHED.format(number))
+    remarks += _missed(call, passes)
     remarks += _second_order(call, passes)
     if passes and call.hooks_inside and call.passes_over_casts:
         remarks.append(HOOKED_CASTS)
@@ -117,17 +115,33 @@ def _closed_outputs(call: CallTrace) -> list[tuple[str, Any]]:
     return [(output_name(call, it), leaves[it]) for it in call.closed_outputs]
 
 
-def _missed(call: CallTrace, number: int) -> list[str]:
-    """Say what one pass could have given and did not."""
+def _missed(call: CallTrace, passes: list[int]) -> list[str]:
+    """Say what passes could have given and did not, each remark once."""
+    lacking: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for number in passes:
+        for remark in _missed_in(call, number):
+            lacking[remark].append(number)
+    alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for (said, name), numbers in lacking.items():
+        alike[said, passes_text(numbers)].append(name)
+    remarks = [said.format(some, ", ".join(it)) for (said, some), it in alike.items()]
+    short = {number for numbers in lacking.values() for number in numbers}
+    return [
+        *remarks,
+        *map(UNFINISHED.format, sorted(short & call.block.unfinished)),
+    ]
+
+
+def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
+    """Return what to say of each thing that one pass could have given and did not."""
     shares, totals = _unfilled(call, number, "shares"), call.given("totals", number)
     says = {key: NOT_THROUGH_IT if key in totals else NOTHING_GIVEN for key in shares}
     outputs = _unfilled(call, number, "outputs")
-    missed = [
+    return [
         *((says[it], input_name(call, it)) for it in shares if isinstance(it, int)),
         *((NOTHING_GIVEN, output_name(call, it)) for it in outputs),
         *((says[it], it) for it in shares if isinstance(it, str)),
     ]
-    return [said.format(number, name) for said, name in missed]
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:

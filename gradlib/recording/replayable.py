@@ -18,7 +18,8 @@ from gradlib.storage import NotSaved
 
 def label(trace: CallTrace) -> str:
     """Return how a message names a call."""
-    return f'call {trace.index} of "{trace.name}"'
+    name = f'"{trace.name}"' if trace.name else "the root"
+    return f"call {trace.index} of {name}"
 
 
 def no_pass(trace: CallTrace) -> CannotReplayError:
@@ -116,14 +117,14 @@ def require_whole(trace: CallTrace, number: int) -> None:
             else f"{before.capitalize()} can be computed again"
         )
         raise CannotReplayError(
-            f"Backward pass {number} may have gone through the graph of {before}, "
-            "which had create_graph=True: then what it gave this call is more than the "
-            f"VJP of the forward. {fix}."
+            f"The backward pass may have gone through the graph of {before}, which had "
+            "create_graph=True: then what it gave this call is more than the VJP of "
+            f"the forward. {fix}."
         )
     if number in trace.block.unfinished:
         raise CannotReplayError(
-            f"Backward pass {number} raised, or has not ended yet: what it gave this "
-            "call may be a part."
+            "The backward pass raised, or has not ended yet: what it gave this call "
+            "may be a part."
         )
 
 

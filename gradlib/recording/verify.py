@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -24,13 +24,13 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
-from gradlib.recording.in_words import calls_text, numbered, of_pass
+from gradlib.recording.in_words import calls_text, numbered, of_pass, passes_text
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.places import full_name, share_name
 from gradlib.recording.replay import Replayed, replay
-from gradlib.recording.replayable import must_be_replayable, require_whole
+from gradlib.recording.replayable import label, must_be_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
 
@@ -86,16 +86,9 @@ class Verification(Printable):
             (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
             for it in self.disagreements[:ROWS]
         ]
-        why: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for it in self.skipped:
-            which = "" if it.backward is None else f"pass {it.backward} of "
-            why[it.reason, which].append(numbered(it.name, it.index))
         more = len(self.disagreements) - len(rows)
         footer = [f"and {more} more, all in .disagreements"] if more else []
-        footer += [
-            f"not replayed, {which}{calls_text(names)} ({reason})"
-            for (reason, which), names in why.items()
-        ]
+        footer += _not_replayed(self.skipped)
         whole = [it for it in self.skipped if it.backward is None]
         said = {(it.name, it.index) for it in (*self.disagreements, *whole)}
         around = self.calls - self.agreed - len(said)
@@ -107,6 +100,21 @@ class Verification(Printable):
                 "in modules without a recorded call, or to which a call writes"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
+
+
+def _not_replayed(skipped: Iterable[Skipped]) -> list[str]:
+    """Say which calls were not replayed, those with a reason in common together."""
+    calls: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
+    for it in skipped:
+        calls[it.reason, it.backward].append(numbered(it.name, it.index))
+    passes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for (reason, backward), names in calls.items():
+        passes[reason, calls_text(names)] += [] if backward is None else [backward]
+    return [
+        f"not replayed, {f'{passes_text(numbers)} of ' if numbers else ''}{names} "
+        f"({reason})"
+        for (reason, names), numbers in passes.items()
+    ]
 
 
 COLUMNS = ("module", "field", "error", "reason")
@@ -150,24 +158,28 @@ def verify(
     said = f"verify: {{}} of {len(traces)} calls".format
     for trace in reported(traces[::-1], lambda _: said(next(done))):
         wrong: list[Difference] = []
+        left: list[Skipped] = []
         if trace.moment not in around:
             try:
                 for it in _check(trace, traces, numerical, tolerance):
                     match it:
                         case Skipped():
-                            skipped.append(it)
+                            left.append(it)
                         case Difference():
                             wrong.append(it)  # kept if a later pass raises
                         case name:
                             unchecked[full_name(trace, name)] = None
                 agreed += not wrong
             except CannotReplayError as error:
-                skipped.append(Skipped(trace.name, trace.index, error.args[0]))
+                reason = error.args[0].replace(label(trace), "it")
+                left.append(Skipped(trace.name, trace.index, reason))
         if wrong or trace.moment in around:
             around.add(trace.caller)
         found += reversed(wrong)
-    disagreements, left = tuple(found[::-1]), tuple(skipped[::-1])
-    return Verification(disagreements, left, agreed, len(traces), tuple(unchecked))
+        skipped += reversed(left)
+    return Verification(
+        tuple(found[::-1]), tuple(skipped[::-1]), agreed, len(traces), tuple(unchecked)
+    )
 
 
 def _of_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:

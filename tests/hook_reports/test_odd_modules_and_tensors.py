@@ -13,10 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import NotCopyableError
-from gradlib.hook_reports.hooks import ACCUMULATED, FULL, FULL_PRE, LEGACY, TENSOR
+from gradlib.hook_reports.hooks import (
+    ACCUMULATED,
+    FULL,
+    FULL_PRE,
+    LEGACY,
+    SEVERAL,
+    TENSOR,
+)
 
 from ..elsewhere import passes_elsewhere
-from .reported import Of, given, report_of, whats
+from .reported import LINEAR, Of, given, report_of, whats
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -74,8 +81,40 @@ def test_what_is_no_module() -> None:
 def test_what_cannot_be_copied() -> None:
     module = nn.Linear(3, 2)
     vars(module)["stream"] = (item for item in "generators cannot be copied")
-    with pytest.raises(gradlib.NotCopyableError, match="cannot be copied: TypeError"):
-        gradlib.hook_report(module, given(4, 3))
+    inside = nn.Sequential(nn.Linear(3, 3), module)
+    for whole, place in ((module, "stream"), (inside, "1.stream")):
+        inside[0].last = inside[0](given(4, 3))  # computed, and copied all the same
+        said = f"cannot be copied: TypeError.* It is the attribute {place}: take it"
+        with pytest.raises(gradlib.NotCopyableError, match=said):
+            gradlib.hook_report(whole, given(4, 3))
+    del module.stream
+    assert report_of(inside, given(4, 3)).kinds[FULL].entries
+    stream = (item for item in "nor can this")
+    with pytest.raises(gradlib.NotCopyableError, match="without what cannot"):
+        gradlib.hook_report(Of(lambda x, _: x * 2), given(3), stream)
+
+
+def test_modules_that_make_their_weights_in_the_first_call() -> None:
+    lazy, x = nn.LazyLinear(2), given(4, 3)
+    before = lazy.weight
+    assert list(whats(report_of(lazy, x).kinds[LEGACY]).values())[:3] == LINEAR
+    assert lazy.weight is before
+    assert nn.parameter.is_lazy(before)
+    norm = nn.Sequential(nn.LazyBatchNorm1d())
+    with pytest.raises(gradlib.NotCopyableError, match="Call the module once before"):
+        gradlib.hook_report(norm, x)
+    norm(x)
+    assert report_of(norm, x).kinds[FULL].entries
+
+
+def test_torch_does_not_count_a_leaf_of_another_class() -> None:
+    class Other(Tensor):
+        pass
+
+    assert report_of(nn.Tanh(), given(3).as_subclass(Other)).kinds[SEVERAL].entries
+    leaf = given(3).detach().as_subclass(Other).requires_grad_()
+    said = " ".join(str(report_of(nn.Tanh(), leaf).kinds[SEVERAL]).split())
+    assert said.endswith("torch finds no node to count for a leaf of class Other.")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -88,7 +127,7 @@ def test_nested_tensors_are_refused(layout: torch.layout) -> None:
     x = torch.nested.nested_tensor([torch.ones(2, 3)], layout=layout)
     with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
         gradlib.hook_report(nn.Linear(3, 2), x)
-    with pytest.raises(gradlib.NotCopyableError, match="Pass a padded tensor"):
+    with pytest.raises(gradlib.NotCopyableError, match="Return a padded tensor"):
         gradlib.hook_report(Nest(), given(2, 3))
 
 

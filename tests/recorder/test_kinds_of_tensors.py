@@ -121,7 +121,7 @@ def test_a_backward_that_gives_nothing() -> None:
         run(model, x)
     assert x.grad is None
     assert recording["1"].grad_input == (None,)
-    assert recording["1"].note == "backward pass 0 gave args[0] no gradient"
+    assert recording["1"].note == "backward pass 0 gave no gradient to args[0]"
     assert recording["0.first"].note == "no backward pass reached it inside the block"
 
 

@@ -684,7 +684,8 @@ def test_what_a_backward_computes_and_the_pass_drops_is_no_share() -> None:
     assert_close(third.param_grads["by"], grad_of(model.by))
     assert_close(third.grad_input, (x.grad,))
     assert recording[""].note == (
-        "backward pass 0 gave by no gradient; backward pass 1 gave args[0] no gradient"
+        "backward pass 0 gave no gradient to by; "
+        "backward pass 1 gave no gradient to args[0]"
     )
 
 

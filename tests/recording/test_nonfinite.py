@@ -390,10 +390,21 @@ def test_inf_that_becomes_nan_further_in(x: Tensor, reduce: Any) -> None:
     model, mask = Model(), torch.tensor([0.0, 0.0, -INF])
     with gradlib.record(model, reduce=reduce) as recording:
         model(x, mask)
+    is_number = reduce not in (None, gradlib.tensor_stats)
     assert str(recording.first_nonfinite()).replace("\n ", "") == (
         "NaN or inf first appeared in the forward of the root, call 0: args[1]. The "
         'call was given inf. The first output with NaN is that of "inner", call 0.'
+        + " Or reduce made it, whose result this is."
+        * is_number
     )
+
+
+def test_what_a_reduce_makes_not_finite_is_said_to_be_its_own() -> None:
+    model = nn.Linear(3, 1)
+    with gradlib.record(model, reduce=lambda it: (it.mean(), it.log())) as recording:
+        (-model(torch.ones(4, 3))).sum().backward()
+    said = " ".join(str(recording.first_nonfinite()).split())
+    assert said.endswith("finite. Or reduce made it, whose result this is.")
 
 
 def test_what_was_not_kept_may_have_had_it(x: Tensor) -> None:
