@@ -34,6 +34,24 @@ class Squares(nn.Module):
         return self.square(x)
 
 
+def test_passes_that_were_skipped_for_one_reason_are_named_together() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(2, 3)
+    with gradlib.record(net) as recording:
+        rows = torch.autograd.functional.jacobian(net, x, create_graph=True)
+        rows.square().sum().backward()
+    found = recording.verify()
+    passes = [*range(1, len(recording[""].passes))]
+    assert [(it.name, it.backward) for it in found.skipped] == [
+        (name, number) for name in ("", "0", "1") for number in passes
+    ]
+    footer = " ".join(str(found).split())
+    assert footer.count("not replayed") == 1
+    assert f"not replayed, passes 1 to {passes[-1]} of 3 calls: (root), 0, 1" in footer
+    assert recording["0"].note.startswith(
+        f"backward passes 0 to {passes[-1] - 1} gave no gradient to weight, bias"
+    )
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_of_a_penalty_the_pass_that_made_the_graph_is_checked(is_right: bool) -> None:
     square: Any = torch.square if is_right else Forgets.apply
