@@ -75,7 +75,7 @@ class Was:
             return False
         if self.requires_grad != tensor.requires_grad:
             return False
-        if tensor.device.type == "cpu" and tensor.numel() <= SMALL:
+        if tensor.is_cpu and tensor.numel() <= SMALL:
             return same_values(tensor, self.value)
         # To look at another device's memory would wait for the device.
         if self.version == UNKNOWN or self.version != tensor._version:
@@ -196,10 +196,10 @@ class PastAttributes:
     def _kept(self, value: Any, depth: int, room: list[int]) -> Any:
         """Return what keeps a value; `room` tells how many things may still come."""
         kind = type(cast(object, value))
+        if kind is Tensor:  # first: there may be many in a list
+            return self._was(value)
         if _stays(kind) or is_fixed(value):
             return value
-        if kind is Tensor:
-            return self._was(value)
         if is_stateful(value):
             return NOT_KEPT if is_large(value) else copied(value)
         if kind not in CONTAINERS or not depth or len(value) > room[0]:
