@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -68,6 +68,14 @@ By whole numbers all would be rounded alike."""
 
 DRAWS = 3
 """How many sums of columns are asked for, to see how those are rounded."""
+
+MORE = 30
+"""How many sums, of rows too, before something is refused. Where all terms of a sum but
+one are next to nothing, as after a softmax, few of them show how they are rounded."""
+
+Again: TypeAlias = Iterable[tuple[list[Tensor | None], Tensor]]
+"""A VJP computed again in other ways: what comes of each, and the square of the largest
+gradient on its way."""
 
 
 @dataclass(frozen=True)
@@ -190,21 +198,35 @@ def require_rows(
     ]
     if not wrong:
         return
-    rounding = _rounding(graph, blocks, look, mode)
-    dtype, lost = narrowest_dtype(graph), ""
-    if mode in BY_COLUMNS and dtype.itemsize < 4:
-        lost = f", or that derivatives cancel and {dtype} keeps too few digits of them"
+    for again, draws in ((_multiples, DRAWS), (_sums, MORE)):
+        rows = _rounding_of_rows(graph, look, again(graph, look))
+        rounding = _rounding(graph, blocks, rows, mode, draws)
+        apart = _wrong(graph, blocks, look, rounding)
+        wrong = [point for point, is_wrong in apart.items() if is_wrong]
+        if not wrong:
+            return
+    raise NoSuchWayError(
+        f"The Jacobian with respect to {graph.names[wrong[0]]} is not what a backward "
+        f"pass gives. {_why_apart(graph, mode)}"
+    )
+
+
+def _why_apart(graph: Graph, mode: str) -> str:
+    """Say what may be wrong, and what to do."""
+    also = "it may also be that samples influence each other, or zero meets infinity"
+    if mode not in BY_COLUMNS:
+        return (
+            "Most likely torch has another result for several rows at once, or a hook "
+            f'changes gradients; {also}. Use mode="loop".'
+        )
+    dtype = narrowest_dtype(graph)
+    also += f", or that derivatives cancel and {dtype} keeps too few digits of them"
     if mode == "split":
-        lost += ", or that what it is split at has no row for each sample"
-    for point, is_wrong in _wrong(graph, blocks, look, rounding).items():
-        if is_wrong:
-            raise NoSuchWayError(
-                f"The Jacobian with respect to {graph.names[point]} is not what a "
-                "backward pass gives. Most likely the backward of an operation here "
-                "has no graph of its own, which columns need, or a hook changes "
-                "gradients; it may also be that samples influence each other, or zero "
-                f'meets infinity{lost}. Use mode="reverse".'
-            )
+        also += ", or that what it is split at has no row for each sample"
+    return (
+        "Most likely the backward of an operation here has no graph of its own, which "
+        f'columns need, or a hook changes gradients; {also}. Use mode="reverse".'
+    )
 
 
 def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> bool:
@@ -267,17 +289,21 @@ def _parts(
 
 
 def _rounding(
-    graph: Graph, blocks: Mapping[Block, Tensor], look: Look, mode: str
+    graph: Graph,
+    blocks: Mapping[Block, Tensor],
+    rows: tuple[dict[int, Tensor], Tensor],
+    mode: str,
+    draws: int,
 ) -> dict[int, Tensor]:
     """Return the square of what rounding may make of each point's gradient.
 
     Where derivatives cancel there is nothing else. Both ways are linear: what they say
     of a multiple, or a sum, is that of what they say, but for rounding.
     """
-    found, most = _rounding_of_rows(graph, look)
+    found, most = rows
     if mode in BY_COLUMNS and not _samples_mix(graph):  # which is no rounding
         for point, off in found.items():
-            in_columns = _rounding_of_columns(graph, blocks, point).to(off)
+            in_columns = _rounding_of_columns(graph, blocks, point, draws).to(off)
             if mode == "split":  # it may have taken another axis for the samples
                 in_columns = torch.minimum(in_columns, most.to(off))
             found[point] = torch.maximum(off, in_columns)
@@ -291,10 +317,17 @@ def _samples_mix(graph: Graph) -> bool:
     return first_coupled(Chance(), graph.roots, own) is not None
 
 
-def _rounding_of_rows(graph: Graph, look: Look) -> tuple[dict[int, Tensor], Tensor]:
+def _rounding_of_rows(
+    graph: Graph, look: Look, again: Again
+) -> tuple[dict[int, Tensor], Tensor]:
     """Return the square of what rounding made of backward passes, by point.
 
     A hook may be no linear function: then there is more than rounding makes.
+
+    Args:
+        graph: What they go through.
+        look: One of them.
+        again: The same in other ways.
 
     Returns:
         With it, the most that rounding can make.
@@ -302,23 +335,46 @@ def _rounding_of_rows(graph: Graph, look: Look) -> tuple[dict[int, Tensor], Tens
     eps = torch.finfo(narrowest_dtype(graph)).eps
     found: dict[int, Tensor] = {}
     limits: list[Tensor] = []
-    for times in TIMES:
-        scaled, largest = _seen(graph, [times * it for it in look.vectors])
+    for others, largest in again:
         limits.append(min(eps, (MANY * eps) ** 2) * largest)
-        for point, (grad, it) in enumerate(zip(look.grads, scaled, strict=True)):
+        for point, (grad, it) in enumerate(zip(look.grads, others, strict=True)):
             if grad is not None and it is not None:
-                off = _square(it.double() / times - grad)
+                off = _square(it - grad)
                 off = torch.minimum(off, limits[-1].to(off))
                 found[point] = torch.maximum(found.get(point, off), off)
     return found, torch.stack(limits).max()
 
 
+def _multiples(graph: Graph, look: Look) -> Again:
+    """Compute a VJP from multiples of its vectors."""
+    for times in TIMES:
+        grads, largest = _seen(graph, [times * it for it in look.vectors])
+        yield [it if it is None else it.double() / times for it in grads], largest
+
+
+def _sums(graph: Graph, look: Look) -> Again:
+    """Compute a VJP from two parts of its vectors: each is rounded in its own way."""
+    chance = Chance()
+    for _ in range(MORE):
+        parts = [it * (chance.vector(it) > 0) for it in look.vectors]
+        grads, largest = _seen(graph, parts)
+        pairs = zip(look.vectors, parts, strict=True)
+        others, other = _seen(graph, [it - part for it, part in pairs])
+        yield (
+            [
+                one if one is None or it is None else one.double() + it
+                for one, it in zip(grads, others, strict=True)
+            ],
+            torch.maximum(largest, other),
+        )
+
+
 def _rounding_of_columns(
-    graph: Graph, blocks: Mapping[Block, Tensor], point: int
+    graph: Graph, blocks: Mapping[Block, Tensor], point: int, draws: int
 ) -> Tensor:
     """Return the square of what rounding made of the columns of a point.
 
-    A column is asked for along a random direction, and held against the others. It is 0
+    Columns are asked for along random directions, and held against the others. It is 0
     where there are no columns.
     """
     chance = Chance()
@@ -326,7 +382,7 @@ def _rounding_of_columns(
     found = torch.zeros((), dtype=torch.float64, device=tensor.device)
     try:
         columns = Linearized(graph.roots, tensor)
-        for _ in range(DRAWS):
+        for _ in range(draws):
             u = chance.vector(tensor)
             offs = [
                 _square(_along(graph, blocks[root, point], point, u) - asked.double())

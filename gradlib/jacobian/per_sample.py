@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
@@ -28,6 +29,7 @@ from gradlib.jacobian.out import (
 )
 from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.own_state import modules_known_to, state_kept
+from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private.hooks import without_hooks
@@ -217,9 +219,9 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             create_graph=create_graph,
             progress=progress,
         )
-        if check and mode == "auto" and not are_finite(blocks.values()):
-            # Zero times infinity is NaN, so it matters in which order one multiplies.
-            blocks = compute(
+
+        def row_by_row() -> dict[Block, Tensor]:
+            return compute(
                 graph,
                 _plan(arguments, graph, call._replace(mode="loop"), check=True),
                 may_change=False,
@@ -227,10 +229,20 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
                 create_graph=create_graph,
                 progress=progress,
             )
+
+        if check and mode == "auto" and not are_finite(blocks.values()):
+            # Zero times infinity is NaN, so it matters in which order one multiplies.
+            blocks = row_by_row()
         if look and not plan.check_first:
             seen = look()
-        if seen is not None:
-            require_truth(seen, graph, points, blocks)
+        try:
+            if seen is not None:
+                require_truth(seen, graph, points, blocks)
+        except NoSuchWayError:
+            if mode != "auto" or seen is None:
+                raise
+            blocks = row_by_row()
+            require_truth(replace(seen, mode="loop"), graph, points, blocks)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
