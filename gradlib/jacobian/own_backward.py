@@ -8,7 +8,9 @@ from torch.autograd.function import BackwardCFunction
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.compute import explained
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import is_out_of_memory
 
 
 def require_graphs(graph: Graph) -> None:
@@ -18,7 +20,7 @@ def require_graphs(graph: Graph) -> None:
     autograd takes it for a constant.
 
     Raises:
-        NoSuchWayError: It takes one for a constant.
+        NoSuchWayError: It takes one for a constant, or cannot go back.
     """
     cut: list[str] = []
     handles = [
@@ -34,6 +36,10 @@ def require_graphs(graph: Graph) -> None:
         torch.autograd.grad(
             graph.roots, graph.points, vectors, create_graph=True, allow_unused=True
         )
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise NoSuchWayError(explained(error)) from error
     finally:
         for handle in handles:
             handle.remove()

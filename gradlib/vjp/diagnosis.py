@@ -64,11 +64,14 @@ def diagnosis(
     intent: str,
     fix: str = "",
     mends: dict[int, str] | None = None,
+    others: dict[str, str] | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of a case, with the case's own reason."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
     why = CASES[code].cause
-    return Diagnosis(code, what, why, intent, fix, mends=mends or {})
+    return Diagnosis(
+        code, what, why, intent, fix, mends=mends or {}, others=others or {}
+    )
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:

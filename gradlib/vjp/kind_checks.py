@@ -28,7 +28,8 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
 def check_empty(arguments: Arguments) -> Diagnosis | None:
     """Find no outputs or inputs at all, where torch wants some."""
     outputs, inputs = arguments.outputs, arguments.inputs
-    if inputs.values and (outputs.values or arguments.allow_unused):
+    may_be_none = arguments.allow_unused and not arguments.is_grads_batched
+    if inputs.values and (outputs.values or may_be_none):
         return None
     if arguments.into_leaves:
         return None

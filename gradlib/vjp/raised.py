@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from types import FrameType
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from gradlib.edges import nodes_behind
 from gradlib.private.nodes import changed_since_saved
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import raised_by_autograd
+from gradlib.vjp.carried import carried
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.earlier_pass import earlier_pass
@@ -81,15 +81,19 @@ def _freed(
             f"{CALL}  # the earlier pass",
         ]
         others = {ORIGINAL: earlier.output, CALL: earlier.code}
-    found = diagnosis(
+    elif names := carried(arguments):
+        others = dict(zip((ORIGINAL, CALL), names, strict=False))
+        lines = [f"{it} = {it}.detach()  # from an earlier step" for it in others]
+        lines.append(f"y = f({', '.join(['x', *others])})")
+    return diagnosis(
         "GL111",
         f"An earlier pass freed the graph of {place}, or a part of it.",
         intent="Two losses that share a part: add them, and make one pass. A tensor "
         "kept from an earlier step of a loop, as a hidden state: detach() it. "
         "Otherwise change the earlier pass, not this one: let it retain the graph.",
         fix=recomputed(arguments, *lines, retain_graph=None),
+        others=others,
     )
-    return replace(found, others=others)
 
 
 def _changed(

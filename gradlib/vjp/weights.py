@@ -16,6 +16,7 @@ class Kind(Enum):
     """What the entries of a v are."""
 
     UNKNOWN = auto()
+    EMPTY = auto()  # no entry at all
     ZEROS = auto()
     SINGLE = auto()  # only one entry
     MEAN = auto()  # one over the number of entries, everywhere
@@ -57,6 +58,7 @@ class Weights:
 
 _WORDS = {
     Kind.UNKNOWN: "without values",
+    Kind.EMPTY: "no entries",
     Kind.ZEROS: "all zeros",
     Kind.MIXED: "a weight for each entry",
     Kind.COMPLEX: "a complex weight for each entry",
@@ -71,7 +73,7 @@ def weights_in(v: Tensor) -> Weights:
     entries = values.flatten()  # on a GPU nonzero() knows 25 axes at most
     places = entries.nonzero()[:, 0]
     if not len(places):
-        return Weights(Kind.ZEROS)
+        return Weights(Kind.ZEROS if len(entries) else Kind.EMPTY)
     if v.is_complex():
         return Weights(Kind.COMPLEX)
     value = entries[places[0]].item()

@@ -12,15 +12,20 @@ from gradlib.vjp.weights import Kind, Weights, weights_in
 
 FEW = 4  # what a sentence lists one by one
 
+NOTHING = (Kind.ZEROS, Kind.EMPTY)
+"""What adds nothing to a product."""
+
 
 def headline(product: Product) -> str:
     """Say what the call computed."""
     weights = list(map(weights_in, product.v))
-    if all(it.kind is Kind.ZEROS for it in weights):
+    if all(it.kind is Kind.EMPTY for it in weights):
+        return "Zero: v has no entries, and J no rows."
+    if all(it.kind in NOTHING for it in weights):
         zero = "" if any(map(_nonzero, product.results)) else "Zero: "
         return f"{zero}v gives every row of J the weight 0."
     if any(map(_nonfinite, product.results)):  # zero times infinity is in there, too
-        weights = [_MIXED if it.kind is Kind.ZEROS else it for it in weights]
+        weights = [_MIXED if it.kind in NOTHING else it for it in weights]
     terms = list(map(_term, product.outputs, product.vectors, weights))
     total = _listed([it for it in terms if it], " + ")
     if isinstance(product.jacobian, Jacobian) and not product.jacobian.agrees:
@@ -61,7 +66,7 @@ def _term(y: str, v: str, weights: Weights) -> str:
     exact = weights.exact
     times = f"{weights.factor} * " if weights.factor and exact else ""
     match weights.kind:
-        case Kind.ZEROS:
+        case Kind.ZEROS | Kind.EMPTY:
             return ""
         case Kind.SINGLE | Kind.ONE_HOT:
             return f"{times}{y}{at}" if exact else f"{y}{at} * {v}{at}"

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import NoSuchWayError
@@ -38,6 +39,38 @@ class ByNumpy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         del ctx
         return torch.from_numpy(2 * grads[0].detach().cpu().numpy()).to(grads[0])
+
+
+class TooMany(torch.autograd.Function):
+    """Doubles; its backward gives a gradient for an input that is not there."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * grads[0], grads[0]
+
+
+def reentrant(x: Tensor) -> Any:
+    return checkpoint(torch.sin, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("create_graph", [True, False])
+@pytest.mark.parametrize(
+    ("function", "said"), [(reentrant, "reentrant kind"), (TooMany.apply, "incorrect")]
+)
+def test_what_cannot_go_back_is_refused_in_our_words(
+    function: Any, said: str, create_graph: bool, check: bool
+) -> None:
+    options: Any = {"create_graph": create_graph, "check": check}
+    with pytest.raises(NoSuchWayError, match=said):
+        gradlib.per_sample_jacobian(function, points(3, 4), **options)
+    x = points(3, 4).requires_grad_()
+    with pytest.raises(NoSuchWayError, match=said):
+        gradlib.per_sample_jacobian_from_graph(function(x), x, **options)
 
 
 class Calls(nn.Module):

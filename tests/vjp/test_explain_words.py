@@ -281,6 +281,13 @@ def test_complex_numbers_are_explained() -> None:
 # The words for v in the table
 
 
+def test_no_entries_in_a_few_words() -> None:
+    x = given(2, 3)
+    text = said(x[:0] ** 2, x, torch.ones(0, 3))
+    assert text.startswith("Zero: v has no entries, and J no rows.\n")
+    assert "grad_outputs: no entries\n" in text
+
+
 @pytest.mark.parametrize(
     ("v", "expected"),
     [

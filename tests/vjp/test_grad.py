@@ -584,6 +584,19 @@ FLAGS: list[dict[str, bool]] = [
     {"allow_unused": True},
     {"materialize_grads": True},
 ]
+
+
+def test_no_outputs_in_a_batch() -> None:
+    """Where torch raises an IndexError of its own."""
+    flags = {"is_grads_batched": True, "allow_unused": True}
+    x = torch.ones(3, requires_grad=True)
+    for vectors in (None, []):
+        said = r"\[GL114\] outputs is empty"
+        with pytest.raises(gradlib.NotDifferentiableArgumentError, match=said):
+            gradlib.grad([], x, vectors, **flags)
+    assert gradlib.grad([], x, [], allow_unused=True) == (None,)
+
+
 BY_MISTAKE = {"GL103", "GL105"}  # torch takes what these say, in part
 
 

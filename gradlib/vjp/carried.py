@@ -1,0 +1,116 @@
+"""What a loop carries from step to step, in the source around a call."""
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from textwrap import dedent
+from typing import Any, cast
+
+from torch import Tensor
+
+from gradlib.edges import nodes_behind
+from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.written import Site, position_of, value_of
+
+_LOOPS = ("for ", "while ", "async for ")
+_SCOPES = ("def ", "class ", "async def ")
+
+
+def carried(arguments: Arguments) -> list[str]:
+    """Return the variables by which a graph reaches back into earlier steps of a loop.
+
+    Each is read before it is set anew, as a hidden state is or a sum of losses.
+
+    Returns:
+        Their names, of the innermost loop that has any; none where the source cannot be
+        read.
+    """
+    site = arguments.site
+    if site is None:
+        return []
+    with suppress(Exception):  # as there may be no source
+        graph = nodes_behind(arguments.outputs.values)
+        for loop in _loops_around(site):
+            values = {it: value_of(ast.Name(it), site.frame) for it in _kept(loop)}
+            found = [
+                name
+                for name, value in values.items()
+                if isinstance(value, Tensor) and value.grad_fn in graph
+            ]
+            if found:
+                return found
+    return []
+
+
+def _loops_around(site: Site) -> Iterator[ast.stmt]:
+    """Return the loops around a call, the innermost first.
+
+    The rest of the file is not read, which may be a page of prose with code in it.
+    """
+    start = position_of(site)[0]
+    assert start is not None
+    name = site.frame.f_code.co_filename
+    lines = linecache.getlines(name, site.frame.f_globals)
+    depth = _depth(lines[start - 1])
+    for place in range(start - 2, -1, -1):
+        text = lines[place].strip()
+        if not text or _depth(lines[place]) >= depth:
+            continue
+        depth = _depth(lines[place])
+        if text.startswith(_SCOPES):
+            return
+        if text.startswith(_LOOPS):
+            yield ast.parse(_block(lines[place:])).body[0]
+
+
+def _block(lines: Sequence[str]) -> str:
+    """Return the first line, with those below it that are further in."""
+    depth = _depth(lines[0])
+    block = [lines[0]]
+    for line in lines[1:]:
+        if line.strip() and _depth(line) <= depth:
+            break
+        block.append(line)
+    return dedent("".join(block))
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _kept(loop: Any) -> list[str]:
+    """Return the variables of a loop that are read before they are set in each step."""
+    read: dict[str, None] = {}
+    kept: dict[str, None] = {}
+    was_set: set[str] = set()
+    for name, is_set in _uses(loop.body):
+        if not is_set and name not in was_set:
+            read[name] = None
+        elif is_set:
+            was_set.add(name)
+            if name in read:
+                kept[name] = None
+    return [*kept]
+
+
+def _uses(node: Any) -> Iterator[tuple[str, bool]]:
+    """Return each use of a variable in the order they run, and whether it is set."""
+    match node:
+        case list():
+            for it in cast(list[Any], node):
+                yield from _uses(it)
+        case ast.Name(id=name, ctx=ctx):
+            yield name, isinstance(ctx, ast.Store)
+        case ast.AugAssign(target=ast.Name(id=name)):
+            yield name, False
+            yield from _uses(node.value)
+            yield name, True
+        case ast.Assign():
+            yield from _uses(node.value)
+            yield from _uses(node.targets)
+        case ast.AST():
+            for it in ast.iter_child_nodes(node):
+                yield from _uses(it)
+        case _:
+            pass

@@ -1,0 +1,113 @@
+"""What a loop carries from step to step is named, and code that works detaches it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+
+def weights() -> Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+def a_hidden_state() -> None:
+    cell, h = nn.GRUCell(2, 3), torch.zeros(1, 3)
+    for _ in range(2):
+        h = cell(torch.ones(1, 2), h)
+        loss = h.sum()
+        loss.backward()
+
+
+def two_states() -> None:
+    cell = nn.LSTMCell(2, 3)
+    h = c = torch.zeros(1, 3)
+    while True:
+        h, c = cell(torch.ones(1, 2), (h, c))
+        torch.autograd.grad((h * c).sum(), cell.weight_ih)
+
+
+def a_sum_of_losses() -> None:
+    w, total = weights(), torch.zeros(())
+    for step in range(2):
+        loss = (w**2).sum()
+        if step < 2:
+            total += loss
+
+        total.backward()
+
+
+def a_state_of_the_outer_loop() -> None:
+    w, h = weights(), torch.ones(3)
+    for _ in range(2):
+        h = w * h
+        for scale in (1, 2):
+            loss = (scale * h**2).sum()
+            torch.autograd.grad(
+                loss, w, retain_graph=scale == 1
+            )  # fmt: skip
+
+
+CARRIED: dict[Callable[[], None], list[str]] = {
+    a_hidden_state: ["h = h.detach()", "loss = f(x, h)", "loss.backward()"],
+    two_states: ["h = h.detach()", "c = c.detach()", "y = f(cell.weight_ih, h, c)"],
+    a_sum_of_losses: ["total = total.detach()", "total = f(x, total)"],
+    a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
+}
+
+
+def code_of(program: Callable[[], None]) -> list[str]:
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        program()
+    (note,) = caught.value.__notes__
+    assert note.startswith("\n[GL111]")
+    return [line[4:] for line in note.splitlines() if line.startswith("    ")]
+
+
+@pytest.mark.parametrize("program", CARRIED)
+def test_it_is_detached(program: Callable[[], None]) -> None:
+    said = [line.partition("  #")[0] for line in code_of(program)]
+    assert said[: len(CARRIED[program])] == CARRIED[program]
+    assert "retain_graph" not in said[0]
+
+
+def no_loop() -> None:
+    y = (weights() ** 2).sum()
+    y.backward()
+    y.backward()
+
+
+def nothing_carried() -> None:
+    y = (weights() ** 2).sum()
+    for _ in range(2):
+        y.backward()
+
+
+def another_loop() -> None:
+    w, h = weights(), torch.ones(3)
+    for _ in range(2):
+        h = w * h
+
+    def twice(y: Tensor) -> None:
+        for _ in range(2):
+            y.backward()
+
+    twice((h**2).sum())
+
+
+@pytest.mark.parametrize("program", [no_loop, nothing_carried, another_loop])
+def test_elsewhere_the_earlier_pass_retains_the_graph(
+    program: Callable[[], None],
+) -> None:
+    said = code_of(program)
+    assert said[1].endswith("backward(retain_graph=True)  # the earlier pass")
+    assert not any("detach" in line for line in said)
+
+
+def test_without_a_source_nothing_is_named() -> None:
+    program = "for _ in range(2):\n    h = w * h\n    (h**2).sum().backward()"
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        exec(program, {"w": weights(), "h": torch.ones(3)})
+    assert "detach()  #" not in caught.value.__notes__[0]
