@@ -282,11 +282,25 @@ def test_multiply_adds_are_those_counted_by_hand() -> None:
 
 @pytest.mark.cpu
 @pytest.mark.usefixtures("general")
+def test_of_little_work_a_cpu_takes_rows() -> None:
+    modes = {
+        batch: gradlib.plan_jacobian(chain(2, 16, 64).forward, torch.randn(batch, 2))
+        for batch in (8, 8000)
+    }
+    assert [it.mode for it in modes.values()] == ["reverse", "forward"]
+    assert modes[8].why == "all 64 rows at once are little work"
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("general")
 @pytest.mark.parametrize(
     ("widths", "mode"),
     [((64, 4, 64), "split"), ((2, 16, 64), "forward"), ((64, 16, 2), "reverse")],
 )
-def test_auto_takes_the_cheapest(widths: tuple[int, ...], mode: str) -> None:
+def test_auto_takes_the_cheapest(
+    widths: tuple[int, ...], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "LITTLE", 0)
     model, x = chain(*widths), torch.randn(8, widths[0])
     plan = gradlib.plan_jacobian(model.forward, x)
     assert plan.mode == mode
