@@ -28,9 +28,9 @@ LITTLE = 2**20
 """Up to how many bytes of gradients, all rows at once, a CPU has little to do in a pass
 but begin each operation. A pass forward has about twice as many.
 
-With torch 2.13 on a core of an AMD EPYC, rows of such nets took half as long as columns,
-or a little less than these, also where they were a hundred times as many; of nets with
-more to do, columns took less.
+With torch 2.13 on a core of an AMD EPYC, rows of such nets took half as long as
+columns, or a little less than these, also where they were a hundred times as many; of
+nets with more to do, columns took less.
 """
 
 SURE = 2**26
