@@ -1,7 +1,8 @@
 """What autograd is called with, in one form, whichever it was given in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -63,6 +64,7 @@ class Arguments:
         function: Whose call it is: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
             ``"torch.autograd.backward"``, or ``"backward"`` for the method.
         site: Where the call is, if that is known.
+        frames: Where to look for the names of tensors, the innermost first.
         into_leaves: Whether this is a ``backward`` that was given no inputs.
     """
 
@@ -72,6 +74,7 @@ class Arguments:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     function: str = "gradlib.grad"
     site: Site | None = None
+    frames: Sequence[FrameType] = ()
     into_leaves: bool = False
 
     @property
@@ -138,6 +141,7 @@ def read_arguments(
         read_grad_outputs("grad_outputs", grad_outputs, given),
         {name: value for name, value in options.items() if value is not None},
         site=site,
+        frames=() if site is None else (site.frame,),
     )
 
 

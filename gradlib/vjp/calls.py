@@ -28,11 +28,6 @@ _OPTIONS = (
 )
 
 
-def frames_of(error: BaseException) -> list[FrameType]:
-    """Return the frames an error passed through, the innermost first."""
-    return [step.tb_frame for step in _steps(error)]
-
-
 def raised_by_autograd(error: BaseException) -> bool:
     """Tell whether autograd raised an error, and no hook or function of Python."""
     steps = _steps(error)
@@ -68,18 +63,21 @@ def _is_call(frame: FrameType) -> bool:
 def innermost_call(error: BaseException) -> Arguments | None:
     """Return what the innermost call of autograd was given; ``None`` where none was."""
     steps = _steps(error)
-    for i, step in enumerate(steps):
-        frame, callers = step.tb_frame, steps[i + 1 :]
+    frames = [step.tb_frame for step in steps]
+    for i, frame in enumerate(frames):
+        callers = steps[i + 1 :]
         if module_of(frame) == "torch.autograd":
             if frame.f_code.co_name == "grad":
-                return replace(_grad(frame.f_locals), site=_site(frame, callers))
+                arguments, site = _grad(frame.f_locals), _site(frame, callers)
+                return replace(arguments, site=site, frames=frames)
             if frame.f_code.co_name == "backward":
                 given = frame.f_locals
                 is_method = bool(callers) and _is_of(callers[0], "torch._tensor")
                 if is_method:
                     frame, callers = callers[0].tb_frame, callers[1:]
                 arguments = _backward(given, is_method=is_method)
-                return replace(arguments, site=_site(frame, callers))
+                site = _site(frame, callers)
+                return replace(arguments, site=site, frames=frames)
     return None
 
 

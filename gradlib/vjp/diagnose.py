@@ -1,8 +1,5 @@
 """What is wrong with an autograd call, found before it runs."""
 
-from collections.abc import Sequence
-from types import FrameType
-
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -15,9 +12,7 @@ from gradlib.vjp.vector_checks import check_vectors
 from gradlib.vjp.vector_lists import check_count, check_vector_kinds
 
 
-def diagnose(
-    arguments: Arguments, *, frames: Sequence[FrameType] = ()
-) -> Diagnosis | None:
+def diagnose(arguments: Arguments) -> Diagnosis | None:
     """Return what is wrong with a call; ``None`` where autograd can run it.
 
     Nothing runs, and the graph stays as it is. A graph that was freed and a tensor that
@@ -25,13 +20,12 @@ def diagnose(
 
     Args:
         arguments: Of the call, as `read_arguments` gives them.
-        frames: Where to look for what the caller calls a tensor, the innermost first.
     """
-    found = _found(arguments, frames)
+    found = _found(arguments)
     return None if found is None else in_own_names(found, arguments)
 
 
-def _found(arguments: Arguments, frames: Sequence[FrameType]) -> Diagnosis | None:
+def _found(arguments: Arguments) -> Diagnosis | None:
     found = check_kinds(arguments)
     if found is not None or _torch_knows_better(arguments):
         return found
@@ -40,9 +34,9 @@ def _found(arguments: Arguments, frames: Sequence[FrameType]) -> Diagnosis | Non
         check_empty(arguments)
         or check_vector_kinds(arguments)
         or check_count(arguments)
-        or check_requires_grad(arguments, frames)
-        or check_connected(arguments, frames)
-        or check_vectors(arguments, frames)
+        or check_requires_grad(arguments)
+        or check_connected(arguments)
+        or check_vectors(arguments)
     )
 
 

@@ -82,14 +82,13 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         ```
     """
     site = site_of_caller()
-    frames = [site.frame]
     arguments = read_arguments(outputs, inputs, grad_outputs, site=site)
-    found = diagnose(arguments, frames=frames)
+    found = diagnose(arguments)
     if found is None:
         try:
             return explained(multiply(arguments))
         except RuntimeError as error:
-            found = explain_raised(error, arguments, frames)
+            found = explain_raised(error, arguments)
             if found is None or is_of_another(error, arguments):
                 if str(error).startswith(_DONATED):
                     error.add_note(_COMPILED)

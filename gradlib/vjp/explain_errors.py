@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.calls import frames_of, innermost_call, raised_by_hook
+from gradlib.vjp.calls import innermost_call, raised_by_hook
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
@@ -80,7 +80,6 @@ def _is_explained(error: Exception) -> bool:
 
 def _explanation(error: Exception) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error."""
-    frames = frames_of(error)
     arguments = innermost_call(error)
     if arguments is not None and raised_by_hook(error):
         return None
@@ -88,10 +87,10 @@ def _explanation(error: Exception) -> Diagnosis | None:
     code = code_of(str(error)) if is_torchs else None
     if arguments is not None and code not in _ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.
-        found = diagnose(_as_torch_takes_it(arguments), frames=frames)
+        found = diagnose(_as_torch_takes_it(arguments))
         if found is not None and _is_refused(found, code):
             return found
-    return explain_raised(error, arguments, frames) if is_torchs else None
+    return explain_raised(error, arguments) if is_torchs else None
 
 
 def _as_torch_takes_it(arguments: Arguments) -> Arguments:

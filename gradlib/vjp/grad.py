@@ -132,7 +132,6 @@ def grad(
         ```
     """
     site = site_of_caller()
-    frames = [site.frame]
     arguments = read_arguments(
         outputs,
         inputs,
@@ -144,7 +143,7 @@ def grad(
         materialize_grads=materialize_grads,
         site=site,
     )
-    found = diagnose(arguments, frames=frames)
+    found = diagnose(arguments)
     if found is not None:
         raise found.error()
     vectors: Any = grad_outputs
@@ -158,7 +157,7 @@ def grad(
             **arguments.options,
         )
     except RuntimeError as error:
-        found = explain_raised(error, arguments, frames)
+        found = explain_raised(error, arguments)
         if found is None or is_of_another(error, arguments):
             raise
         raise found.error() from error

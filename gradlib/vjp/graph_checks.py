@@ -31,21 +31,19 @@ from gradlib.vjp.fixes import (
 )
 from gradlib.vjp.names import called, in_reach, named_tensors
 
-Frames = Sequence[FrameType]
 
-
-def check_requires_grad(arguments: Arguments, frames: Frames) -> Diagnosis | None:
+def check_requires_grad(arguments: Arguments) -> Diagnosis | None:
     """Find outputs, then inputs, that do not require grad."""
     for i, output in enumerate(arguments.outputs.values):
         if _needs_no_grad(output):
-            return _output_needs_no_grad(arguments, i, frames)
+            return _output_needs_no_grad(arguments, i)
     for i, given in enumerate(arguments.inputs.values):
         if _needs_no_grad(given):
-            return _input_needs_no_grad(arguments, i, frames)
+            return _input_needs_no_grad(arguments, i)
     return None
 
 
-def check_connected(arguments: Arguments, frames: Frames) -> Diagnosis | None:
+def check_connected(arguments: Arguments) -> Diagnosis | None:
     """Find an input that the outputs were not computed from, where that is wrong."""
     outputs, inputs = arguments.outputs.values, arguments.inputs.values
     candidates = range(len(inputs))
@@ -62,7 +60,7 @@ def check_connected(arguments: Arguments, frames: Frames) -> Diagnosis | None:
     graph = graph_behind(outputs)
     for i in (candidates[position] for position in missing):
         if edge_of(inputs[i]) not in graph.edges:
-            return _unused(arguments, i, graph, frames)
+            return _unused(arguments, i, graph)
     return None
 
 
@@ -70,13 +68,13 @@ def _needs_no_grad(value: Any) -> bool:
     return not isinstance(value, GradientEdge) and not value.requires_grad
 
 
-def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
+def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
     outputs, inputs = arguments.outputs, arguments.inputs
     output: Tensor = outputs.values[i]
-    place = called(outputs, i, frames)
+    place = called(outputs, i, arguments.frames)
     lines, instead = ["y = f(x)"], ""
     tensors = [it for it in inputs.values if isinstance(it, Tensor)]
-    original = _original(output, frames)
+    original = _original(output, arguments.frames)
     if not is_inexact(output.dtype):
         what = (
             f"{place} has dtype {short(output.dtype)}, and only floats have gradients."
@@ -115,7 +113,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagn
         )
     fix = recomputed(arguments, *lines)
     found = diagnosis("GL108", what, intent=intent, fix=fix)
-    return _passing(instead, found, arguments, outputs, frames)
+    return _passing(instead, found, arguments, outputs)
 
 
 def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
@@ -135,11 +133,11 @@ def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
     )
 
 
-def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagnosis:
+def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
     inputs = arguments.inputs
     given: Tensor = inputs.values[i]
-    place = called(inputs, i, frames)
-    original = _original(given, frames, of=arguments.outputs.values)
+    place = called(inputs, i, arguments.frames)
+    original = _original(given, arguments.frames, of=arguments.outputs.values)
     what, instead = f"{place} does not require grad.", ""
     if not is_inexact(given.dtype):
         what = (
@@ -157,7 +155,7 @@ def _input_needs_no_grad(arguments: Arguments, i: int, frames: Frames) -> Diagno
         intent = "Let it require grad, then compute the output from it."
     fix = recomputed(arguments, *_lines_for_grad(inputs))
     found = diagnosis("GL110", what, intent=intent, fix=fix)
-    return _passing(instead, found, arguments, inputs, frames)
+    return _passing(instead, found, arguments, inputs)
 
 
 def _lines_for_grad(inputs: Argument) -> list[str]:
@@ -193,30 +191,29 @@ def _passing(
     found: Diagnosis,
     arguments: Arguments,
     argument: Argument,
-    frames: Frames,
 ) -> Diagnosis:
     """Return a diagnosis whose code passes the tensor of a name, where it can."""
-    if not name or argument.several or not in_reach(name, frames):
+    if not name or argument.several or not in_reach(name, arguments.frames):
         return found
     place = "outputs" if argument is arguments.outputs else "inputs"
     fix = recomputed(arguments, **{place: ORIGINAL})
     return replace(found, fix=fix, others={ORIGINAL: name})
 
 
-def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagnosis:
+def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
     outputs, inputs = arguments.outputs, arguments.inputs
     given = inputs.values[i]
-    place = called(inputs, i, frames)
+    place = called(inputs, i, arguments.frames)
     what = f"{place} is not part of the graph of {outputs.name}."
     source, instead = source_in(graph, given), ""
     if outputs.values and not unconnected([given], outputs.values):
         intent = (
             f"The two stand in the wrong order: {place} was computed from "
-            f"{called(outputs, 0, frames)}. The outputs come first."
+            f"{called(outputs, 0, arguments.frames)}. The outputs come first."
         )
         fix = exchanged(arguments)
     elif source is not None:
-        instead = _name_at(source, frames)
+        instead = _name_at(source, arguments.frames)
         origin, step = _described(source, instead), edge_of(given)[0].name()
         what += f" It was made (by {step}) from {origin}, which is."
         intent = (
@@ -226,7 +223,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         )
         fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:
-        instead = _name_at(edge_of(twin), frames)
+        instead = _name_at(edge_of(twin), arguments.frames)
         origin = _described(edge_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
@@ -235,17 +232,17 @@ def _unused(arguments: Arguments, i: int, graph: Graph, frames: Frames) -> Diagn
         intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
         fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
     else:
-        what += f" {_leaves(graph, frames)}"
+        what += f" {_leaves(graph, arguments.frames)}"
         intent = (
             "Was its layer called, and the result used? If it is meant to be unused, "
             "allow_unused gives None for it, and materialize_grads zeros."
         )
         fix = recomputed(arguments, allow_unused=True)
     found = diagnosis("GL109", what, intent=intent, fix=fix)
-    return _passing(instead, found, arguments, inputs, frames)
+    return _passing(instead, found, arguments, inputs)
 
 
-def _name_at(edge: Edge, frames: Frames) -> str:
+def _name_at(edge: Edge, frames: Sequence[FrameType]) -> str:
     """Return the name of the tensor whose gradient flows through `edge`, or ``""``."""
     named = named_tensors(frames)
     return next((name for name, tensor in named if is_at(tensor, edge)), "")
@@ -262,7 +259,7 @@ def _described(edge: Edge, name: str) -> str:
     return f"an output of {edge[0].name()}"
 
 
-def _leaves(graph: Graph, frames: Frames) -> str:
+def _leaves(graph: Graph, frames: Sequence[FrameType]) -> str:
     """Say which leaves a graph has."""
     leaves = {id(leaf) for leaf in graph.leaves}
     names: dict[int, str] = {}
@@ -282,7 +279,9 @@ def _twin(graph: Graph, given: Tensor | GradientEdge) -> Tensor | None:
     return next((it for it in graph.leaves if _same_memory(it, given)), None)
 
 
-def _original(tensor: Tensor, frames: Frames, of: Sequence[Any] = ()) -> str:
+def _original(
+    tensor: Tensor, frames: Sequence[FrameType], of: Sequence[Any] = ()
+) -> str:
     """Return the name of the tensor that `tensor` is a detached view of, or ``""``.
 
     Args:

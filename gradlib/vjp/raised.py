@@ -1,8 +1,6 @@
 """What is wrong where autograd has raised: the cases that show only then."""
 
 import re
-from collections.abc import Sequence
-from types import FrameType
 
 from torch import Tensor
 
@@ -29,7 +27,6 @@ _POSITION = re.compile(r"Tensor at index (\d+)")
 def explain_raised(
     error: BaseException,
     arguments: Arguments | None,
-    frames: Sequence[FrameType],
 ) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for an error that is none.
 
@@ -37,7 +34,6 @@ def explain_raised(
         error: What was raised.
         arguments: Of the call that raised it, in which `diagnose` finds nothing wrong;
             ``None`` where they are not known.
-        frames: Where to look for the names of tensors, the innermost first.
     """
     code = code_of(str(error))
     # Of a gradient edge torch tells no layout before.
@@ -45,7 +41,7 @@ def explain_raised(
     if code is None or found is not None:
         return found
     if arguments is not None and code in _OF_A_CALL:
-        return in_own_names(_OF_A_CALL[code](error, arguments, frames), arguments)
+        return in_own_names(_OF_A_CALL[code](error, arguments), arguments)
     case = CASES[code]
     return diagnosis(
         code,
@@ -65,11 +61,9 @@ def _of_another_layout(
     return None if found is None else in_own_names(found, arguments)
 
 
-def _freed(
-    _: BaseException, arguments: Arguments, frames: Sequence[FrameType]
-) -> Diagnosis:
+def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
     outputs = arguments.outputs
-    place = called(outputs, 0, frames) if outputs.values else outputs.name
+    place = called(outputs, 0, arguments.frames) if outputs.values else outputs.name
     earlier = earlier_pass(arguments)
     passed = call(arguments, retain_graph=True)
     lines = ["y = f(x)", f"{passed}  # the earlier pass"]
@@ -96,11 +90,9 @@ def _freed(
     )
 
 
-def _changed(
-    error: BaseException, arguments: Arguments, frames: Sequence[FrameType]
-) -> Diagnosis:
+def _changed(error: BaseException, arguments: Arguments) -> Diagnosis:
     found = _CHANGED.search(str(error))
-    names, is_sure = _candidates(found, arguments, frames) if found else ([], True)
+    names, is_sure = _candidates(found, arguments) if found else ([], True)
     return diagnosis(
         "GL112",
         _what_changed([f"`{name}`" for name in names[:4]], is_sure),
@@ -125,9 +117,7 @@ def _what_changed(names: list[str], is_sure: bool) -> str:
     return f"{which} was changed in place, and the backward pass needs it."
 
 
-def _candidates(
-    found: re.Match[str], arguments: Arguments, frames: Sequence[FrameType]
-) -> tuple[list[str], bool]:
+def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], bool]:
     """Return the names of tensors that an error may be about, and whether it is.
 
     It is about one that shares its memory with what the graph has saved. Where the
@@ -138,7 +128,7 @@ def _candidates(
     shapes = (shape, shape[::-1])  # Linear transposes
     named = [
         (name, tensor)
-        for name, tensor in named_tensors(frames)
+        for name, tensor in named_tensors(arguments.frames)
         if not tensor.is_inference() and tensor._version == version
     ]
     nodes = nodes_behind(arguments.outputs.values)
@@ -160,14 +150,12 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def _unreached(
-    error: BaseException, arguments: Arguments, frames: Sequence[FrameType]
-) -> Diagnosis:
+def _unreached(error: BaseException, arguments: Arguments) -> Diagnosis:
     inputs = arguments.inputs
     found = _POSITION.search(str(error))
     i = int(found[1]) if found else 0
     is_known = found is not None or len(inputs.values) == 1
-    place = called(inputs, i, frames) if is_known else "One of the inputs"
+    place = called(inputs, i, arguments.frames) if is_known else "One of the inputs"
     return diagnosis(
         "GL109",
         f"{place} is in the graph, and no gradient reached it.",

@@ -1,8 +1,6 @@
 """Whether each grad_outputs fits its output."""
 
-from collections.abc import Sequence
 from math import prod
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,20 +19,18 @@ from gradlib.vjp.vector_batches import (
     nested_in_batch,
 )
 
-Frames = Sequence[FrameType]
-
 _PLAIN = (Tensor, nn.Parameter)  # stand-ins give the device of what they stand for
 _GATHERED = ("GatherBackward", "StackBackward0")  # by DataParallel, by torch.stack
 
 
-def check_vectors(arguments: Arguments, frames: Frames) -> Diagnosis | None:
+def check_vectors(arguments: Arguments) -> Diagnosis | None:
     """Find a grad_outputs that does not fit its output."""
     every = range(len(arguments.outputs.values))
-    found = (_check_vector(arguments, i, frames) for i in every)
+    found = (_check_vector(arguments, i) for i in every)
     return together(filter(None, found), arguments) or check_batch_sizes(arguments)
 
 
-def _check_vector(arguments: Arguments, i: int, frames: Frames) -> Diagnosis | None:
+def _check_vector(arguments: Arguments, i: int) -> Diagnosis | None:
     output, vector = arguments.outputs.values[i], arguments.grad_outputs.values[i]
     if (found := check_layout(arguments, i)) is not None:
         return found
@@ -45,23 +41,21 @@ def _check_vector(arguments: Arguments, i: int, frames: Frames) -> Diagnosis | N
     if (found := check_batch_axis(arguments, i, form)) is not None:
         return found
     if vector is None:
-        return _check_presence(arguments, i, form, frames)
+        return _check_presence(arguments, i, form)
     return (
-        _check_shape(arguments, i, form, frames)
+        _check_shape(arguments, i, form)
         or _check_dtype(arguments, i, form)
         or _check_device(arguments, i, form)
     )
 
 
-def _check_presence(
-    arguments: Arguments, i: int, form: Form, frames: Frames
-) -> Diagnosis | None:
+def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     """Find an output that needs weights and has none."""
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     is_single = prod(form.shape) == 1
     if is_single and form.dtype.is_floating_point:
         return None
-    output = called(outputs, i, frames)
+    output = called(outputs, i, arguments.frames)
     none_at_all = all(it is None for it in vectors.values)
     what = f"{output} has shape {list(form.shape)}, and "
     none_given = f"no {vectors.name} was given."
@@ -115,14 +109,12 @@ def _is_gathered(output: Any) -> bool:
     return unsqueezed or node.name() in _GATHERED
 
 
-def _check_shape(
-    arguments: Arguments, i: int, form: Form, frames: Frames
-) -> Diagnosis | None:
+def _check_shape(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     place = arguments.grad_outputs.places[i]
     shape = tuple(arguments.grad_outputs.values[i].shape)
     if arguments.is_grads_batched or shape == form.shape:
         return None
-    output = called(arguments.outputs, i, frames)
+    output = called(arguments.outputs, i, arguments.frames)
     what = f"{place} has shape {list(shape)}, and {output} has {list(form.shape)}."
     intent, line = guess(arguments, i, shape, form.shape)
     return diagnosis("GL102", what, intent=intent, mends={i: line})
