@@ -17,7 +17,7 @@ from gradlib.recording.difference import (
     in_one_scale,
     rtol_of,
 )
-from gradlib.recording.in_words import calls_text, numbered, of_pass
+from gradlib.recording.in_words import calls_text, counted, numbered, of_pass
 from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed
@@ -100,7 +100,7 @@ class Comparison(Printable):
         return draw(self.errors, self._returned, self.first, self.rtol, ax)
 
     def _table(self) -> Table:
-        count = f"Comparison of {self.compared} call{'s' * (self.compared != 1)}"
+        count = f"Comparison of {counted(self.compared, 'call')}"
         here, there = self._only_in("this"), self._only_in("other")
         footer = [*here, *there, *[BY_NAME] * bool(here and there)]
         footer += [f"not compared: {reason}" for reason in self.skipped]

@@ -24,8 +24,12 @@ NAMES = 4
 
 def calls_text(names: Sequence[str]) -> str:
     """Return how many calls there are, with the names of some."""
-    count = len(names)
-    return f"{count} call{'s' * (count != 1)}: {listed(names, NAMES)}"
+    return f"{counted(len(names), 'call')}: {listed(names, NAMES)}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return how many of something there are: ``1 call``, ``2 calls``."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def numbered(name: str, index: int) -> str:

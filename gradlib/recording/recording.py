@@ -12,19 +12,14 @@ from gradlib.errors import (
     in_brief,
 )
 from gradlib.recording import saving
-from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.call import Call
 from gradlib.recording.compare import Comparison, compare
 from gradlib.recording.data_frame import data_frame
 from gradlib.recording.difference import Tolerance
-from gradlib.recording.in_words import (
-    norm_text,
-    numbered,
-    numbers_in,
-    shape_text,
-    shown,
-)
+from gradlib.recording.in_words import shown
 from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
 from gradlib.recording.pairing import require_names
+from gradlib.recording.table import table_of, title_of
 from gradlib.recording.trace import Block, CallTrace
 from gradlib.recording.verify import Verification, verify
 from gradlib.render import Printable, Table
@@ -40,12 +35,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore (it has no stubs)
 
 _SORTING = Lock()
-
-ROWS = 60
-"""How many rows a printed recording has before it leaves out the middle."""
-
-SHAPES = 3
-"""How many shapes of one output it has before it only counts them."""
 
 FEW = 8
 """How many calls of a module an error lists."""
@@ -160,7 +149,7 @@ class Recording(Printable):
 
     def __repr__(self) -> str:
         """Count what was recorded."""
-        return f"<{self._title()}>"
+        return f"<{title_of([*self])}>"
 
     def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
         """Draw the gradients, module by module, the first on top.
@@ -475,36 +464,8 @@ class Recording(Printable):
             return f'"{name}" is what tables show. Ask for recording[{key}].'
         return f'The model has no module "{name}". {nearest(name, self._names)}'
 
-    def _title(self) -> str:
-        backwards = {number for trace in self._traces for number in trace.passes()}
-        forwards = {trace.forward for trace in self._traces}
-        return (
-            f"Recording: {_count(len(self), 'call')}, "
-            f"{_count(len(forwards), 'forward')}, "
-            f"{_count(len(backwards), 'backward pass', 'backward passes')}"
-        )
-
     def _table(self) -> Table:
-        if not self._traces:
-            return Table(self._title(), (), [], (NO_CALLS,))
-        found = [(call, pass_) for call in self for pass_ in call.passes or (None,)]
-        fields = [name for name in COLUMNS if name in self._block.fields]
-        if len(found) > len(self):  # calls have several
-            fields.insert(0, "backward")
-        left_out = max(0, len(found) - ROWS)
-        if left_out:
-            del found[ROWS // 2 : -ROWS // 2]
-        rows = [_row(call, pass_, fields) for call, pass_ in found]
-        columns = ("module", "type", *fields)
-        first = next((pass_ for _, pass_ in found if pass_), None)
-        footer = [_legend(fields, first)]
-        if left_out:
-            gap = (f"... {left_out} more rows", *[""] * (len(columns) - 1))
-            rows.insert(ROWS // 2, gap)
-            footer.append("recording.to_frame() has every row")
-            if len(self.forwards) > 1:
-                footer.append("recording.forwards[i] prints one forward")
-        return Table(self._title(), columns, rows, tuple(footer))
+        return table_of([*self], self._block.fields)
 
 
 def load_recording(path: "str | PathLike[str]") -> Recording:
@@ -556,25 +517,6 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
     return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
 
 
-NO_CALLS = (
-    "Call the model inside the block, and backward() too. recording[name] says of a "
-    "module why it has no call."
-)
-
-COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
-
-
-def _legend(columns: list[str], example: Pass | None) -> str:
-    """Say what the columns show, of which a pass is an example."""
-    parts = ["backward: which backward pass"] if "backward" in columns else []
-    parts += ["output: shape"] if "output" in columns else []
-    if gradients := set(columns) - {"backward", "output"}:
-        given = [with_keywords(example, it) for it in gradients] if example else []
-        what = "what reduce gave" if numbers_in(given) else "norm over all entries"
-        parts.append(f"gradients: {what}, - where there is none")
-    return "; ".join(parts)
-
-
 def _names_one(key: object) -> TypeGuard[tuple[object, object]]:
     return isinstance(key, tuple) and len(cast(tuple[object, ...], key)) == 2
 
@@ -608,23 +550,3 @@ def _no_name(key: object) -> NoSuchCallError:
         f"recording[{in_brief(key)}]: name a call by its module, as recording['fc2'], "
         "or by module and index, as recording['fc2', 1]."
     )
-
-
-def _row(call: Call, pass_: Pass | None, columns: list[str]) -> tuple[str, ...]:
-    """Return the row of one pass of a call, or of a call without any."""
-    cells = (_cell(call, pass_, column) for column in columns)
-    return numbered(call.name, call.index), call.module_type, *cells
-
-
-def _cell(call: Call, pass_: Pass | None, column: str) -> str:
-    if column == "output":
-        return shape_text(call.output, most=SHAPES)
-    if pass_ is None:
-        return "-"
-    if column == "backward":
-        return str(pass_.backward)
-    return norm_text(with_keywords(pass_, column))
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib import NoSuchCallError
 from gradlib.recording.order import steps
-from gradlib.recording.recording import ROWS
+from gradlib.recording.table import ROWS
 from gradlib.recording.trace import Block, CallTrace
 
 from ..opcodes import opcodes

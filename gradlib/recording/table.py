@@ -1,0 +1,91 @@
+"""The table of a recording: a row for each call, or for each pass of one."""
+
+from collections.abc import Collection, Sequence
+
+from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.in_words import (
+    counted,
+    norm_text,
+    numbered,
+    numbers_in,
+    shape_text,
+)
+from gradlib.render import Table
+
+ROWS = 60
+"""How many rows it has before it leaves out the middle."""
+
+SHAPES = 3
+"""How many shapes of one output it has before it only counts them."""
+
+COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
+
+NO_CALLS = (
+    "Call the model inside the block, and backward() too. recording[name] says of a "
+    "module why it has no call."
+)
+
+
+def table_of(calls: Sequence[Call], fields: Collection[str]) -> Table:
+    """Return the table of some calls.
+
+    Args:
+        calls: What it shows.
+        fields: The fields that were kept.
+    """
+    if not calls:
+        return Table(title_of(calls), (), [], (NO_CALLS,))
+    found = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
+    columns = [name for name in COLUMNS if name in fields]
+    if len(found) > len(calls):  # they have several
+        columns.insert(0, "backward")
+    left_out = max(0, len(found) - ROWS)
+    if left_out:
+        del found[ROWS // 2 : -ROWS // 2]
+    rows = [_row(call, pass_, columns) for call, pass_ in found]
+    footer = [_legend(columns, next((pass_ for _, pass_ in found if pass_), None))]
+    if left_out:
+        gap = f"... {left_out} more rows", "", *[""] * len(columns)
+        rows.insert(ROWS // 2, gap)
+        footer.append("recording.to_frame() has every row")
+        if len({call.forward for call in calls}) > 1:
+            footer.append("recording.forwards[i] prints one forward")
+    return Table(title_of(calls), ("module", "type", *columns), rows, tuple(footer))
+
+
+def title_of(calls: Sequence[Call]) -> str:
+    """Return how many calls there are, in how many forwards, and passes."""
+    forwards = {call.forward for call in calls}
+    backwards = {pass_.backward for call in calls for pass_ in call.passes}
+    return (
+        f"Recording: {counted(len(calls), 'call')}, "
+        f"{counted(len(forwards), 'forward')}, "
+        f"{counted(len(backwards), 'backward pass', 'backward passes')}"
+    )
+
+
+def _row(call: Call, pass_: Pass | None, columns: list[str]) -> tuple[str, ...]:
+    """Return the row of one pass of a call, or of a call without any."""
+    cells = (_cell(call, pass_, column) for column in columns)
+    return numbered(call.name, call.index), call.module_type, *cells
+
+
+def _cell(call: Call, pass_: Pass | None, column: str) -> str:
+    if column == "output":
+        return shape_text(call.output, most=SHAPES)
+    if pass_ is None:
+        return "-"
+    if column == "backward":
+        return str(pass_.backward)
+    return norm_text(with_keywords(pass_, column))
+
+
+def _legend(columns: list[str], example: Pass | None) -> str:
+    """Say what the columns show, of which a pass is an example."""
+    parts = ["backward: which backward pass"] if "backward" in columns else []
+    parts += ["output: shape"] if "output" in columns else []
+    if gradients := set(columns) - {"backward", "output"}:
+        given = [with_keywords(example, it) for it in gradients] if example else []
+        what = "what reduce gave" if numbers_in(given) else "norm over all entries"
+        parts.append(f"gradients: {what}, - where there is none")
+    return "; ".join(parts)
