@@ -108,7 +108,7 @@ class Frame:
                 _, node, entry, cast = made
                 part: Part | None = None
                 if cast is not None:
-                    if cast[0] in ends or graph.has_walked(cast[0]):
+                    if cast[0] in ends or graph.has_walked(cast[0][0]):
                         continue
                     if self.owns_casts:
                         node, entry = cast[0][0], 0

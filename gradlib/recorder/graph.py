@@ -167,13 +167,13 @@ class ForwardGraph:
         every.append(made)
         return every
 
-    def has_walked(self, edge: Edge) -> bool:
-        """Tell whether the node that an edge leads to was walked.
+    def has_walked(self, node: Node) -> bool:
+        """Tell whether a node was walked.
 
         The cast of a leaf is, if somebody has seen what came of it: then it is no cast
         of autocast's, and the edge from it to the leaf counts, not those to it.
         """
-        return edge[0] in self._walked
+        return node in self._walked
 
     def leading_to(self, end: End, since: int, until: int) -> Sequence[Made]:
         """Return the edges to `end` of the nodes that a call made.

@@ -5,7 +5,8 @@ compute alone. Where each gradient is seen:
 
 - ``grad_output`` and the totals: a hook on the output, the input or the parameter.
 - ``grad_input`` and ``param_grads``: the autograd nodes that a forward made are walked
-  as it ends; what those of a call hand to its inputs and parameters is its share.
+  before a backward pass can begin; what those of a call hand to its inputs and
+  parameters is its share.
 """
 
 import itertools
@@ -317,7 +318,7 @@ class ModuleCalls:
         stack = now.stack
         if stack and stack[-1].module is module:
             frame = stack.pop()
-        elif _is_open(module, stack):
+        elif any(frame.module is module for frame in stack):
             while (frame := stack.pop()).module is not module:
                 frame.call.no_pass_because = notes.BROKEN_OFF
         else:
@@ -469,8 +470,8 @@ class ModuleCalls:
     def _hook_graphs(self) -> None:
         """Hook what hands gradients to inputs and parameters of returned calls.
 
-        Not at each return, but together, when the forward ends or a backward pass
-        begins: then the graph is walked once, however deep the calls are nested.
+        At the return of a module that may have a pass begin; those of torch's own wait,
+        and are hooked together when the forward ends.
         """
         with self._hooking:
             returned = self._returned.copy()
@@ -551,7 +552,3 @@ def _only_restores_values(python: FrameType) -> bool:
     """Tell whether a checkpoint computes a call again whose first graph is hooked."""
     around = None if backward_pass_id() == -1 else checkpoint_around(python)
     return around is not None and not is_reentrant(around)
-
-
-def _is_open(module: nn.Module, stack: list[Frame]) -> bool:
-    return any(frame.module is module for frame in stack)

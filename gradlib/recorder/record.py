@@ -235,7 +235,6 @@ class _Recorder(AbstractContextManager[Recording]):
         self._calls = ModuleCalls(
             self._block, self._passes, keep_value, self._look_for_new
         )
-        self._before, self._after = self._calls.before, self._calls.after
         self._flattened = flattened(model)
         self._model = model
         self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
@@ -338,8 +337,8 @@ class _Recorder(AbstractContextManager[Recording]):
         self._hooked[module] = hooked
         if own := own_parameters(module):
             calls.parameters.meet(hooked, own)
-        before = ModuleHook(self._before, hooked)
-        after = ModuleHook(self._after, hooked)
+        before = ModuleHook(calls.before, hooked)
+        after = ModuleHook(calls.after, hooked)
         hooked.before, hooked.after = id(before), id(after)
         self._hooks[module] = before, after
         views = self._flattened.get(module)

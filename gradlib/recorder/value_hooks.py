@@ -37,7 +37,7 @@ class ValueHooks:
         within: int | None,
         views: Views,
         *,
-        is_output: bool = False,
+        is_output: bool,
     ) -> None:
         """Hook the value a tensor has now, whatever overwrites it later.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 
 from gradlib import errors
-from gradlib.errors import GradlibError, page_about
+from gradlib.errors import GradlibError
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,6 @@ class Case:
     def code(self) -> str:
         """The code, as ``"GL101"``."""
         return self.error.code
-
-    @property
-    def page(self) -> str:
-        """The page that explains the code."""
-        return page_about(self.code)
 
 
 _CASES = [

@@ -191,7 +191,7 @@ def test_gradlib_says_the_code_of_the_page(case: Case) -> None:
     assert type(error) is case.error
     assert isinstance(error, gradlib.GradlibError)
     assert error.code == case.code
-    assert str(error).endswith(f"documentation: {case.page}")
+    assert str(error).endswith(f"documentation: {page_about(case.code)}")
     program = in_try(by_gradlib(case.wrong), f"gradlib.{case.error.__name__}")
     check(first_block(case, "What gradlib says"), program)
 
