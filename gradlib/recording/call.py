@@ -114,7 +114,8 @@ class Pass(Printable):
         """Gradients of the module's own parameters, by name: this call's share.
 
         What calls inside it do is part of it. So of a parameter that a module inside
-        owns too, the inner call's share is in both.
+        owns too, the inner call's share is in both; of others the shares of all calls
+        add up to ``.grad``.
         """
         shares = self._gradients("param_grads", "shares")
         return {name: shares.get(name) for name in self._call.parameters}
@@ -134,8 +135,9 @@ class Pass(Printable):
 
         It starts from the recorded arguments and ``grad_output``, with the weights,
         buffers, attributes, modes, random state of torch and autocast the call had. Of
-        attributes these are plain values, tensors, and lists, dicts and sets of up to a
-        thousand things, three deep. Any other object is as it is now, and so is a
+        attributes these are plain values, tensors, arrays of up to a megabyte, random
+        generators, and lists, dicts and sets of up to a thousand things, three deep.
+        Any other object is as it is now, and so is a
         tensor of more than 65,536 entries that was overwritten since. The model stays
         as it is, and no recording sees it. But its code and its hooks run: what they do
         elsewhere, to a list outside or to an object of another class, they do again.
@@ -147,8 +149,7 @@ class Pass(Printable):
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are
-            the recorded ones. The ``param_grads`` of all calls add up to ``.grad``, of
-            a parameter that no module shares with one inside it.
+            the recorded ones.
 
         Raises:
             CannotReplayError: Too little was kept, the call was given an object that
@@ -259,7 +260,7 @@ class Call(Printable):
 
     @property
     def note(self) -> str:
-        """Why something is missing, in words, or ``""``."""
+        """What is missing, or not this call's alone, and why; ``""`` if nothing is."""
         return note(self._trace)
 
     @property
@@ -271,37 +272,58 @@ class Call(Printable):
 
     @property
     def grad_input(self) -> Any:
-        """`Pass.grad_input` of the only pass; ``None`` without one."""
+        """`Pass.grad_input` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("grad_input")
 
     @property
     def grad_kwargs(self) -> Any:
-        """`Pass.grad_kwargs` of the only pass; ``None`` without one."""
+        """`Pass.grad_kwargs` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("grad_kwargs")
 
     @property
     def grad_input_total(self) -> Any:
-        """`Pass.grad_input_total` of the only pass; ``None`` without one."""
+        """`Pass.grad_input_total` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("grad_input_total")
 
     @property
     def grad_kwargs_total(self) -> Any:
-        """`Pass.grad_kwargs_total` of the only pass; ``None`` without one."""
+        """`Pass.grad_kwargs_total` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("grad_kwargs_total")
 
     @property
     def grad_output(self) -> Any:
-        """`Pass.grad_output` of the only pass; ``None`` without one."""
+        """`Pass.grad_output` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("grad_output")
 
     @property
     def param_grads(self) -> Any:
-        """`Pass.param_grads` of the only pass; ``None`` without one."""
+        """`Pass.param_grads` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("param_grads")
 
     @property
     def param_grads_total(self) -> Any:
-        """`Pass.param_grads_total` of the only pass; ``None`` without one."""
+        """`Pass.param_grads_total` of the only pass; ``None`` without one.
+
+        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
+        """
         return self._of_only_pass("param_grads_total")
 
     def replay(self) -> Pass:

@@ -44,7 +44,7 @@ class Skipped:
         index: Which call of this module in the block, from 0.
         reason: Why not.
         backward: For which backward pass, as `Pass.backward` gives it; ``None`` for
-            none at all.
+            no pass.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Verification(Printable):
         skipped: The calls that could not be replayed, or not for all passes.
         agreed: How many calls agree, in every pass that was replayed.
         calls: How many there are.
-        unchecked: With ``numerical=True``, the names of the parameters of which no
-            gradient was held against slopes: those that calls may have used and that
-            stand in modules without a recorded call, as those of ``out_proj`` in
+        unchecked: With ``numerical=True``, the names of the parameters whose gradients
+            were not checked by finite differences: those that calls may have used and
+            that stand in modules without a recorded call, as those of ``out_proj`` in
             attention, and those to which a call itself has written.
     """
 
