@@ -201,3 +201,18 @@ def test_passes_that_reach_no_call_leave_nothing_behind() -> None:
             model.weight.square().sum().backward()
             assert_close(model.weight.grad, torch.full((1, size), 2.0))
     assert [call.passes for call in recording] == [(), ()]
+
+
+def test_a_parameter_that_was_swapped_has_lost_its_hooks() -> None:
+    """As the documentation says: torch leaves them with the tensor it was."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.randn(2, 3)))
+        model(x).sum().backward()
+    first, second = recording.calls("")
+    assert_close(
+        first.param_grads, second.param_grads | {"weight": x.sum(0).expand(2, 3)}
+    )
+    assert second.param_grads["weight"] is second.param_grads_total["weight"] is None
+    assert second.note.endswith("backward pass 1 gave no gradient to weight")
