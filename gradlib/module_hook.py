@@ -43,18 +43,21 @@ def copy_without_ours() -> Callable[[], None]:
     Returns:
         What ends that.
     """
+    user = object()
     with _LOCK:
-        _before.append(dispatch_table.get(OrderedDict))
+        if not _users:
+            _before[OrderedDict] = dispatch_table.get(OrderedDict)
+        _users.add(user)
         dispatch_table[OrderedDict] = _reduced
-    return _copy_as_before
+    return partial(_copy_as_before, user)
 
 
-def _copy_as_before() -> None:
+def _copy_as_before(user: object) -> None:
     with _LOCK:
-        before = _before[0]
-        _before.pop()
-        if _before:
+        _users.discard(user)
+        if _users or dispatch_table.get(OrderedDict) is not _reduced:
             return
+        before = _before[OrderedDict]
         if before is None:
             dispatch_table.pop(OrderedDict, None)
         else:
@@ -66,12 +69,13 @@ def _reduced(hooks: OrderedDict[Any, Any]) -> Any:
     others = without_ours(hooks)
     if len(others) < len(hooks):
         return OrderedDict, (), None, None, iter(others.items())
-    before = next(iter(_before), None)
+    before = _before.get(OrderedDict)
     return before(hooks) if before else hooks.__reduce_ex__(DEFAULT_PROTOCOL)
 
 
 _LOCK = Lock()
-_before: list[Any] = []  # what somebody else has told it; one for each that goes on
+_before: dict[type[Any], Any] = {}  # what somebody else has told it
+_users: set[object] = set()  # one for each block that goes on
 
 
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:

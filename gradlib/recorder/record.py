@@ -9,6 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from textwrap import shorten
 from typing import Any, NoReturn, cast
 
@@ -24,6 +25,7 @@ from gradlib.errors import (
     in_brief,
     no_module,
 )
+from gradlib.finishing import finish
 from gradlib.module_hook import (
     ModuleHook,
     copy_without_ours,
@@ -275,8 +277,7 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def __exit__(self, *_: object) -> None:
         """End it."""
-        self._calls.end()
-        self._remove_hooks()
+        finish((self._calls.end, self._remove_hooks))
 
     def _attach_hooks(self) -> None:
         """Hook every module, and those that are added later."""
@@ -296,16 +297,25 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def _remove_hooks(self) -> None:
         """Remove every hook, those on tensors and graph nodes still alive included."""
-        self._detach(self._hooks)
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        finish(
+            (
+                partial(self._detach, self._hooks),
+                *self._undo,
+                self._undo.clear,
+                self._let_go,
+                self._passes.remove_hooks,
+                self._block.copies.wait,
+                self._remove_stopped,
+                forget_compiled,
+            )
+        )
+
+    def _let_go(self) -> None:
         self._calls.when_forward_begins = nothing  # a circle would keep all
-        self._passes.remove_hooks()
-        self._block.copies.wait()
+
+    def _remove_stopped(self) -> None:
         with suppress(RuntimeError):  # another thread changes the model
             remove_stopped(self._standing())
-        forget_compiled()
 
     def _standing(self) -> Collection[nn.Module]:
         """Return the modules that stood in the model, and those that do now."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,9 @@ from gradlib.recording.scene import Change, Scene, idle, passed_parameters
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
 from gradlib.values import keep
+
+ONE_AT_A_TIME = RLock()
+"""Held by who computes a call again: meanwhile other weights are in the model."""
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ def replay(
     """
     history, world = state_of(trace)
     require_whole(trace, number)
-    with random_state_kept(), _eagerly():
+    with ONE_AT_A_TIME, random_state_kept(), _eagerly():
         scene = Scene(trace, history, change)
         with scene.set():
             begin()
@@ -75,7 +79,7 @@ def forward_again(trace: CallTrace, change: Change) -> Tree:
         CannotReplayError: Too little is known of the call.
     """
     history, world = state_of(trace)
-    with random_state_kept(), _eagerly():
+    with ONE_AT_A_TIME, random_state_kept(), _eagerly():
         scene = Scene(trace, history, change)
         with scene.set():
             return scene.run(world).map(_as_it_is)

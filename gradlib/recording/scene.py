@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
+from gradlib.finishing import finish
 from gradlib.module_hook import nothing
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS_OF, backward_pre_hooks, hook_tensor
@@ -88,10 +89,10 @@ class Scene:
             self._set_attributes(before)
             yield
         finally:
-            for module, state in before.items():
-                vars(module).clear()
-                vars(module).update(state)
-                fill_slots(module, filled[module])
+            finish(
+                partial(_put_back, module, state, filled[module])
+                for module, state in before.items()
+            )
             self._history.is_set_back = False
 
     def run(self, world: World) -> Tree:
@@ -307,6 +308,19 @@ class Scene:
             if place not in not_asked:
                 self._leaves[place], self._given[place] = leaf, given
         return Tree(filled, trace.inputs.spec).build()
+
+
+def _put_back(
+    module: nn.Module, state: Mapping[str, Any], filled: Mapping[Any, Any]
+) -> None:
+    """Give a module what it had; at no moment it lacks any of that."""
+    now = vars(module)
+    now.update(state)
+    for name in [*now.keys() - state.keys()]:
+        now.pop(name, None)
+    for name in [*state]:  # in the order they had
+        now[name] = now.pop(name)
+    fill_slots(module, filled)
 
 
 def idle(trace: CallTrace) -> set[Key]:
