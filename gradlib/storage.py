@@ -274,7 +274,8 @@ def _class(tag: str, name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
         # Not the form with types: its fields are known only now.
         made = cast(Any, namedtuple)(name, fields, rename=True)
     else:
-        made = dataclasses.make_dataclass(name, fields)
+        # As keys of a dict they may have been: then their class has said they stay.
+        made = dataclasses.make_dataclass(name, fields, unsafe_hash=True)
     kind = _Made(name, (made,), {"__doc__": made.__doc__})
     kind.made_of = tag, name, fields
     return kind

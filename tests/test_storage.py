@@ -283,6 +283,30 @@ class Output(dict[str, Any]):
         return self[name]
 
 
+@dataclass(frozen=True)
+class Task:
+    name: str
+
+
+def test_keys_that_are_dataclasses(tmp_path: Path) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return {Task("a"): self.head(x), Task("b"): x * 2}
+
+    model = Heads()
+    with gradlib.record(model) as recording:
+        model(torch.ones(1, 2))[Task("a")].sum().backward()
+    recording.save(tmp_path / "run")
+    loaded = gradlib.load_recording(tmp_path / "run")
+    (first, second) = loaded[""].output.items()
+    assert [it.name for it, _ in (first, second)] == ["a", "b"]
+    assert torch.equal(first[1], recording[""].output[Task("a")])
+
+
 class Opaque:
     def __repr__(self) -> str:
         return "Opaque()"

@@ -5,7 +5,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import lru_cache
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import (
@@ -21,6 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS
+
+CLASSES = 256
+"""Of how many classes at most it is remembered what they are: it keeps these alive."""
 
 
 def is_replica(module: nn.Module) -> bool:
@@ -83,7 +86,7 @@ def parameters_at_call(module: nn.Module) -> dict[str, Any]:
     return own_parameters(module) or vars(module).get("_former_parameters", {})
 
 
-@cache
+@lru_cache(CLASSES)
 def is_of_torch(kind: type[nn.Module]) -> bool:
     """Tell whether torch itself brings this class of modules."""
     return kind.__module__.startswith("torch.nn.modules.")

@@ -7,7 +7,7 @@ Who would say what another object holds: of it there is one.
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from types import MemberDescriptorType
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.private.modules import CLASSES
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
     CONTAINERS,
@@ -58,7 +59,7 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
                 slot.__delete__(module)
 
 
-@cache
+@lru_cache(CLASSES)
 def _slots(kind: type[nn.Module]) -> tuple[MemberDescriptorType, ...]:
     return tuple(
         slot

@@ -25,9 +25,16 @@ TOLERANCE = 1e-4
 """The error that a wrong backward exceeds, where no larger one is allowed."""
 
 # How far from the recorded point, and with which step h, both as parts of the value's
-# root mean square. A kink at the point (an input of ReLU that is exactly 0, two equal
-# ones of a maximum) fools the first look, and no later one.
-LOOKS = ((0.0, 1e-5), (1e-3, 1e-8), (1e-2, 1e-7), (1e-3, 1e-6))
+# root mean square; and the least step. A kink at the point (an input of ReLU that is
+# exactly 0, two equal ones of a maximum) fools the first look, and no later one. What
+# is next to nothing may be added to 1 inside of a call, where a small step is lost.
+LOOKS = (
+    (0.0, 1e-5, 0.0),
+    (1e-3, 1e-8, 0.0),
+    (1e-2, 1e-7, 0.0),
+    (1e-3, 1e-6, 0.0),
+    (0.0, 1e-5, 1e-7),
+)
 
 # With two, a gradient with random errors of a thousandth of its norm often passed; with
 # four, nearly none did in small modules.
@@ -102,8 +109,8 @@ class _Checked:
         only if there is no other.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
-        for away, step in LOOKS:
-            look = self._look(away, step)
+        for away, step, least_step in LOOKS:
+            look = self._look(away, step, least_step)
             if look is not None and math.isnan(look[0]):
                 return math.nan
             if look is not None:
@@ -113,7 +120,9 @@ class _Checked:
                 break
         return least.get(True, least.get(False, 0.0))
 
-    def _look(self, away: float, step: float) -> tuple[float, bool] | None:
+    def _look(
+        self, away: float, step: float, least_step: float
+    ) -> tuple[float, bool] | None:
         """Return the error at one point, and whether rounding leaves it clear.
 
         It is ``None`` where there are no slopes. The error is NaN where they say
@@ -128,7 +137,7 @@ class _Checked:
             return None
         if self.key in again.written:
             return math.nan, True
-        grad, h = shares[self.key], step * scale
+        grad, h = shares[self.key], max(step * scale, least_step)
         directions = [self._direction(point) for _ in range(DIRECTIONS)]
         slopes = [self._slope(point, it, h) for it in directions]
         for slope, direction in zip(slopes, directions, strict=True):

@@ -170,10 +170,12 @@ class Scene:
         try:
             yield
         except Exception as error:
+            # As a cause, contextlib would take a StopIteration for what was raised.
+            cause = None if isinstance(error, StopIteration) else error
+            said = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise CannotReplayError(
-                f"{what.format(label(self._trace))} raised {type(error).__name__}: "
-                f"{error}"
-            ) from error
+                f"{what.format(label(self._trace))} raised {said}"
+            ) from cause
 
     def _modules(self) -> Iterable[nn.Module]:
         """Return what the call may call: a module may know others than those in it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import torch
@@ -14,6 +14,7 @@ from gradlib.private.hooks import FORWARD_HOOKS, any_global_hook
 from gradlib.private.modes import any_autocast, tensors_may_be_dual
 from gradlib.private.modules import (
     CHILDREN,
+    CLASSES,
     is_of_torch,
     own_buffers,
     own_children,
@@ -384,7 +385,7 @@ def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:
     )
 
 
-@cache
+@lru_cache(CLASSES)
 def _never_draws(kind: type[nn.Module]) -> bool:
     return is_of_torch(kind) and not (
         kind.__module__ in ("torch.nn.modules.dropout", "torch.nn.modules.rnn")

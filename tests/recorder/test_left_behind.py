@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
+from gradlib.private.modules import CLASSES
 
 from .truth import Net, all_hooks_of, assert_same_bits, grad_of, run
 
@@ -256,3 +257,20 @@ def test_no_hook_is_left_on_tensors_that_live_on() -> None:
     before = len(recording["second"].passes)
     hidden.sum().backward()
     assert len(recording["second"].passes) == before == 1
+
+
+def test_few_classes_of_models_are_kept() -> None:
+    """What a class is need not be found out again at each call, but for a while."""
+
+    def recorded_class() -> weakref.ref[type[nn.Module]]:
+        class Own(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x * 2
+
+        with gradlib.record(model := Own()):
+            run(model, torch.ones(2, 3, requires_grad=True))
+        return weakref.ref(Own)
+
+    made = [recorded_class() for _ in range(CLASSES + 40)]
+    gc.collect()
+    assert sum(it() is not None for it in made) <= CLASSES

@@ -205,3 +205,25 @@ def test_a_script_module() -> None:
     recording = replays(model, torch.ones(1, 2))
     with pytest.raises(gradlib.CannotReplayError, match="contains a ScriptModule"):
         recording[""].replay()
+
+
+def test_an_iterator_that_has_ended_does_not_end_the_verification() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = iter([1.0, 2.0])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * next(self.numbers)
+
+    model = nn.Sequential(nn.Linear(2, 2), Draws())
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+    found = recording.verify()
+    assert found.agreed == 2
+    assert {it.reason for it in found.skipped} == {
+        "Computing it again raised StopIteration"
+    }
+    with pytest.raises(gradlib.CannotReplayError, match="again raised StopIteration"):
+        recording["1", 0].replay()

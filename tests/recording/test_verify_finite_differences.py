@@ -383,6 +383,48 @@ def test_weights_that_the_first_batch_sets_are_said_to_be_left_out() -> None:
         assert (found.disagreements, found.unchecked) == ((), unchecked)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", [nn.Tanh, nn.Sigmoid])
+def test_saturated_activations_are_rounding(
+    kind: type[nn.Module], dtype: torch.dtype
+) -> None:
+    for value in (4.0, 6.0, 9.0, 17.0, 40.0):
+        x = torch.full((3, 2), value, dtype=dtype, requires_grad=True)
+        assert recorded(kind(), x).verify(numerical=True).ok, value
+
+
+class Steps(torch.autograd.Function):
+    """Rounds, and hands the gradient straight through."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return grads[0]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5, 1e-9, 1e-11, 1e-20])
+def test_values_next_to_nothing(size: float) -> None:
+    drawn = size * torch.randn(5, 3, dtype=torch.float64)
+    for function, is_right in ((lambda x: x.exp() - 1, True), (Steps.apply, False)):
+        recording = recorded(Calls(function), drawn.clone().requires_grad_())
+        assert recording.verify(numerical=True).ok == is_right
+
+
+class Calls(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def test_all_modules_are_called() -> None:
     whole = recorded(nn.Sequential(nn.Linear(3, 2)), torch.randn(5, 3))
     assert whole.verify(numerical=True).unchecked == ()
