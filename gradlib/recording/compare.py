@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -259,19 +260,31 @@ class _Both:
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
         """Go through both in the order in which it happened."""
         for round_ in rounds(self._traces):
+            # What passes have reached in the other alone.
+            missed = [*filter(self._is_missed, round_.calls)] if self._backward else []
             for event in round_.events():
                 match event:
                     case CallTrace() as trace, begins:
                         yield from self._forward(trace, BEGIN if begins else END)
                     case number, reached if self._backward:
-                        for trace, begins in reversed([*steps(reached)]):
-                            yield from self._of_pass(trace, number, begins)
+                        calls = sorted((*reached, *missed), key=attrgetter("moment"))
+                        for trace, begins in reversed([*steps(calls)]):
+                            if trace not in missed:
+                                yield from self._of_pass(trace, number, begins)
+                            elif not begins:
+                                yield self._missing(trace)
+                        missed = []
                     case _:
                         pass
-            for trace in reversed(round_.calls) if self._backward else ():
-                own, others = self._passes_of(trace)
-                if others and not own:
-                    yield trace, "grad_output", _other_count(own, others)
+            yield from map(self._missing, reversed(missed))
+
+    def _is_missed(self, trace: CallTrace) -> bool:
+        own, others = self._passes_of(trace)
+        return bool(others and not own)
+
+    def _missing(self, trace: CallTrace) -> tuple[CallTrace, str, Gap]:
+        own, others = self._passes_of(trace)
+        return trace, "grad_output", _other_count(own, others or ())
 
     def _forward(
         self, trace: CallTrace, fields: Iterable[str]

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
+from gradlib.private.modes import values_are_stand_ins
 from gradlib.recording.notes import note
 from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
@@ -58,6 +59,12 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
         CannotReplayError: It is not there; the message says why.
     """
     history = must_be_replayable(trace.block)
+    if values_are_stand_ins():
+        raise CannotReplayError(
+            "A call is computed again from values, and inside of torch.func (vmap, "
+            "grad, jvp and so on) or torch.jit.trace tensors only stand for others: "
+            "ask outside of it."
+        )
     world, called = trace.world, trace.module
     assert world is not None, "it is kept with every history"
     assert called is not None, "it is kept with every history"

@@ -227,3 +227,16 @@ def test_an_iterator_that_has_ended_does_not_end_the_verification() -> None:
     }
     with pytest.raises(gradlib.CannotReplayError, match="again raised StopIteration"):
         recording["1", 0].replay()
+
+
+def test_inside_a_transform() -> None:
+    recording = replays(nn.Linear(2, 2), torch.ones(1, 2))
+
+    def ask(x: Tensor) -> Tensor:
+        with pytest.raises(gradlib.CannotReplayError, match=r"inside of torch\.func"):
+            recording[""].replay()
+        assert "inside of torch.func" in recording.verify().skipped[0].reason
+        return x.sum()
+
+    torch.func.grad(ask)(torch.ones(2))
+    assert recording.verify().ok

@@ -538,6 +538,32 @@ def test_a_backward_pass_through_two_forwards(net: Any, x: Tensor) -> None:
     assert found.first.direction == "backward"
 
 
+def test_a_call_that_passes_have_reached_in_one_alone_is_named_by_both() -> None:
+    class Residual(nn.Module):
+        def __init__(self, *, is_cut: bool) -> None:
+            super().__init__()
+            self.f, self.g, self.is_cut = nn.Linear(4, 4), nn.Tanh(), is_cut
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.g(self.f(x))
+            return x + (y.detach() if self.is_cut else y)
+
+    models = [
+        nn.Sequential(nn.Linear(4, 4), Residual(is_cut=it)) for it in (False, True)
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    x, found = torch.randn(3, 4), list[gradlib.Recording]()
+    for model in models:
+        with gradlib.record(model) as recording:
+            model(x).square().sum().backward()
+        found.append(recording)
+    for one, other, said in ((*found, "1 and 0"), (*found[::-1], "0 and 1")):
+        first = one.compare(other).first
+        assert first is not None
+        assert (first.name, first.field) == ("1.g", "grad_output")
+        assert first.reason == f"{said} backward passes"
+
+
 @pytest.mark.parametrize("keep", [FIELDS, ("output", "param_grads")])
 def test_a_backward_pass_that_only_one_of_the_two_has(keep: Any) -> None:
     model, x = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)), torch.ones(3, 4)
