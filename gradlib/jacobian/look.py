@@ -69,7 +69,7 @@ By whole numbers all would be rounded alike."""
 DRAWS = 3
 """How many sums of columns are asked for, to see how those are rounded."""
 
-MORE = 30
+MORE = 20
 """How many sums, of rows too, before something is refused. Where all terms of a sum but
 one are next to nothing, as after a softmax, few of them show how they are rounded."""
 
