@@ -244,9 +244,9 @@ class _Reader:
             case "size":
                 return torch.Size(self.read(body))
             case "dict":
-                return dict(self.read(body))
+                return dict(_distinct(self.read(body)))
             case "OrderedDict":
-                return OrderedDict(self.read(body))
+                return OrderedDict(_distinct(self.read(body)))
             case "namedtuple" | "dataclass":
                 name, fields, values = body
                 return _class(tag, name, tuple(fields))(*self.read(values))
@@ -257,6 +257,18 @@ class _Reader:
 
     def _complex_tensor(self, number: str) -> Tensor:
         return torch.view_as_complex(self._tensors[number])
+
+
+def _distinct(pairs: list[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of a dict, with numbers for keys that no file tells apart."""
+    met: dict[Any, Any] = {}
+    for key, value in pairs:
+        own, count = key, 1
+        while own in met:
+            count += 1
+            own = NotSaved(f"{getattr(key, 'text', repr(key))} ({count})")
+        met[own] = value
+    return [*met.items()]
 
 
 class _Made(type):

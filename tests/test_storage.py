@@ -307,6 +307,38 @@ def test_keys_that_are_dataclasses(tmp_path: Path) -> None:
     assert torch.equal(first[1], recording[""].output[Task("a")])
 
 
+class Alike:
+    """A key that looks like any other of its class."""
+
+    def __repr__(self) -> str:
+        return "Alike"
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_keys_that_look_alike(tmp_path: Path, kind: Any) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return kind([(Alike(), self.head(x)), (Alike(), x * 2), (Alike(), x * 3)])
+
+    model = Heads()
+    with gradlib.record(model) as recording:
+        torch.cat([*model(torch.ones(1, 2)).values()]).sum().backward()
+    assert recording.verify().ok
+    recording.save(tmp_path / "run")
+    loaded = gradlib.load_recording(tmp_path / "run")
+    output = loaded[""].output
+    assert [str(it) for it in output] == [
+        f"NotSaved(Alike{number})" for number in ("", " (2)", " (3)")
+    ]
+    pairs = zip(output.values(), recording[""].output.values(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert loaded.compare(recording).ok
+
+
 class Opaque:
     def __repr__(self) -> str:
         return "Opaque()"

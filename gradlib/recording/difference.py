@@ -216,9 +216,10 @@ def _gaps(
     if one.spec != other.spec:  # a dict is in the order of its keys, or has its own
         places = _as_saved(one.spec.paths())
         known = dict(zip(_as_saved(other.spec.paths()), leaves, strict=True))
-        if known.keys() == set(places):
+        alike = len(known) < len(leaves)  # some keys are: their order has to do
+        if not alike and known.keys() == set(places):
             leaves = [known[place] for place in places]
-        elif reason := _other_names(places, known):
+        elif not alike and (reason := _other_names(places, known)):
             yield "", _incomparable(reason)
             return
     for place, x, y in zip(one.paths(), one.leaves, leaves, strict=True):
