@@ -105,6 +105,8 @@ def test_an_interrupted_replay_leaves_the_model_as_it_was(line: str) -> None:
     with pytest.raises(KeyboardInterrupt), interrupted_at(line):
         recording.verify()
     assert state_of(model) == before
+    history: Any = recording._block.history
+    assert not history.is_set_back
     assert recording.verify().ok
 
 

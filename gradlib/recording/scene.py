@@ -89,11 +89,11 @@ class Scene:
             self._set_attributes(before)
             yield
         finally:
-            finish(
+            steps = [
                 partial(_put_back, module, state, filled[module])
                 for module, state in before.items()
-            )
-            self._history.is_set_back = False
+            ]
+            finish([*steps, partial(setattr, self._history, "is_set_back", False)])
 
     def run(self, world: World) -> Tree:
         """Call the module."""
@@ -315,13 +315,14 @@ class Scene:
 def _put_back(
     module: nn.Module, state: Mapping[str, Any], filled: Mapping[Any, Any]
 ) -> None:
-    """Give a module what it had; at no moment it lacks any of that."""
+    """Give a module what it had. It may be broken off, and done again."""
     now = vars(module)
     now.update(state)
-    for name in [*now.keys() - state.keys()]:
+    for name in now.keys() - state.keys():
         now.pop(name, None)
-    for name in [*state]:  # in the order they had
-        now[name] = now.pop(name)
+    if [*now] != [*state]:  # their order counts too
+        now.clear()
+        now.update(state)
     fill_slots(module, filled)
 
 
