@@ -129,7 +129,7 @@ class _Checked:
         nothing, as the call writes to what is moved.
         """
         point = doubled(self.value)
-        scale = _norm(point) / math.sqrt(max(point.numel(), 1)) or 1.0
+        scale = root_mean_square(point) or 1.0
         point = point + away * scale * drawn_like(point, self.generator)
         again = replay(self.trace, self.number, self._moved(point))
         shares = again.shares
@@ -246,5 +246,7 @@ def _dot(a: Tensor, b: Tensor) -> float:
     return (a.conj() * b).real.sum().item() if a.is_complex() else (a * b).sum().item()
 
 
-def _norm(tensor: Tensor) -> float:
-    return wide(tensor).abs().square().sum().sqrt().item()
+def root_mean_square(tensor: Tensor) -> float:
+    """Return how large the entries of a tensor are, all together."""
+    norm = wide(tensor).abs().square().sum().sqrt().item()
+    return norm / math.sqrt(max(tensor.numel(), 1))

@@ -5,7 +5,6 @@ alone, as a kernel may, nor of what it does with a gradient whose layout a copy 
 all entries of an expanded one are one place in memory.
 """
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from gradlib.double import Double, wider
 from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
-from gradlib.recording.finite_differences import doubled
+from gradlib.recording.finite_differences import doubled, root_mean_square
 from gradlib.recording.replay import Replayed, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.stats import wide
 
 LIMIT = 0.1
 """The error that is no rounding, where the dtype is not too coarse for that."""
@@ -63,7 +61,7 @@ def wrong_in_own_dtype(
     limit = max(LIMIT, ROOM * rtol_of(coarse), rtol)
     # Where the slope of a tanh is next to nothing, its backward makes it of an output
     # that rounding has put to 1: what is left is rounding of what came.
-    came = max(_root_mean_square(it) for it in grads)
+    came = max(map(root_mean_square, grads))
     infos = [torch.finfo(it) for it in coarse]
     least = max(max(it.tiny, ROOM * it.eps * came) for it in infos)
     errors = _errors(replayed, exact, least)
@@ -91,11 +89,6 @@ def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, flo
         return {}
     found = gaps_of_shares(one.shares, other.shares)
     return {key: it.error for key, it in found if not it.reason and it.size > least}
-
-
-def _root_mean_square(grad: Tensor) -> float:
-    values = wide(grad).abs().square()
-    return math.sqrt(values.sum().item() / max(values.numel(), 1))
 
 
 def _output_error(one: Replayed, other: Replayed) -> float:
