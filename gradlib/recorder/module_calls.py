@@ -11,8 +11,6 @@ compute alone. Where each gradient is seen:
 
 import itertools
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, cast
@@ -33,13 +31,14 @@ from gradlib.private.modules import (
     is_replica,
     parameters_at_call,
 )
-from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.nodes import next_sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
     pass_is_compiled,
     running_frame,
     when_pass_ends,
 )
+from gradlib.recorder.attached import kept_from_compile
 from gradlib.recorder.checkpoints import (
     Checkpoints,
     around_forward,
@@ -47,12 +46,13 @@ from gradlib.recorder.checkpoints import (
     is_reentrant,
 )
 from gradlib.recorder.forward_values import Value
-from gradlib.recorder.frame import Frame, Receivers
+from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.parameter_hooks import ParameterHooks
-from gradlib.recorder.passes import Passes, kept_from_compile
-from gradlib.recorder.threads import Running, Threads, computed_parameters, nodes_in
+from gradlib.recorder.passes import Passes
+from gradlib.recorder.returned_calls import ReturnedCalls
+from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
@@ -90,13 +90,12 @@ class ModuleCalls:
         self._threads = Threads(keep)
         self._now = self._threads.now
         self._checkpoints = Checkpoints(self.traces)
-        # The calls that have returned and whose part of the graph is not hooked yet.
-        self._returned: list[Frame] = []
-        self._hooking = threading.RLock()
+        self._returned = ReturnedCalls(passes.nodes, self._threads)
         self.when_forward_begins = when_forward_begins
-        passes.when_met = self._note_who_makes_nodes
-        passes.when_reached = self._hook_graphs
-        passes.when_numbered = self._note_when
+        self._attached = passes.attached
+        passes.numbered.when_met = self._returned.note_who_makes_nodes
+        passes.numbered.when_reached = self._returned.hook
+        passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
         self.parameters = ParameterHooks(block, passes)
@@ -176,7 +175,7 @@ class ModuleCalls:
         elif frame.graph.is_mixed:
             frame.has_threads, frame.older = True, nodes_in(frame.module)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
-        frame.hooks = self._passes.set_by_others()
+        frame.hooks = self._attached.set_by_others()
         stack.append(frame)
 
     def end(self) -> None:
@@ -336,8 +335,8 @@ class ModuleCalls:
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
-            self._returned += now.closed
-            self._hook_graphs()
+            self._returned.add_all(now.closed)
+            self._returned.hook()
             self._values.settle(now.views, now.handed_on)
             now.end_forward()
             if self._block.history is not None:
@@ -362,7 +361,7 @@ class ModuleCalls:
     ) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
         call = frame.call
-        if self._passes.set_by_others() > frame.hooks:
+        if self._attached.set_by_others() > frame.hooks:
             call.hooks_inside = True
         asked: dict[int, Value] = {}
         idle: tuple[int, ...] = ()
@@ -414,7 +413,7 @@ class ModuleCalls:
             if (may_go_back or call.calls_others) and not frame.graph.autocasts:
                 frame.owns_casts = not any_autocast()
             if may_go_back:
-                self._look_for_others(now, frame)
+                self._returned.look_for_others(now.stack, frame)
         if not (asked or closed):
             call.no_pass_because = notes.NO_GRAD_OUT
         else:
@@ -425,67 +424,9 @@ class ModuleCalls:
         if frame.has_views:
             frame.find_overwritten()
         # What has come of a value that is not opened shows as the forward ends.
-        (now.closed if closed else self._returned).append(frame)
+        (now.closed.append if closed else self._returned.add)(frame)
         if frame.in_backward or may_go_back:
-            self._hook_graphs()
-
-    def _look_for_others(self, now: Running, frame: Frame) -> None:
-        """Have calls stand alone where another thread has made nodes in one.
-
-        Args:
-            now: What this thread runs.
-            frame: The call, which returns.
-        """
-        graph = frame.graph
-        with self._hooking:
-            if not graph.may_be_mixed() or not graph.find_mixed(nodes_in(frame.module)):
-                return
-            for it in (*self._returned, frame):
-                if it.graph is graph:
-                    it.older = computed_parameters(it.module)
-                    it.stand_alone()
-        for it in now.stack:
-            it.has_threads, it.older = True, computed_parameters(it.module)
-
-    def _note_who_makes_nodes(self) -> None:
-        """Have calls stand alone if a pass inside makes nodes in another thread.
-
-        That is one with ``create_graph=True`` through a GPU's tensors. What the calls
-        made that have returned is walked before the pass goes on.
-        """
-        if not grad_is_enabled():
-            return
-        for stack in self._threads.stacks_elsewhere():
-            if stack[-1].graph.is_mixed:
-                continue
-            self._hook_graphs()
-            for frame in stack:
-                older = [
-                    node
-                    for node in nodes_in(frame.module)
-                    if sequence_number(node) < frame.since
-                ]
-                frame.has_threads, frame.older, frame.graph.is_mixed = True, older, True
-
-    def _hook_graphs(self) -> None:
-        """Hook what hands gradients to inputs and parameters of returned calls.
-
-        At the return of a module that may have a pass begin; those of torch's own wait,
-        and are hooked together when the forward ends.
-        """
-        with self._hooking:
-            returned = self._returned.copy()
-            del self._returned[: len(returned)]
-            for graph in {frame.graph for frame in returned}:
-                graph.walk()
-            found = defaultdict[int | None, Receivers](lambda: defaultdict(list))
-            for frame in returned:
-                frame.find_receivers(found[frame.within])
-            # Where a pass has it done, another thread may have made the nodes.
-            thread = threading.get_ident() if backward_pass_id() == -1 else 0
-            for within, by_node in found.items():
-                for node, receivers in by_node.items():
-                    self._passes.hook_node(node, receivers, within, thread)
+            self._returned.hook()
 
     def _note_when(self, number: int) -> None:
         """Write down inside of which call a pass runs, and when it ends."""

@@ -6,7 +6,8 @@ from torch.nn.parameter import is_lazy
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import end_of
 from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.passes import Passes, Tap
+from gradlib.recorder.passes import Passes
+from gradlib.recorder.tap import Tap
 from gradlib.recording.trace import Block, Grads
 
 

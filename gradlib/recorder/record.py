@@ -227,9 +227,9 @@ class _Recorder(AbstractContextManager[Recording]):
         history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,
-            self._passes.numbers,
-            self._passes.with_graph,
-            self._passes.batched,
+            self._passes.numbered.numbers,
+            self._passes.numbered.with_graph,
+            self._passes.numbered.batched,
             history,
             copies=copies,
         )
@@ -292,7 +292,7 @@ class _Recorder(AbstractContextManager[Recording]):
         if (history := self._block.history) is not None:
             learned = register_optimizer_step_post_hook(history.stepped)
             self._undo.append(learned.remove)
-        self._passes.are_last()
+        self._passes.attached.are_last()
         forget_compiled()
 
     def _remove_hooks(self) -> None:

@@ -24,20 +24,20 @@ class Sums:
                 comes in parts is kept when the last one has come.
         """
         self._keep = keep
-        self._reduces = reduces
+        self.reduces = reduces
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         # To which more parts may come: where each stands, by torch's number.
         self._open: list[tuple[Grads, int]] = []
 
     def expect(self, receivers: Sequence[Receiver]) -> None:
         """Wait for one more part of each gradient."""
-        if self._reduces:
+        if self.reduces:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
 
     def add(self, grads: Grads, running: int, grad: Tensor) -> None:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
         known: Any = grads.get(running)
-        if not self._reduces:
+        if not self.reduces:
             grads[running] = known + self._keep(grad)  # which may move it
             return
         parts = self._expected[id(grads)]
@@ -65,7 +65,7 @@ class Sums:
             grad: The part.
         """
         known: Any = grads.get(backward_pass_id())
-        if self._reduces:
+        if self.reduces:
             if known is None:
                 return self.begin(grads, grad)
             return Sum(known.total + grad.detach(), 0, self._keep)

@@ -11,8 +11,10 @@ from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import End, inner_edges, overwriting
-from gradlib.recorder.passes import Inner, Passes, Tap
+from gradlib.recorder.inner import Inner
+from gradlib.recorder.passes import Passes
 from gradlib.recorder.second_order import Part, Receiver
+from gradlib.recorder.tap import Tap
 from gradlib.recorder.views import Region, watch
 from gradlib.recording.trace import Grads
 
@@ -120,7 +122,7 @@ class ValueHooks:
                 receivers[id(share)] = 0, share, part, frame.flow
         if receivers and not isinstance(end, int):
             for node in overwriting(base, end):
-                self._passes.hook_node(node, [*receivers.values()], frame.within)
+                self._passes.nodes.hook(node, [*receivers.values()], frame.within)
 
     def hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
         """Take off what a call itself gives to an output, to make another of it.

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlib
 from gradlib import values
 from gradlib.recorder import module_calls
-from gradlib.recorder.passes import Passes
+from gradlib.recorder.attached import Attached
 from gradlib.recording import notes
 
 from ..opcodes import opcodes
@@ -406,17 +406,17 @@ def test_a_handler_of_signals_that_calls_the_model(
 ) -> None:
     """It may interrupt what is done as a forward ends, or a pass begins."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    let_go = Passes._let_go  # pyright: ignore[reportPrivateUsage] (interrupted here)
+    let_go = Attached.let_go
     interrupted: list[int] = []
 
-    def handle(passes: Passes) -> None:
+    def handle(attached: Attached) -> None:
         if len(interrupted) < 20:
             interrupted.append(1)
             with torch.enable_grad():
                 model(torch.ones(1, 2))
-        let_go(passes)
+        let_go(attached)
 
-    monkeypatch.setattr(Passes, "_let_go", handle)
+    monkeypatch.setattr(Attached, "let_go", handle)
     x = torch.ones(4, 2, requires_grad=True)
 
     def step() -> None:

@@ -1,0 +1,139 @@
+"""The hooks that a block has set on tensors and on graph nodes."""
+
+import threading
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.private.compiling import never_compiled
+from gradlib.private.hooks import hook_tensor, hooks_set
+
+# How many hooks torch has set for us, in this process. As an attribute of a class each
+# change of it would have Python look up anew what that class has.
+_SET_BY_US = [0]
+
+kept_from_compile = partial(
+    never_compiled,
+    because="gradlib.record sees each module call and gradient, so it cannot record "
+    "what is compiled with fullgraph=True",
+)
+"""Keeps torch.compile out of a function that records."""
+
+
+class TensorHook:
+    """A hook of a tensor; whoever derives from it says what it does."""
+
+    __slots__ = ("hooks",)
+    __torch_unserializable__ = True  # or torch warns when the tensor is pickled
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Hook `tensor`."""
+        # All of the tensor, in their order; gone with it and the graphs through it.
+        self.hooks = weakref.ref(hook_tensor(tensor, self))
+
+    def __call__(self, grad: Tensor) -> None:
+        """Take the gradient of the tensor in the running pass."""
+        raise NotImplementedError
+
+    def is_on(self, tensor: Tensor) -> bool:
+        """Tell whether it is set on `tensor`."""
+        hooks = self.hooks()
+        return hooks is tensor._backward_hooks and hooks is not None and self in hooks
+
+    def be_last(self) -> None:
+        """Have the other hooks of the tensor run first."""
+        hooks = self.hooks()
+        if hooks and len(hooks) > 1 and self in hooks:
+            hooks[self] = hooks.pop(self)
+
+    def remove(self) -> None:
+        """Take the hook from its tensor."""
+        hooks = self.hooks()
+        if hooks:
+            hooks.pop(self, None)
+
+
+class Attached:
+    """The hooks of a block, let go of when their tensor or node is gone."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.on_tensors: list[TensorHook] = []
+        self.on_nodes: list[Any] = []  # the handles that torch gives
+        self._many = 0  # from how many hooks on some are let go of
+        self._by_others = -1  # how many others have set, at the last look
+        self._lock = threading.RLock()
+        self._is_at_it = False
+
+    def remember(self, handle: Any) -> None:
+        """Take note of a hook that was set on a node."""
+        self.on_nodes.append(handle)
+        _SET_BY_US[0] += 1
+
+    def set_by_others(self) -> int:
+        """Return how many hooks torch has set for others in this process."""
+        return hooks_set() - _SET_BY_US[0]
+
+    def are_last(self) -> None:
+        """Take it that nobody has set a hook that ours do not come after."""
+        self._by_others = self.set_by_others()
+
+    def be_last(self) -> None:
+        """Put our hooks after those set since: these may change gradients."""
+        before = self._by_others
+        self.are_last()
+        if self._by_others == before:
+            return
+        for handle in self.on_nodes:
+            hooks = handle.hooks_dict_ref()
+            if hooks and next(reversed(hooks)) != handle.id and handle.id in hooks:
+                hooks[handle.id] = hooks.pop(handle.id)
+        for hook in self.on_tensors:
+            hook.be_last()
+
+    @contextmanager
+    def alone(self) -> Generator[bool]:
+        """Keep other threads out, and tell whether nobody is at it in this one.
+
+        Somebody is who was interrupted: a handler of signals may call the model. What
+        is left out then is done the next time.
+        """
+        with self._lock:
+            is_alone, self._is_at_it = not self._is_at_it, True
+            try:
+                yield is_alone
+            finally:
+                self._is_at_it = not is_alone
+
+    def let_go(self) -> None:
+        """Forget the hooks whose tensor or node is gone, if there may be many.
+
+        A step late in a block costs no more than an early one.
+        """
+        if len(self.on_nodes) + len(self.on_tensors) <= self._many:
+            return
+        handles, hooks = self.on_nodes.copy(), self.on_tensors.copy()
+        self.on_nodes[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
+        self.on_tensors[: len(hooks)] = filter(_HOOKS_OF_TENSOR, hooks)
+        # Where most live on, as those of forwards that wait for one backward pass, the
+        # next look is when they have doubled.
+        before = len(handles) + len(hooks)
+        after = len(self.on_nodes) + len(self.on_tensors)
+        self._many = 2 * after if 2 * after > before else 0
+
+    def remove(self) -> None:
+        """Remove every hook that is still there."""
+        for hook in filter(_HOOKS_OF_TENSOR, self.on_tensors):
+            hook.remove()
+        for handle in filter(_HOOKS_OF_NODE, self.on_nodes):
+            handle.remove()
+        self.on_tensors.clear()
+        self.on_nodes.clear()
+
+
+_HOOKS_OF_NODE, _HOOKS_OF_TENSOR = methodcaller("hooks_dict_ref"), methodcaller("hooks")

@@ -1,0 +1,74 @@
+"""What a call itself gives to one of its outputs, as it makes another of it."""
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.private.modes import grad_is_enabled
+from gradlib.private.passes import backward_pass_id, current_node
+from gradlib.recorder.attached import Attached, kept_from_compile
+from gradlib.recorder.second_order import made_to
+from gradlib.values import keep
+
+Inner: TypeAlias = tuple[Tensor, Tensor | None]
+"""The sum of it, and what came, if it came at once."""
+
+
+class InnerHook:
+    """The hook of a node by which a call makes one output of another."""
+
+    __slots__ = ("attached", "entry", "sums")
+
+    def __init__(self, attached: Attached, entry: int, sums: dict[int, Inner]) -> None:
+        """Say which of the node's gradients is added to which sums.
+
+        Args:
+            attached: The hooks of the block.
+            entry: Which of the gradients.
+            sums: By torch's number of the pass.
+        """
+        self.attached = attached
+        self.sums = sums
+        self.entry = entry
+
+    @kept_from_compile
+    def __call__(
+        self,
+        grads_in: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Add it, and follow what a pass with ``create_graph=True`` makes of it."""
+        grad, running = grads_in[self.entry], backward_pass_id()
+        if grad is not None:
+            known = self.sums.get(running)
+            both = (known[0] + grad, None) if known else (keep(grad), grad)
+            self.sums[running] = both
+        node = current_node() if grad_is_enabled() else None
+        if node is not None:
+            made = made_to(node, self.entry, grads_in, grads_out)
+            hook_inner(made, self.sums, self.attached)
+
+    def is_like(self, other: "InnerHook") -> bool:
+        """Tell whether another does the same."""
+        return other.sums is self.sums and other.entry == self.entry
+
+
+def hook_inner(
+    edges: Iterable[tuple[Node, int]], sums: dict[int, Inner], attached: Attached
+) -> None:
+    """Add up what nodes give, unless that is done already.
+
+    Args:
+        edges: The nodes, each with which of its gradients.
+        sums: The sum for each pass, by torch's number.
+        attached: The hooks of the block.
+    """
+    for node, entry in edges:
+        hook = InnerHook(attached, entry, sums)
+        handle: Any = node.register_hook(hook)
+        known = [*handle.hooks_dict_ref().values()][:-1]
+        attached.remember(handle)
+        if any(isinstance(it, InnerHook) and it.is_like(hook) for it in known):
+            handle.remove()

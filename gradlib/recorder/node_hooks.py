@@ -1,0 +1,189 @@
+"""The hooks of graph nodes: what each node computes is added to where it belongs."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradlib.private.modes import grad_is_enabled
+from gradlib.private.nodes import next_sequence_number
+from gradlib.private.passes import backward_pass_id, current_node
+from gradlib.recorder.attached import Attached, kept_from_compile
+from gradlib.recorder.numbered import Numbered
+from gradlib.recorder.second_order import Receiver, gives_back, made_by
+from gradlib.recorder.sums import Sums
+from gradlib.recording.trace import Flow
+from gradlib.values import Keep
+
+
+class NodeHooks:
+    """Gives what the nodes of a block compute to the calls that it belongs to."""
+
+    def __init__(
+        self, passes: Numbered, attached: Attached, sums: Sums, keep: Keep
+    ) -> None:
+        """Begin with no node hooked.
+
+        Args:
+            passes: The passes of the block.
+            attached: Its hooks.
+            sums: Its gradients that come in parts.
+            keep: Gives what to keep of a gradient.
+        """
+        self.passes = passes
+        self.sums = sums
+        self.keep = keep
+        self._attached = attached
+
+    def hook(
+        self,
+        node: Node,
+        receivers: list[Receiver],
+        within: int | None,
+        thread: int = 0,
+    ) -> None:
+        """Take what `node` computes: shares of gradients, which may come in parts.
+
+        Args:
+            node: The node.
+            receivers: Which of its gradients goes where.
+            within: The pass in which a checkpoint made the node.
+            thread: The one that made it, or 0.
+        """
+        hook = NodeHook(self, receivers, within, thread)
+        self._remember(node.register_hook(hook), receivers)
+
+    def _remember(self, handle: Any, receivers: Sequence[Receiver] = ()) -> None:
+        self.sums.expect(receivers)
+        self._attached.remember(handle)
+
+    def hook_way_back(
+        self, grad: Tensor, grads_out: Iterable[Tensor | None], flow: Flow
+    ) -> None:
+        """Note who goes through what a pass with ``create_graph=True`` has computed.
+
+        Args:
+            grad: What it has computed.
+            grads_out: From what. Who goes through these alone has nothing to do with
+                the call.
+            flow: Of the call.
+        """
+        node = grad.grad_fn
+        if node is None or any(
+            it is not None and it.grad_fn is node for it in grads_out
+        ):
+            return
+
+        def note(*_: object) -> None:
+            running = backward_pass_id()
+            if running in self.passes.numbers or self.passes.admits(running, None):
+                flow.gone_through |= {running}
+
+        self._remember(node.register_hook(note))
+
+    def follow(
+        self,
+        hook: "NodeHook",
+        grads_in: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
+
+        Args:
+            hook: Of the node that it has just gone through.
+            grads_in: What that has computed.
+            grads_out: From what.
+        """
+        node = current_node()
+        if node is None:
+            return
+        if gives_back(node, grads_in, grads_out):
+            for *_, flow in hook.receivers:
+                flow.gave_back = True
+        made: dict[Node, list[Receiver]] = {}
+        here = threading.get_ident()
+        known = hook.known if hook.thread == here else None
+        for maker, it in made_by(node, hook.receivers, grads_in, grads_out, known):
+            made.setdefault(maker, []).append(it)
+        # A copy that the forward has saved is there for each pass, and hooked once.
+        hook.known = next_sequence_number() - 1
+        for maker, its in made.items():
+            self._hook_for_more(maker, its, here)
+
+    def _hook_for_more(self, node: Any, receivers: list[Receiver], thread: int) -> None:
+        """Take what `node` computes, less what hooks of it take already."""
+        hook = NodeHook(self, [], None, thread)
+        handle = node.register_hook(hook)
+        known = {
+            (entry, id(grads))
+            for it in handle.hooks_dict_ref().values()
+            if isinstance(it, NodeHook)
+            for entry, grads, *_ in it.receivers
+        }
+        hook.receivers = [it for it in receivers if (it[0], id(it[1])) not in known]
+        self._remember(handle, hook.receivers)
+        if not hook.receivers:
+            handle.remove()
+
+    def note_batched(self, receivers: list[Receiver]) -> None:
+        """Note which calls a pass with is_grads_batched has reached, if it has a graph.
+
+        Later ones may go through that.
+        """
+        if not grad_is_enabled():
+            return
+        behind = len(set(self.passes.numbers.values()))
+        for *_, flow in receivers:
+            if flow.behind_batched is None:
+                flow.behind_batched = behind
+
+
+class NodeHook:
+    """The hook of a graph node: it adds what the node computes to where it belongs."""
+
+    __slots__ = ("every", "known", "passes", "receivers", "thread", "within")
+
+    def __init__(
+        self,
+        every: NodeHooks,
+        receivers: list[Receiver],
+        within: int | None,
+        thread: int,
+    ) -> None:
+        """Say where the node's gradients go; the arguments are those of `NodeHooks`."""
+        self.known = 0  # autograd's sequence number when it was followed last
+        self.thread = thread
+        self.every = every
+        self.passes = every.passes
+        self.receivers = receivers
+        self.within = within
+
+    @kept_from_compile
+    def __call__(
+        self,
+        grads_in: tuple[Tensor | None, ...],
+        grads_out: tuple[Tensor | None, ...],
+    ) -> None:
+        """Keep the parts of `grads_in` in the running pass."""
+        every, passes, running = self.every, self.passes, backward_pass_id()
+        if running not in passes.numbers and not passes.admits(running, self.within):
+            every.note_batched(self.receivers)
+            return
+        keep_share = every.keep
+        with_graph, reduces = passes.with_graph, every.sums.reduces
+        if with_graph and grad_is_enabled():
+            every.follow(self, grads_in, grads_out)
+        for entry, grads, part, flow in self.receivers:
+            grad = grads_in[entry]
+            if grad is None:
+                continue
+            if with_graph:
+                every.hook_way_back(grad, grads_out, flow)
+            if part is not None and (grad := part(grad)) is None:
+                continue
+            if reduces or running in grads:
+                every.sums.add(grads, running, grad)
+            else:
+                grads[running] = keep_share(grad)

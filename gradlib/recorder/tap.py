@@ -1,0 +1,126 @@
+"""The hook of a tensor, which keeps the gradient of all its uses together."""
+
+from typing import Any
+
+from torch import Tensor
+
+from gradlib.private.nodes import sequence_number
+from gradlib.private.passes import (
+    backward_pass_id,
+    current_node,
+    gradients_are_batched,
+)
+from gradlib.recorder.attached import Attached, TensorHook, kept_from_compile
+from gradlib.recorder.numbered import Numbered
+from gradlib.recorder.second_order import Part
+from gradlib.recording.trace import Grads
+from gradlib.values import Keep
+
+NO_NUMBER = 2**64 - 1
+"""The sequence number of what has none: a node that adds to a leaf's ``.grad``."""
+
+
+class Tap(TensorHook):
+    """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
+
+    __slots__ = (
+        "attached",
+        "grads",
+        "keep",
+        "maker",
+        "number",
+        "part",
+        "passes",
+        "reaches_call",
+        "within",
+    )
+
+    def __init__(
+        self,
+        passes: Numbered,
+        attached: Attached,
+        tensor: Tensor,
+        grads: Grads,
+        keep: Keep,
+        within: int | None = None,
+        part: Part | None = None,
+        reaches_call: bool = False,
+    ) -> None:
+        """Hook a tensor.
+
+        Args:
+            passes: The passes of the block.
+            attached: Its hooks.
+            tensor: The tensor.
+            grads: Where the gradient goes.
+            keep: Gives what to keep of the gradient.
+            within: The pass in which a checkpoint made the tensor.
+            part: What is meant of the gradient, if not all.
+            reaches_call: Whether a pass that comes through it has reached a call.
+        """
+        self.within = within
+        self.part = part
+        self.reaches_call = reaches_call
+        self.passes = passes
+        self.attached = attached
+        self.grads = grads
+        self.keep = keep
+        node = tensor.grad_fn
+        # Of the node that has made it. After detach_() it keeps its hooks, and is
+        # another tensor.
+        self.maker = NO_NUMBER if node is None else sequence_number(node)
+        self.number = tensor.output_nr  # which of its node's outputs the tensor is
+        super().__init__(tensor)
+        attached.on_tensors.append(self)
+
+    @kept_from_compile
+    def __call__(self, grad: Tensor | None) -> None:
+        """Keep what is meant of `grad`, the gradient in the running pass."""
+        if grad is None:  # of a backward that gives nothing
+            return
+        node = current_node()
+        if node is not None and sequence_number(node) != self.maker:
+            return
+        hooks, running = self.hooks() or {}, backward_pass_id()
+        if (  # as most are: alone, and in a pass that has reached a call
+            running in self.passes.numbers and len(hooks) == 1 and self.part is None
+        ):
+            self.grads[running] = self.keep(grad)
+            return
+        meant: Tensor | None = grad
+        if self.part is not None:
+            meant = None if gradients_are_batched() else self.part(grad)
+        # Somebody has hooked it since, or a hook before ours did, in this pass.
+        others_follow = len(hooks) > 1 and next(reversed(hooks)) is not self
+        if meant is not None and self.take(meant) and others_follow:
+            self._take_again()
+
+    def take(self, grad: Tensor) -> bool:
+        """Keep a gradient in the running pass, and tell whether that could be."""
+        running, passes = backward_pass_id(), self.passes
+        if running not in passes.numbers and not passes.admits(
+            running, self.within, reaches_call=self.reaches_call
+        ):
+            return False
+        self.grads[running] = self.keep(grad)
+        return True
+
+    def _take_again(self) -> None:
+        """Take the gradient anew when the hooks that follow have had it too.
+
+        They may change it. Its node gets what they return, just before it runs.
+        """
+        node: Any = current_node()
+        if node is None:
+            return
+
+        def take(gathered: tuple[Tensor | None, ...]) -> None:
+            handle.remove()
+            grad = gathered[self.number]
+            if grad is not None and self.part is not None:
+                grad = self.part(grad)
+            if grad is not None:
+                self.grads[backward_pass_id()] = self.keep(grad)
+
+        handle = node.register_prehook(take)
+        self.attached.remember(handle)
