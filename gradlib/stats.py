@@ -1,12 +1,12 @@
 """Numbers that sum up tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
@@ -14,6 +14,8 @@ from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.sharded import own_part
 
 linalg = cast(Any, torch.linalg)
+
+Result = TypeVar("Result")
 
 Number: TypeAlias = Tensor | float | complex
 """A number, or a tensor of no dimension that holds it, on a device."""
@@ -128,9 +130,9 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     values = _values(tensor)
     shape = values.shape if tensor.is_nested else tensor.shape
     try:
-        numbers = _numbers(values)
+        numbers = if_known(lambda: _numbers(values), [tensor])
         return TensorStats(shape, tensor.dtype, numbers)
-    except TypeError as error:  # of a class that takes over what torch does
+    except UnknownToClassError as error:
         raise RecordingArgumentError(
             f"tensor is a {type(tensor).__name__}, for which torch has no norm, mean "
             "or count: pass a plain tensor of its values."
@@ -193,7 +195,7 @@ def norm(values: Iterable[Tensor | TensorStats]) -> float:
     Returns:
         The square root of the sum of squared magnitudes; 0 without tensors; NaN where
         there are no values, as on the meta device, or of a dtype that torch does not
-        turn into numbers.
+        turn into numbers, or of a class of tensors that has no norm.
     """
     return math.hypot(*map(_norm, values))
 
@@ -204,9 +206,33 @@ def _norm(values: Tensor | TensorStats) -> float:
     if values.is_meta:
         return math.nan
     try:
-        return _sum_of_squares_root(wide(values)).item()
-    except NotImplementedError:
+        return if_known(lambda: _sum_of_squares_root(wide(values)).item(), [values])
+    except (UnknownToClassError, NotImplementedError):
         return math.nan
+
+
+class UnknownToClassError(Exception):
+    """A class of tensors does not know what was to be computed."""
+
+
+def if_known(compute: Callable[[], Result], tensors: Iterable[Tensor]) -> Result:
+    """Compute something of tensors.
+
+    Raises:
+        UnknownToClassError: It raised something, and one of them is of another class:
+            of what such a class does not know it raises what it likes.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        if not any(map(is_of_other_class, tensors)):
+            raise
+        raise UnknownToClassError from error
+
+
+def is_of_other_class(tensor: Tensor) -> bool:
+    """Tell whether a tensor's class may take over what torch does."""
+    return type(tensor) not in (Tensor, nn.Parameter)
 
 
 def _sum_of_squares_root(values: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gradlib.errors import BrokenFileError, NotStorableError
+from gradlib.private.modes import no_transforms
+from gradlib.stats import UnknownToClassError, if_known
 
 FORMAT = "gradlib recording"
 VERSION = "1"
@@ -78,10 +80,20 @@ def save(
             plain.
 
     Raises:
-        NotStorableError: A tensor is of a kind that a file cannot hold.
+        NotStorableError: A tensor is of a kind that a file cannot hold, or a value is
+            nested too deep.
     """
     writer = _Writer(classes)
-    text = json.dumps(writer.written(content), allow_nan=False).encode()
+    try:
+        with no_transforms():
+            written = writer.written(content)
+        text = json.dumps(written, allow_nan=False).encode()
+    except RecursionError as error:
+        raise NotStorableError(
+            "A list, tuple or dict in this holds others, hundreds of levels deep, and "
+            "a file cannot. Leave it out with record(..., modules=...) or "
+            "record(..., keep=...)."
+        ) from error
     writer.tensors[_JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     metadata = {"format": FORMAT, "version": VERSION, "sha256": BLANK}
     try:
@@ -104,9 +116,10 @@ def load(path: str | os.PathLike[str], classes: Mapping[str, Class]) -> Any:
     data = Path(path).read_bytes()
     _check(path, data)
     try:
-        tensors = safetensors.torch.load(data)
-        text = tensors.pop(_JSON).numpy().tobytes()
-        return _Reader(tensors, classes).read(json.loads(text))
+        with no_transforms():
+            tensors = safetensors.torch.load(data)
+            text = tensors.pop(_JSON).numpy().tobytes()
+            return _Reader(tensors, classes).read(json.loads(text))
     except Exception as error:  # whatever a file that somebody made up leads to
         raise BrokenFileError(
             f"{path} has the checksum of a recording and not its contents "
@@ -133,8 +146,11 @@ class _Writer:
             if isinstance(value, kind):
                 return {name: self.written(plain(value))}
         match value:
-            case None | bool() | int() | str():
+            case None | bool() | str():
                 return value
+            case int():  # of thousands of digits Python writes no decimal number
+                few = value.bit_length() <= 64
+                return value if few else {"int": hex(value)}
             case float():
                 return value if math.isfinite(value) else {"float": repr(float(value))}
             case complex():
@@ -235,6 +251,8 @@ class _Reader:
                 return torch.empty(body[1], dtype=dtype_named(body[0]), device="meta")
             case "ndarray":
                 return self.read(body).numpy()
+            case "int":
+                return int(body, 16)
             case "float":
                 return float(body)
             case "complex":
@@ -316,17 +334,22 @@ def _plain(tensor: Tensor) -> tuple[Tensor, bytes]:
     give the recording a copy of its own, and for good.
     """
     try:
-        values = tensor.detach().cpu()
-        values = values if values.layout == torch.strided else values.to_dense()
-        values = values.resolve_conj()
-        values = torch.view_as_real(values) if values.is_complex() else values
-        values = values.clone(memory_format=torch.contiguous_format)
-        content: Any = values.reshape(-1).view(torch.uint8).numpy()
-    except (RuntimeError, TypeError) as error:
+        values, content = if_known(lambda: _dense(tensor), [tensor])
+    except (RuntimeError, TypeError, UnknownToClassError) as error:
         raise _not_storable(tensor) from error
     if not _is_read_back(values.dtype):
         raise _not_storable(tensor)
     return values, hashlib.sha256(content).digest()
+
+
+def _dense(tensor: Tensor) -> tuple[Tensor, Any]:
+    """Return the values of a tensor, and as NumPy's bytes."""
+    values = tensor.detach().cpu()
+    values = values if values.layout == torch.strided else values.to_dense()
+    values = values.resolve_conj()
+    values = torch.view_as_real(values) if values.is_complex() else values
+    values = values.clone(memory_format=torch.contiguous_format)
+    return values, values.reshape(-1).view(torch.uint8).numpy()
 
 
 @cache

@@ -499,6 +499,38 @@ def test_scalars_of_numpy_become_plain_numbers(path: Path) -> None:
     assert loaded == scalars
 
 
+def test_an_integer_of_any_size(path: Path) -> None:
+    numbers = [2**70, -(10**5000), 2**64, 0, -1]
+    assert round_trip(numbers, path) == numbers
+
+
+def test_what_is_nested_too_deep(path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(gradlib.NotStorableError, match="levels deep"):
+        storage.save(path, deep, {})
+    assert not path.exists()
+
+
+def test_inside_of_torch_func(path: Path) -> None:
+    model = nn.Linear(2, 1)
+    with gradlib.record(model) as recording:
+        model(torch.ones(3, 2)).sum().backward()
+    found: list[gradlib.Recording] = []
+
+    def save_and_load(x: Tensor) -> Tensor:
+        recording.save(path)
+        found.append(gradlib.load_recording(path))
+        return x.sum()
+
+    torch.vmap(save_and_load)(torch.ones(2, 3))
+    torch.func.grad(save_and_load)(torch.ones(3))
+    for loaded in found:
+        assert_close(loaded[""].param_grads["weight"], torch.full((1, 2), 3.0))
+        assert recording.compare(loaded).ok
+
+
 def test_a_shape_stays_a_shape(path: Path) -> None:
     (loaded,) = round_trip([torch.Size([2, 3])], path)
     assert isinstance(loaded, torch.Size)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._functorch import vmap as _functorch_vmap
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.autograd.graph import _CloneArgBeforeMutateMode
 from torch.overrides import _get_current_function_mode_stack
@@ -36,6 +37,11 @@ _STANDING_IN = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
+
+# A context outside of torch.func's transforms, where tensors are what they are.
+no_transforms: Callable[[], AbstractContextManager[Any]] = (
+    temporarily_clear_interpreter_stack
+)
 
 # A context in which no torch function mode sees anything.
 no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction

@@ -15,7 +15,13 @@ from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
 from gradlib.recording.trace import Key
-from gradlib.stats import TensorStats, tensor_stats, wide
+from gradlib.stats import (
+    TensorStats,
+    UnknownToClassError,
+    if_known,
+    tensor_stats,
+    wide,
+)
 from gradlib.storage import NotSaved, tensor_of
 from gradlib.tree import Tree
 
@@ -266,7 +272,12 @@ def _stats(x: Any) -> Any:
 def _gap_of_tensors(x: Tensor, y: Tensor) -> Gap:
     # Of two classes of tensors neither may know the other.
     with nullcontext() if type(x) is type(y) else no_function_modes():
-        return _gap_of_values(x, y)
+        try:
+            return if_known(lambda: _gap_of_values(x, y), [x, y])
+        except UnknownToClassError as error:
+            kinds = " and ".join({type(it).__name__: None for it in (x, y)})
+            why = type(error.__cause__).__name__
+            return _incomparable(f"no differences of class {kinds}: {why}")
 
 
 def _gap_of_values(x: Tensor, y: Tensor) -> Gap:

@@ -22,7 +22,14 @@ from gradlib.recording.places import (
 )
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.stats import TensorStats, count_nonfinite, is_inexact, wide
+from gradlib.stats import (
+    TensorStats,
+    UnknownToClassError,
+    count_nonfinite,
+    if_known,
+    is_inexact,
+    wide,
+)
 from gradlib.tree import Tree
 
 
@@ -287,7 +294,13 @@ def _kinds(value: object) -> int:
 def _kinds_of_tensor(tensor: Tensor) -> int:
     if tensor.is_meta or not is_inexact(tensor.dtype):
         return 0
-    values = wide(tensor)
+    try:
+        return if_known(lambda: _kinds_of_numbers(wide(tensor)), [tensor])
+    except UnknownToClassError:
+        return 0
+
+
+def _kinds_of_numbers(values: Tensor) -> int:
     if not count_nonfinite(values):
         return 0
     return _bits(values.isnan().any(), values.isinf().any())

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -19,7 +20,7 @@ from gradlib.figure import require_axes
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import measured_in, numbered
 from gradlib.recording.trace import CallTrace
-from gradlib.stats import largest, norm, wide
+from gradlib.stats import UnknownToClassError, if_known, largest, norm, wide
 from gradlib.tree import Tree
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ def _logarithms(magnitudes: Tensor) -> Tensor:
 
 def _magnitudes(tensor: Tensor) -> Tensor:
     """Return the magnitudes of all entries in float64, NaN where there is no value."""
-    if tensor.is_meta:
-        return torch.full(tensor.shape, torch.nan, dtype=torch.double)
-    return wide(tensor).abs().double()
+    with suppress(UnknownToClassError):
+        if not tensor.is_meta:
+            return if_known(lambda: wide(tensor).abs().double(), [tensor])
+    return torch.full(tensor.shape, torch.nan, dtype=torch.double)

@@ -14,6 +14,7 @@ from gradlib.recording.notes import note
 from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
 from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
+from gradlib.stats import is_of_other_class, wide
 from gradlib.storage import NotSaved
 
 
@@ -106,6 +107,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
             f"{label(trace)} was given tensors without values, or they were kept on "
             'the device "meta". Record with another device.'
         )
+    _must_compute_differences(trace)
     return history, world
 
 
@@ -133,6 +135,22 @@ def require_whole(trace: CallTrace, number: int) -> None:
             "The backward pass raised, or has not ended yet: what it gave this call "
             "may be a part."
         )
+
+
+def _must_compute_differences(trace: CallTrace) -> None:
+    """Raise where a class of tensors lacks what tells whether a call repeats."""
+    leaves = [*trace.inputs.leaves, *(trace.output.leaves if trace.output else ())]
+    for leaf in leaves:
+        if not (isinstance(leaf, Tensor) and is_of_other_class(leaf)):
+            continue
+        try:
+            wide(leaf).double()
+        except Exception as error:
+            name, why = type(leaf).__name__, type(error).__name__
+            raise CannotReplayError(
+                f"{label(trace)} was given or returned a {name}. Whether it repeats "
+                f"nobody can tell: as a difference is computed, {name} raises {why}."
+            ) from error
 
 
 def _must_be_kept(trace: CallTrace) -> None:

@@ -1,6 +1,7 @@
 """Kinds of tensors: subclasses, empty, nested, quantized, without a tensor at all."""
 
 import copy
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -89,7 +90,7 @@ def _held(leaf: Any) -> Any:
     return leaf.held if isinstance(leaf, Wrapped) else leaf
 
 
-def test_a_class_that_knows_few_operations() -> None:
+def test_a_class_that_knows_few_operations(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
@@ -99,6 +100,16 @@ def test_a_class_that_knows_few_operations() -> None:
         model(x).sum().backward()
     grads = [it.grad_input[0].held for it in (recording["0"], recording["1"])]
     assert_close(grads, [torch.full((2,), 4.0), torch.full((2,), 2.0)])
+    # It has no norm, no differences and no bytes.
+    assert "1       Twice       [2]     nan" in str(recording)
+    assert recording.first_nonfinite() is None
+    assert recording.plot("histogram").axes
+    assert recording.compare(recording).first is not None
+    verified = recording.verify(numerical=True)
+    assert len(verified.skipped) == len(recording)
+    assert "Wrapped raises KeyError" in verified.skipped[0].reason
+    with pytest.raises(gradlib.NotStorableError):
+        recording.save(tmp_path / "wrapped.safetensors")
 
 
 def test_a_backward_that_gives_nothing() -> None:
