@@ -4,7 +4,7 @@ The modules it calls get copies of their parameters, buffers and other attribute
 it runs, and torch's generators begin where they did for the first call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def call_again(
     order: Tensor | None,
     double: bool,
     graph: bool,
-    widened: dict[int, Tensor],
+    widened: MutableMapping[Tensor, Tensor],
 ) -> Called:
     """Call the function, with inputs and parameters moved a little.
 
@@ -56,8 +56,9 @@ def call_again(
             are.
         double: Whether everything is computed in float64.
         graph: Whether autograd records it.
-        widened: The parameters in that dtype, by their ids, for the next calls too: to
-            make them takes as long as many a call.
+        widened: What each parameter is in that dtype, for the next calls too: to make
+            it takes as long as many a call. Those of modules that the function makes
+            are gone after each.
     """
     change = _doubled if double else copied
     leaves: dict[int | str, Tensor] = {}
@@ -71,9 +72,9 @@ def call_again(
     def own_value(original: Tensor, name: str | None) -> Tensor:
         if any(name in along for _, along in moves):
             return change(original)
-        value = widened.get(id(original))
+        value = widened.get(original)
         if value is None or value._version:  # an earlier call has written to it
-            value = widened[id(original)] = change(original)
+            value = widened[original] = change(original)
         return value
 
     def parameter_of(original: nn.Parameter) -> nn.Parameter:

@@ -189,7 +189,7 @@ def require_rows(
             of their own, ``"split"`` as a product of rows and columns, or by rows.
 
     Raises:
-        NoSuchWayError: They do.
+        NoSuchWayError: It is.
     """
     if _is_right_at_once(graph, blocks, look):
         return
@@ -242,8 +242,10 @@ def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) 
         total = sum(_parts(graph, blocks, look, point), torch.zeros_like(grad))
         apart.append(norm(total - grad))
         sizes.append(norm(total))
-    close = torch.stack(apart) < closeness(graph) * torch.stack(sizes)
-    return bool(close.all())
+    close = closeness(graph)
+    if len({it.device for it in apart}) > 1:
+        return all(bool(a < close * b) for a, b in zip(apart, sizes, strict=True))
+    return bool((torch.stack(apart) < close * torch.stack(sizes)).all())
 
 
 def _wrong(

@@ -18,6 +18,10 @@ MEMORY, FIRST = Path("/proc/meminfo"), 256
 """Where Linux says what is free, and how many bytes reach there: it is on line 3."""
 
 
+UNKNOWN = 2**32
+"""How many bytes are taken to be free where the system does not say."""
+
+
 def room_on(device: torch.device) -> int:
     """Return how many bytes a Jacobian may take on a device, unless it is told."""
     return int(SHARE * free_bytes(device))
@@ -39,13 +43,26 @@ def free_bytes(device: torch.device) -> int:
             for it in ("reserved_bytes", "allocated_bytes")
         )
         return free + reserved - allocated
+    return _free_on_linux() or _free_elsewhere()
+
+
+def _free_on_linux() -> int:
     try:
         with MEMORY.open("rb", buffering=0) as file:
             text = file.read(FIRST)
-    except OSError:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # What the files that were read last take can be had, too.
-    return 1024 * int(text.partition(b"MemAvailable:")[2].split(maxsplit=1)[0])
+        # What the files that were read last take can be had, too.
+        return 1024 * int(text.partition(b"MemAvailable:")[2].split(maxsplit=1)[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _free_elsewhere() -> int:
+    """Return what is free, or what there is in all, or `UNKNOWN`."""
+    names: dict[str, int] = getattr(os, "sysconf_names", {})
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS has only the second
+        if name in names and (pages := os.sysconf(name)) > 0:
+            return pages * os.sysconf("SC_PAGE_SIZE")
+    return UNKNOWN
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

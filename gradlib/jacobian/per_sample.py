@@ -185,26 +185,17 @@ def per_sample_jacobian(
 @torch.enable_grad()
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Do what `per_sample_jacobian` does, for whatever autograd can record."""
-    fn, inputs, argnums, in_dims, mode, chunk_size, _, out, create_graph = call
+    mode, out, create_graph = call.mode, call.out, call.create_graph
     _require_values()
+    _require_not_captured(mode, check=check)
     require_no_graph(out, create_graph=create_graph)
-    if graph_is_captured() and (check or mode not in ("reverse", "loop")):
-        raise JacobianArgumentError(
-            "While a CUDA graph is captured no number can be read, which a check and "
-            'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
-            "the function once before."
-        )
-    arguments = read(fn, inputs, argnums, in_dims)
-    if check:
-        given = (*arguments.inputs.leaves, *modules_known_to(arguments.fn))
-        check = may_look(given)
+    arguments = read(call.fn, call.inputs, call.argnums, call.in_dims)
+    leaves = arguments.inputs.leaves
+    check = check and may_look((*leaves, *modules_known_to(arguments.fn)))
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
     plan = _plan(arguments, graph, call, check=check)
-    given = None
-    if out is not None:
-        given = blocks_of(out, graph, arguments.inner)
-        require_own_memory(given, arguments.used())
+    given = None if out is None else _blocks_of(out, graph, arguments)
     with without_hooks(graph.points), grads_kept(graph.others):
         # With "auto" columns are proven, or rows by now.
         if create_graph and check:
@@ -215,7 +206,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             graph,
             plan,
             may_change=mode == "auto",
-            may_shorten=mode == chunk_size == "auto" and not plan.settled,
+            may_shorten=mode == call.chunk_size == "auto" and not plan.settled,
             prove=mode == "auto" or not check,  # the check does it too
             check=check,
             out=given,
@@ -306,6 +297,7 @@ def per_sample_jacobian_from_graph(
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     _require_values()
+    _require_not_captured("reverse", check=check)
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
     check = check and may_look(graph.points)
@@ -374,7 +366,7 @@ def plan_jacobian(
     #> Held at once, on top of the forward pass: 136.1 KiB, of 1 MiB.
     ```
 
-    The function is called once, and two backward passes count multiply-adds; its
+    The function is called once, and one to three backward passes count multiply-adds; its
     parameters, buffers and torch's random state are afterwards as they were.
 
     Args:
@@ -405,6 +397,7 @@ def plan_jacobian(
     """
     del progress
     _require_values()
+    require_no_graph(out, create_graph=create_graph)
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
@@ -413,7 +406,9 @@ def plan_jacobian(
         max_bytes = room_on(on_device(arguments))
         call = call._replace(max_bytes=max_bytes)
     with random_state_kept(), generators_kept(), state_kept(fn):
-        graph, _ = run(arguments, track_inputs=check)
+        graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
+        if out is not None:
+            _blocks_of(out, graph, arguments)
         check = check and chain is None  # which has nothing to check
         try:
             plan = _plan(arguments, graph, call, check=check)
@@ -445,6 +440,23 @@ def _require_values() -> None:
             "with the whole batch; create_graph=True lets gradients flow through the "
             "result. Inside of torch.func, vmap(jacrev(fn)) gives such Jacobians."
         )
+
+
+def _require_not_captured(mode: str, *, check: bool) -> None:
+    """Raise where a number would be read while a CUDA graph is captured."""
+    if graph_is_captured() and (check or mode not in ("reverse", "loop")):
+        raise JacobianArgumentError(
+            "While a CUDA graph is captured no number can be read, which a check and "
+            'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
+            "the function once before."
+        )
+
+
+def _blocks_of(out: Any, graph: Graph, arguments: Arguments) -> dict[Block, Tensor]:
+    """Return the tensors of `out` by block, which share no memory with what is used."""
+    given = blocks_of(out, graph, arguments.inner)
+    require_own_memory(given, arguments.used())
+    return given
 
 
 def _plan(arguments: Arguments, graph: Graph, call: Call, *, check: bool) -> Plan:

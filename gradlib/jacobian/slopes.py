@@ -1,10 +1,12 @@
 """How steep a function is along a direction, by pairs of calls."""
 
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradlib.jacobian.again import Called, call_again
 from gradlib.jacobian.arguments import Arguments
@@ -81,7 +83,7 @@ class Caller:
         self.chance = Chance()
         # Without a graph a call takes half the memory, and fn may need one inside.
         self._needs_graph = False
-        self._widened: dict[int, Tensor] = {}
+        self._widened: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 
     def in_float(self) -> "Caller":
         """Return one that calls in the dtypes the function was written for."""

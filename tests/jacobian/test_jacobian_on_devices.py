@@ -3,8 +3,10 @@
 No device is needed: torch's own functions are stood in for.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +179,24 @@ def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked) == {gpu}
 
 
+def test_what_is_free_where_linux_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu, page = torch.device("cpu"), os.sysconf("SC_PAGE_SIZE")
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 9 kB\nMemFree: 5 kB\nMemAvailable: 7 kB\n")
+    monkeypatch.setattr(memory, "MEMORY", told)
+    assert free_bytes(cpu) == 7 * 1024
+    told.write_text("of another system")
+    for missing in (told, tmp_path / "nowhere"):
+        monkeypatch.setattr(memory, "MEMORY", missing)
+        assert free_bytes(cpu) % page == 0
+    monkeypatch.setattr(os, "sysconf_names", {"SC_PHYS_PAGES": 0})  # as on macOS
+    assert free_bytes(cpu) == os.sysconf("SC_PHYS_PAGES") * page
+    monkeypatch.delattr(os, "sysconf_names")  # as on Windows
+    assert free_bytes(cpu) == memory.UNKNOWN
+
+
 def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     def plan_on(device: str, mode: str) -> Plan:
         net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmin(1)).to(device)
@@ -278,6 +298,9 @@ def test_what_reads_numbers_is_refused_while_a_graph_is_captured() -> None:
     for how in refused:
         with pytest.raises(JacobianArgumentError, match="no number can be read"):
             gradlib.per_sample_jacobian(bent, X, max_bytes=2**20, **how)
+    x = X.clone().requires_grad_()
+    with pytest.raises(JacobianArgumentError, match="no number can be read"):
+        gradlib.per_sample_jacobian_from_graph(bent(x), x, max_bytes=2**20)
     with pytest.raises(JacobianArgumentError, match="max_bytes must be given"):
         free_bytes(torch.device("cuda"))
     for mode in ("reverse", "loop"):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.testing import assert_close
 
 import gradlib
 from gradlib import CoupledSamplesError, JacobianArgumentError
@@ -332,6 +334,24 @@ def test_a_function_with_a_name_that_is_nowhere_yet(x: Tensor) -> None:
     found = gradlib.per_sample_jacobian(fn, x)
     later = fn
     assert torch.equal(found, gradlib.per_sample_jacobian(later, x))
+
+
+@pytest.mark.parametrize("widths", [(3, 5, 4, 2), (3, 3, 3, 3, 3, 3, 3)])
+def test_modules_that_a_function_makes_are_its_own(widths: tuple[int, ...]) -> None:
+    """Gone after each call, as the ids of their parameters, which others have then."""
+
+    def fn(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        for before, after in pairwise(widths):
+            x = nn.Linear(before, after, dtype=torch.double)(x).tanh()
+        return x
+
+    x = torch.linspace(-1, 1, 24, dtype=torch.double).view(8, 3)
+    for _ in range(4):
+        found = gradlib.per_sample_jacobian(fn, x)
+        assert_close(
+            found, gradlib.per_sample_jacobian(fn, x, mode="loop", check=False)
+        )
 
 
 def test_a_plan_leaves_written_weights(x: Tensor) -> None:

@@ -117,20 +117,24 @@ class Replays:
         if not _may_keep(made.bytes, device):
             raise RuntimeError(f"it would keep {made.bytes} bytes of {device}")
         self.device, self.bytes, self._captured = device, made.bytes, made
-        _every.add(self)
+        with _EVERY_LOCK:
+            _every.add(self)
         return made
 
     def _let_go(self) -> None:
         self._captured, self.bytes = None, 0
-        _every.discard(self)
+        with _EVERY_LOCK:
+            _every.discard(self)
 
 
 def _may_keep(size: int, device: torch.device) -> bool:
     """Tell whether another graph may keep so many bytes of a device."""
-    kept = sum(it.bytes for it in _every if it.device == device)
+    with _EVERY_LOCK:  # other threads capture theirs
+        kept = sum(it.bytes for it in _every if it.device == device)
     return size <= MOST and kept + size <= memory_of(device) // SHARE
 
 
+_EVERY_LOCK = Lock()
 _every: WeakSet[Replays] = WeakSet()
 _of_modules: "WeakKeyDictionary[nn.Module, Replays]" = WeakKeyDictionary()
 
