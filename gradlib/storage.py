@@ -80,8 +80,8 @@ def save(
             plain.
 
     Raises:
-        NotStorableError: A tensor is of a kind that a file cannot hold, or a value is
-            nested too deep.
+        NotStorableError: A tensor is of a kind that a file cannot hold, a value is
+            nested too deep, or at `path` is something that is no regular file.
     """
     writer = _Writer(classes)
     try:

@@ -36,16 +36,15 @@ class Call(NamedTuple):
 
 def is_open(call: Call) -> bool:
     """Tell whether any way will do, for the first input and each row of it."""
-    _, _, argnums, in_dims, mode, chunk_size, _, _, _ = call
-    if mode != "auto" or chunk_size != "auto":
+    if call.mode != "auto" or call.chunk_size != "auto":
         return False
+    argnums, in_dims = call.argnums, call.in_dims
     return type(argnums) is type(in_dims) is int and argnums == in_dims == 0
 
 
 def asks_no_more(call: Call) -> bool:
     """Tell whether only the Jacobian is asked for, in as much memory as it takes."""
-    _, _, _, _, _, _, max_bytes, out, create_graph = call
-    return max_bytes is None and out is None and not create_graph
+    return call.max_bytes is None and call.out is None and not call.create_graph
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ BY_COLUMNS = ("forward", "split")
 """The modes that ask for columns, and so differentiate twice."""
 
 
-def passes(graph: Graph) -> int:
+def count_columns(graph: Graph) -> int:
     """Return how many columns there are to ask for."""
     return sum(graph.columns(i) for i in range(len(graph.points)))
 

@@ -158,7 +158,7 @@ def run(
         else:
             point = (leaf.clone() if leaf.is_inference() else leaf).detach()
         if place in asked or (place in batched and leaf.is_floating_point()):
-            points[place] = point if point.requires_grad else point.requires_grad_()
+            points[place] = point.requires_grad_()
         elif leaf.requires_grad:  # fn may differentiate for it itself
             point.requires_grad_()
         # The function may overwrite what it is given, and no caller's tensor.

@@ -28,7 +28,7 @@ def pull(
     More than one need a graph whose nodes can work on batched values.
 
     Args:
-        output: The tensor y that the pass begins at.
+        output: The tensor y, or an edge of its graph that the pass begins at.
         inputs: The tensors x that it ends at.
         vectors: The cotangents, ``(count, *y.shape)``.
         create_graph: Whether the result has a graph too.

@@ -366,8 +366,8 @@ def plan_jacobian(
     #> Held at once, on top of the forward pass: 136.1 KiB, of 1 MiB.
     ```
 
-    The function is called once, and one to three backward passes count multiply-adds; its
-    parameters, buffers and torch's random state are afterwards as they were.
+    The function is called once, and one to three backward passes count multiply-adds.
+    Its parameters, buffers and torch's random state are afterwards as they were.
 
     Args:
         fn: As for `per_sample_jacobian`, as all that follow.

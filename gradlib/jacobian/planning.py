@@ -67,7 +67,7 @@ def make(
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.nodes_of(graph)
-    rows = reverse.passes(graph)
+    rows = reverse.count_rows(graph)
     on_cpu = graph.points[0].device.type == "cpu"
     singly = known.wrong_at_once or (create_graph and known.wrong_at_once_twice) or ""
     small = not on_cpu and rows <= FEW and not any(graph.shared)
@@ -147,8 +147,8 @@ def _counts(
     graph: Graph, known: nodes.Nodes, mode: str, *, settled: bool
 ) -> tuple[dict[str, int | str], Cut | None]:
     """Return what each way asks for, or why it cannot be taken, and where to split."""
-    rows = reverse.passes(graph)
-    columns: int | str = forward.passes(graph)
+    rows = reverse.count_rows(graph)
+    columns: int | str = forward.count_columns(graph)
     halves: int | str
     cut: Cut | None = None
     fewest = min(rows, FORWARD * columns)

@@ -18,7 +18,7 @@ GoBack: TypeAlias = Callable[[Tensor, Sequence[Tensor], Tensor], list[Tensor | N
 """Gives the VJPs of several vectors: of an output, the inputs, and the vectors."""
 
 
-def passes(graph: Graph) -> int:
+def count_rows(graph: Graph) -> int:
     """Return how many rows there are to ask for."""
     counts = 0
     for root in range(len(graph.roots)):

@@ -24,11 +24,11 @@ from gradlib.jacobian.pieces import SAMPLES, Piece
 PRODUCT = 2**23
 """How many bytes of the product are computed on a CPU before they are handed over."""
 
-HALVES = 2
-"""From how many parts of the samples one goes back to see whether h has their rows."""
-
 FILLING = 2**28
 """The same on other devices, which want much at once; no GPU was measured here."""
+
+HALVES = 2
+"""From how many parts of the samples one goes back to see whether h has their rows."""
 
 
 def find(graph: Graph) -> Cut | None:

@@ -425,7 +425,8 @@ class Recording(Printable):
             RecordingArgumentError: `path` is no path.
             OSError: A file cannot be written there.
             NotStorableError: A tensor is of a kind that a file cannot hold, as a nested
-                or quantized one.
+                or quantized one, a value is nested too deep, or at `path` is something
+                that is no regular file.
         """
         saving.must_be_a_path(path)
         storage.save(

@@ -48,11 +48,11 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class Chain(NamedTuple):
-    """Convolutions, then linear layers, and what is elementwise around them.
+    """Convolutions and the like, then linear layers, and what is elementwise around.
 
     Attributes:
         x: What it is given, ``(batch, *in)``.
-        maps: The convolutions.
+        maps: What comes before the first linear layer and is not elementwise.
         linears: The linear layers.
         bends: What is elementwise before the first, after each, and after the last.
         softmax: What comes at the end, if it is one.
@@ -113,7 +113,7 @@ class Chain(NamedTuple):
 
     @property
     def multiply_adds(self) -> int:
-        """How many all products take, and the convolutions, of all rows."""
+        """How many all products take, and `maps`, of all rows."""
         rows = self.x.shape[0] * self.outs
         softmax = rows * self.ins if self.softmax is not None else 0
         once = (rows - self.outs) * self.maps.alike if self.begins_alike else 0

@@ -238,7 +238,8 @@ class Layer(NamedTuple):
 
     Attributes:
         module: The module, or the number that an operation takes; ``None`` without.
-        pointwise: What is known of it; ``None`` for a convolution.
+        pointwise: What is known of it; ``None`` where one goes back through it by a
+            step of its own.
     """
 
     module: Any

@@ -274,9 +274,9 @@ def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
         if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
             return None
     # A bias that does not go with the weight makes torch raise where it is added.
-    if bias is not None and not _is_plain(bias, (weight.shape[0],), like):
+    if bias is not None and not is_plain(bias, (weight.shape[0],), like):
         return None
-    return Linear(weight, bias) if _is_plain(weight, weight.shape, like) else None
+    return Linear(weight, bias) if is_plain(weight, weight.shape, like) else None
 
 
 def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
@@ -298,11 +298,11 @@ def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
         return False
     own = own_parameters(layer)
     given = [it for it in (own.get("weight"), own.get("bias")) if it is not None]
-    are_plain = all(_is_plain(it, (channels,), like) for it in (*given, *stored))
+    are_plain = all(is_plain(it, (channels,), like) for it in (*given, *stored))
     return fits and type(layer.eps) is float and are_plain
 
 
-def _is_plain(tensor: Any, shape: Shape, like: Like) -> bool:
+def is_plain(tensor: Any, shape: Shape, like: Like) -> bool:
     """Tell whether a parameter or buffer is an ordinary tensor of a shape."""
     return (
         type(tensor) in (Parameter, Tensor)

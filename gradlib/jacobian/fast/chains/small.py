@@ -20,7 +20,7 @@ from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.plan import Plan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
-UNSURE = frozenset(("hardswish", "hardtanh", "relu6"))
+UNSURE = frozenset(("hardswish", "hardtanh"))
 """The functions whose slope at NaN is one or the other, in torch, by how many entries
 there are and where they stand in memory."""
 

@@ -16,6 +16,7 @@ from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.chains.evaluate import in_parts
 from gradlib.jacobian.fast.chains.layers import Layer, Pointwise, by_slope
+from gradlib.jacobian.fast.chains.mapped import is_plain
 from gradlib.jacobian.fast.chains.product import (
     Factors,
     is_by_columns,
@@ -145,15 +146,15 @@ def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
     node: Any = edge_of(root)[0]
     matrices: list[Tensor] = []
     bends: list[list[Bend]] = [[]]
-    shape = root.shape
+    shape, like = root.shape, (root.dtype, root.device)
     while node is not end:
         name, before = node.name(), cast(Any, node.next_functions)
         if name in ("AddmmBackward0", "MmBackward0"):
             at = 1 if name == "AddmmBackward0" else 0
             matrix = node._saved_mat2
-            if at and node._saved_alpha != 1:
+            if matrix is None or (at and node._saved_alpha != 1):
                 return None
-            if not _is_plain(matrix, root) or matrix.shape[1] != shape[1]:
+            if not is_plain(matrix, (*matrix.shape[:1], shape[1]), like):
                 return None
             sides = [
                 it for i, (it, _) in enumerate(before) if i != at and it is not None
@@ -166,7 +167,7 @@ def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
             node = before[at][0]
         elif name in SLOPES:
             slope = node(torch.ones(shape, dtype=root.dtype, device=root.device))
-            if not _is_plain(slope, root) or slope.shape != shape:
+            if not is_plain(slope, shape, like):
                 return None
             bends[0].insert(0, Bend(KNOWN_SLOPE, slope))
             node = before[0][0]
@@ -181,16 +182,6 @@ def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
     if not matrices or point.shape[0] != shape[0]:
         return None
     return Factors(matrices, bends) if point[0].numel() == shape[1] else None
-
-
-def _is_plain(tensor: object, like: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and isinstance(tensor, Tensor)
-        and tensor.dtype == like.dtype
-        and tensor.device == like.device
-        and tensor.layout == torch.strided
-    )
 
 
 def _is_first(node: Node, end: Node, point: Tensor, shape: torch.Size) -> bool:

@@ -96,8 +96,8 @@ class BySample:
         for (_, point), block in blocks.items():
             if point not in used:
                 block.zero_()
-        nodes_ = _nodes(part.use for part in self._parts)
-        for root, rows, grads in _passes(self._graph, nodes_, chunk):
+        nodes = _nodes(part.use for part in self._parts)
+        for root, rows, grads in _passes(self._graph, nodes, chunk):
             for part in self._parts:
                 into, grad = blocks[root, part.use.point][:, rows], grads[part.use.node]
                 if grad is None:
@@ -191,7 +191,7 @@ def _samples(graph: Graph, uses: list[Use]) -> dict[Node, Samples] | None:
 
 
 def _passes(
-    graph: Graph, nodes_: list[Node], chunk: int
+    graph: Graph, nodes: list[Node], chunk: int
 ) -> Iterator[tuple[int, slice, dict[Node, Tensor | None]]]:
     """Go back with the same rows of all samples, some rows at a time.
 
@@ -202,13 +202,13 @@ def _passes(
         rows = graph.rows(root)
         for start, length in chunks(rows, chunk):
             v = one_hot_for_all(length, y, start, y.shape)
-            found = pull(y, _edges(nodes_), v)
+            found = pull(y, _edges(nodes), v)
             ours = slice(start, start + length)
-            yield root, ours, dict(zip(nodes_, found, strict=True))
+            yield root, ours, dict(zip(nodes, found, strict=True))
 
 
-def _edges(nodes_: list[Node]) -> list[GradientEdge]:
-    return [GradientEdge(node, 0) for node in nodes_]
+def _edges(nodes: list[Node]) -> list[GradientEdge]:
+    return [GradientEdge(node, 0) for node in nodes]
 
 
 def _nodes(uses: Iterable[Use]) -> list[Node]:

@@ -19,7 +19,7 @@ Write: TypeAlias = Callable[[Tensor, Tensor], None]
 """From gradients of what came out, ``(rows, batch, *out)``, into the parameter's part
 of the Jacobian, ``(batch, rows, *param)``."""
 
-Rule: TypeAlias = Callable[["Use", "Samples", Tensor], Write | None]
+Rule: TypeAlias = Callable[[Use, Samples, Tensor], Write | None]
 """From the use of a parameter to that, or ``None`` where it is not known."""
 
 COLUMNS = 2**24

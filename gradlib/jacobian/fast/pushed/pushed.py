@@ -21,7 +21,8 @@ from gradlib.jacobian.drawing import Drawing, Spot
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed.apart import keeps_apart
-from gradlib.jacobian.fast.pushed.rules import RULES, Forth
+from gradlib.jacobian.fast.pushed.forth import Forth
+from gradlib.jacobian.fast.pushed.rules import RULES
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block, written

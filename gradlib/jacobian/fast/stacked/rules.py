@@ -42,10 +42,7 @@ def _summed_up(op: Operation, back: Times) -> Back:
 
 
 def _elementwise(op: Operation) -> Back | None:
-    return _along_all(op, slopes(op))
-
-
-def _along_all(op: Operation, found: dict[int, Tensor]) -> Back | None:
+    found = slopes(op)
     if found.keys() != op.shapes.keys():
         return None
     return _summed_up(op, lambda grad: {i: grad * it for i, it in found.items()})

@@ -60,10 +60,7 @@ def _slicing(
 
 
 def _entries(value: Value, steps: dict[Axis, int]) -> int:
-    total = 1
-    for axis in value.axes:
-        total *= steps.get(axis, axis.size)
-    return total
+    return math.prod(steps.get(axis, axis.size) for axis in value.axes)
 
 
 class Run:

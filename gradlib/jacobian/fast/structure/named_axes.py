@@ -4,6 +4,7 @@ A tensor's dimension is a product of axes, in the order of its entries: one axis
 most, batch and token where a view has put them together, none where its size is 1.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -50,10 +51,7 @@ def flat(dims: Dims) -> tuple[Axis, ...]:
 
 def length(axes: Iterable[Axis]) -> int:
     """Return how many entries they have together."""
-    total = 1
-    for axis in axes:
-        total *= axis.size
-    return total
+    return math.prod(axis.size for axis in axes)
 
 
 def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:

@@ -32,15 +32,11 @@ def _sub(op: Operation) -> dict[int, Back]:
     return same(1, -op.saved("alpha"))
 
 
-def _along_all(found: dict[int, Tensor]) -> dict[int, Back]:
+def _elementwise(op: Operation) -> dict[int, Back]:
     def back(slope: Tensor) -> Back:
         return lambda dims: Step(dims, ((slope, dims),), work=2 * slope.numel())
 
-    return {i: back(slope) for i, slope in found.items()}
-
-
-def _elementwise(op: Operation) -> dict[int, Back]:
-    return _along_all(slopes(op))
+    return {i: back(slope) for i, slope in slopes(op).items()}
 
 
 Rule: TypeAlias = Callable[[Operation], dict[int, Back]]

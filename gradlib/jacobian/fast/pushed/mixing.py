@@ -1,0 +1,72 @@
+"""The way forward through what sums products: matrices, softmax, norms."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.pushed.forth import Forth, as_samples, of_one, once
+from gradlib.jacobian.fast.stacked import mixing as stacked
+from gradlib.jacobian.fast.stacked.back import Back, Part
+
+
+def addmm(op: Operation) -> Forth | None:
+    """A matrix plus a product of two."""
+    alpha, beta = op.saved("alpha"), op.saved("beta")
+    return _product(op, 1, op.saved("mat2"), alpha) if beta == 1 else None
+
+
+def mm(op: Operation) -> Forth | None:
+    """A product of two matrices."""
+    return _product(op, 0, op.saved("mat2"), 1)
+
+
+def _product(
+    op: Operation, place: int, matrix: Tensor | None, scale: float
+) -> Forth | None:
+    """Return the way through the product of what stands in a place with a matrix."""
+    if matrix is None or set(op.shapes) != {place}:
+        return None
+    matrix = matrix.detach() * scale if scale != 1 else matrix.detach()
+    push = once(as_samples(lambda t: t @ matrix))
+    return lambda given: push(given[place])
+
+
+def softmax(op: Operation) -> Forth:
+    """Probabilities."""
+    back = stacked.softmax(op)  # its matrix is symmetric
+    return of_one(lambda t: _whole(back(t)))
+
+
+def log_softmax(op: Operation) -> Forth:
+    """Their logarithms."""
+    p, dim = op.saved("result").detach().exp(), 1 + op.dim()
+    return of_one(lambda t: t - (t * p).sum(dim, keepdim=True))
+
+
+def layer_norm(op: Operation) -> Forth | None:
+    """A layer norm."""
+    return _normed(stacked.layer_norm(op, plain=True), op.saved("weight"))
+
+
+def group_norm(op: Operation) -> Forth | None:
+    """A group norm, or a norm of each channel."""
+    weight: Tensor | None = op.saved("weight")
+    if weight is not None:
+        weight = weight.view(-1, *[1] * (len(op.shape) - 2))
+    return _normed(stacked.group_norm(op, plain=True), weight)
+
+
+def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
+    """Return the way through a norm: without its weight its matrix is symmetric."""
+    if back is None:
+        return None
+    scale = 1 if weight is None else weight.detach()
+    return of_one(lambda t: _whole(back(t)) * scale)
+
+
+def _whole(grads: Mapping[int, Tensor | Part]) -> Tensor:
+    """Return the gradient of what alone went in."""
+    grad = grads[0]
+    assert isinstance(grad, Tensor), "it is no part"
+    return grad
