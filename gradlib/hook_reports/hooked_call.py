@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
-from gradlib.edges import Edge, edge_of
+from gradlib.edges import Edge, edge_of, edges_behind, leaves_at, nodes_behind
 from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.graph import read
 from gradlib.hook_reports.hooks import ACCUMULATED, ON_LAST_NODE, SEVERAL, TENSOR, Got
@@ -45,6 +46,10 @@ class HookedCall:
             their names.
         of_several: The names of the tensors that `SEVERAL` is tried on.
         odd_leaf: The class of a leaf among them, if it is one of somebody's own.
+        overwritten: The names of each two inputs that are one tensor, which the module
+            overwrites.
+        cut: What the module got or had kept, and had computed from parameters of its
+            own, with the names of these.
         known: Every gradient that has a name.
         graph: The autograd graph.
         warnings: What was warned of.
@@ -102,15 +107,52 @@ class HookedCall:
         for place, tensor in differentiable(plain.inputs).items():
             name = self._names.of_input(plain.inputs, place)
             self.names_at[edge_of(tensor)].add(name)
+        twice = [(it, _version(it), pair) for it, *pair in self._in_two_places(plain)]
         plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
-        self._plain_args, plain_kwargs = plain.inputs.build()
+        self._plain_args, _ = plain.given
         # A module may call itself, and one with a __call__ of its own runs no hooks.
-        self.given, kwargs = (*given, (self._plain_args, plain_kwargs))[0]
+        self.given, kwargs = (*given, plain.given)[0]
         self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
         for name, tensor in with_gradients(plain.module):
             self.names_at[edge_of(tensor)].add(name)
+        self.overwritten = [
+            pair for it, version, pair in twice if _version(it) > version
+        ]
+        nodes = nodes_behind(differentiable(self.output).values())
+        self.cut = [*self._cut_off(plain, nodes)]
+
+    def _in_two_places(self, plain: Trial) -> Iterator[tuple[Tensor, str, str]]:
+        """Return each input that is one tensor with an earlier one, and their names."""
+        first: dict[int, str] = {}
+        for place, it in enumerate(plain.inputs.leaves):
+            if isinstance(it, Tensor):
+                name = self._names.of_input(plain.inputs, place)
+                other = first.setdefault(id(it), name)
+                if other != name:
+                    yield it, other, name
+
+    def _cut_off(
+        self, plain: Trial, nodes: Collection[Node]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Name what was computed before from parameters of the module, and these.
+
+        Args:
+            plain: The copy that has run.
+            nodes: Those of its graph.
+        """
+        own = {id(it): name for name, it in own_tensors(self.module)}
+        given = {
+            self._names.of_input(plain.inputs, place): it
+            for place, it in differentiable(plain.inputs).items()
+        }
+        for name, tensor in {**given, **dict(with_gradients(plain.module))}.items():
+            before = plain.stands_for.get(cast(Any, tensor.grad_fn))
+            if before is not None and tensor.grad_fn in nodes:
+                leaves = leaves_at(edges_behind([(before, 0)]))
+                if names := [own[id(it)] for it in leaves if id(it) in own]:
+                    yield name, names
 
     def trial(self) -> Trial:
         """Return a fresh copy of the module and its inputs."""
@@ -159,7 +201,7 @@ class HookedCall:
     def names_of(self, kind: str, got: Got) -> Collection[str]:
         """Return the names of the tensor that an entry belongs to by its place."""
         if got.tensor:
-            return {got.tensor}
+            return {got.tensor, TOTAL.format(got.tensor)}
         if kind not in ON_LAST_NODE:
             name, _ = self.position(got.field, got.number)
             return {name, TOTAL.format(name)}
@@ -191,3 +233,7 @@ class HookedCall:
     @cached_property
     def _idle(self) -> dict[str, Tensor]:
         return gradients_of_idle(self.trial(), self._names)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import NotAModuleError, NotCopyableError, no_module
+from gradlib.errors import NotAModuleError, NotCopyableError, listed, no_module
 from gradlib.hook_reports.copying import backward_hooks
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
@@ -277,6 +277,17 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
         yield (
             f"{name} shares memory with {other}, and its copy does not: what is "
             "written to the one does not show in the other."
+        )
+    for name, other in call.overwritten:
+        yield (
+            f"{name} and {other} are one tensor, which the module overwrites. Names "
+            "were found with a copy for each, where what is written to the one does "
+            "not show in the other."
+        )
+    for name, parameters in call.cut:
+        yield (
+            f"{name} was computed from {listed(parameters)} before, and its copy is "
+            "cut from that: what flows through it is missing there."
         )
     if changed:
         yield (

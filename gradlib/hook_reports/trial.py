@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Trial:
         module: The copy.
         inputs: The copied ``(args, kwargs)``. A leaf stays a leaf, and what was
             computed before stays computed; nothing leads back to the originals.
+        given: The ``(args, kwargs)`` that it was called with, once it has run.
         made_by: By place, the node that made an input before the module got it.
         stands_for: By the node that stands for it, the node that made a tensor: an
             input, or what the module has kept as an attribute.
@@ -63,13 +64,15 @@ class Trial:
                 they have no values.
         """
         self.since = next_sequence_number()
-        copies = copies_of(module, inputs, change)
+        self.warnings: list[str] = []
+        with _recorded(self.warnings):  # a copy may warn of its class, too
+            copies = copies_of(module, inputs, change)
         self.module, self.inputs, self.stands_for = copies
         self.made_by = {
             place: tensor.grad_fn
             for place, tensor in differentiable(self.inputs).items()
         }
-        self.warnings: list[str] = []
+        self.given: tuple[Any, Any] = (), {}
 
     def run(
         self,
@@ -90,7 +93,7 @@ class Trial:
             NotCopyableError: It returned a nested tensor.
         """
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
-            args, kwargs = self.inputs.build()
+            self.given = args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
             none_nested(output, "Return")
             on_output(output)

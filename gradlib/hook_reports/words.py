@@ -62,8 +62,10 @@ def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
         return name
     if _is_of_last_node(kind, got):
         return _what_of_last_node(call, got, grad)
-    of_output = got.field == "grad_output" or got.tensor.startswith("output")
-    if name := _name(call, grad, outputs_first=of_output):
+    if got.tensor and not call.known.repeats:
+        return NOT_KNOWN
+    of_output = got.field == "grad_output"
+    if not got.tensor and (name := _name(call, grad, outputs_first=of_output)):
         return name
     return _what_else(call, kind, got)
 
@@ -76,6 +78,8 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
         return "gradient of an inner tensor"
     if name not in call.names_at[edge]:
         return f"gradient of {name} as it was overwritten"
+    if call.uses[edge] > 1 and got.field == "grad_input":  # a pre-hook uses it, too
+        return _a_part_of(name)
     if call.uses[edge] > 1:  # as of an argument that is returned
         return f"gradient of {name}, with all its other uses"
     return f"gradient of {name}, changed by a hook that the forward sets"
@@ -104,7 +108,7 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
     if end in (OUTSIDE, COMPUTED):
         return f"gradient for {end}"
     if end and call.uses[edge] > 1:
-        return f"a part of the gradient of {end}, which has other uses, too"
+        return _a_part_of(end)
     if end and not call.known.repeats:
         return NOT_KNOWN
     if end:
@@ -121,8 +125,12 @@ def _what_inner(call: HookedCall, edge: Edge) -> str:
     if call.uses[edge] < 2:
         return said
     if name := call.inner.get(edge):
-        return f"a part of the gradient of {name}, which has other uses, too"
+        return _a_part_of(name)
     return f"a part of the {said}"
+
+
+def _a_part_of(name: str) -> str:
+    return f"a part of the gradient of {name}, which has other uses, too"
 
 
 def _inner_from(edge: Edge) -> str:
@@ -133,7 +141,9 @@ def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
     """Say what gradient is zero, from where it stands, or why there is none."""
     field, i, _, name = got
     last = call.last_node
-    if _is_of_last_node(kind, got) and last.edges[i] is not None:
+    if _is_of_last_node(kind, got) and (edge := last.edges[i]) is not None:
+        if last.ends[i] and call.uses[edge] > 1:
+            return _a_part_of(last.ends[i])
         return f"gradient of {last.ends[i] or f'input {i} of {last.name}'}"
     if kind == FULL and field == "grad_input" and i < len(call.args):
         name, _ = call.position(field, i)

@@ -311,6 +311,10 @@ def test_lstm_on_one_layer_has_an_entry_for_each_argument_of_its_kernel() -> Non
         "gradient of output[1][0], reshaped",
         "gradient of output[1][1], reshaped",
     ]
+    state = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
+    found = whats(report_of(nn.LSTM(3, 4), given(5, 4, 3), state).kinds[FULL])
+    lost = "None: hx is of type tuple, and no tensor inside gets an entry"
+    assert found["grad_input[1]"] == lost
     lost = "None: output[1] is of type tuple, and no tensor inside gets an entry"
     assert whats(report.kinds[FULL])["grad_output[1]"] == lost
 

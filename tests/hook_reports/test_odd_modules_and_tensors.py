@@ -1,6 +1,7 @@
 """Odd modules and tensors are reported as any others, or refused by name."""
 
 import collections
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
@@ -382,6 +383,52 @@ def test_what_stands_on_tensors_is_there_in_the_copy() -> None:
     x.gain = 3.0
     assert report_of(Gains(), x).last_node == "MulBackward0"
     assert vars(x) == {"gain": 3.0}
+
+
+def test_one_tensor_twice_that_is_overwritten() -> None:
+    x = given(3).exp()
+    said = "args[0] and args[1] are one tensor, which the module overwrites"
+    assert said in str(report_of(Of(lambda a, b: a.mul_(2) * b), x, x).notes)
+    assert report_of(Of(lambda a, b: a * b), x, x).notes == ()
+
+
+class Caches(nn.Module):
+    """Computes from its weight once, and keeps that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.cache: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cache is None:
+            self.cache = self.weight.exp()
+        return x * self.cache
+
+
+def test_what_was_computed_from_a_parameter_before() -> None:
+    module, x = Caches(), given(3)
+    assert report_of(module, x).notes == ()
+    module(x)
+    said = "cache was computed from weight before, and its copy is cut from that"
+    assert said in str(report_of(module, x).notes)
+    said = "args[0] was computed from parts.0.0.weight before"
+    shared = nn.Sequential(nn.Linear(3, 3, bias=False))
+    assert said in str(report_of(Of(lambda _, y: y, shared), shared(x)).notes)
+
+
+def test_a_class_that_warns_when_it_is_made() -> None:
+    class Old(nn.Module):
+        def __deepcopy__(self, memo: object) -> "Old":
+            warnings.warn("there is a new one", FutureWarning, stacklevel=2)
+            return Old()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert report_of(Old(), given(3)).last_node == "SinBackward0"
 
 
 def test_inputs_that_share_memory() -> None:

@@ -97,6 +97,43 @@ def test_what_hooks_of_the_forward_have_changed() -> None:
     assert whats(kinds[LEGACY])["grad_input[0]"] == before
 
 
+def test_an_output_that_has_the_gradient_of_a_bias() -> None:
+    """It is named after itself, whatever else is equal to it."""
+    layer = nn.Linear(3, 3)
+
+    def hooked(fc: nn.Module, x: Tensor) -> Tensor:
+        y = fc(x)
+        y.register_hook(lambda grad: 7 * grad)
+        return y
+
+    changed = "gradient of output, changed by a hook that the forward sets"
+    for shape in ((3,), (1, 3), (4, 3)):
+        kinds = report_of(Of(hooked, layer), given(*shape)).kinds
+        assert whats(kinds[TENSOR]) == {"grad of output": changed}
+
+
+def test_zeros_that_are_a_part() -> None:
+    def gate(fc: nn.Module, x: Tensor) -> Tensor:
+        return torch.where(fc(x) > -100, fc(x), x)
+
+    part = "zeros: a part of the gradient of args[0], which has other uses, too"
+    x = given(4, 3)
+    assert part in legacy(Of(gate, nn.Linear(3, 3)), x)
+    whole = "zeros: gradient of args[0]"
+    assert legacy(Of(lambda x: torch.where(x > 100, x, 0)), x)[0] == whole
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_an_argument_that_a_pre_hook_uses_too(times: int) -> None:
+    module = Of(lambda a, b: 2 * a + 3 * b)
+    module.register_forward_pre_hook(lambda _, args: (args[0], times * args[0]))
+    x = given(4)
+    kinds = report_of(module, x, given(4)).kinds
+    part = "a part of the gradient of args[0], which has other uses, too"
+    assert kinds[FULL].grad_input[0].what == part
+    assert whats(kinds[SEVERAL])["grads[0]"] == "gradient of args[0]"
+
+
 def test_what_the_forward_has_overwritten() -> None:
     kinds = report_of(Of(lambda x: x.mul_(2).sin()), given(3) * 1).kinds
     overwritten = {"grads[0]": "gradient of args[0] as it was overwritten"}
