@@ -142,9 +142,10 @@ def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
     field, i, _, name = got
     last = call.last_node
     if _is_of_last_node(kind, got) and (edge := last.edges[i]) is not None:
-        if last.ends[i] and call.uses[edge] > 1:
-            return _a_part_of(last.ends[i])
-        return f"gradient of {last.ends[i] or f'input {i} of {last.name}'}"
+        end = last.ends[i]
+        if end and call.uses[edge] > 1:
+            return _a_part_of(end)
+        return f"gradient of {end or f'input {i} of {last.name}'}"
     if kind == FULL and field == "grad_input" and i < len(call.args):
         name, _ = call.position(field, i)
     if name and call.known.arrives(name):

@@ -6,6 +6,7 @@ gradients first; what flows back goes through the second computation. The other 
 makes its graph in the first, and the second only restores values.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -15,7 +16,6 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from gradlib.private.modes import no_dispatch_modes
-from gradlib.private.nodes import sequence_number
 from gradlib.private.passes import who_began_pass
 from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
@@ -32,7 +32,7 @@ class Checkpoints:
         # Those that were looked at, by name.
         self._named: defaultdict[str, list[CallTrace]] = defaultdict(list)
         self._looked_at = 0
-        # By the sequence number of a reentrant checkpoint's node.
+        # By the number of a reentrant checkpoint.
         self._inside: defaultdict[int, list[CallTrace]] = defaultdict(list)
         self._next: dict[tuple[int, int], Iterator[CallTrace]] = {}
         # By the same: torch's number of the pass in which one computes again that is in
@@ -96,7 +96,7 @@ def _marked(call: CallTrace | None, running: int) -> CallTrace | None:
 
 
 def around_forward(frame: FrameType | None) -> set[int]:
-    """Return the sequence numbers of the reentrant checkpoints whose forward runs."""
+    """Return the numbers of the reentrant checkpoints whose forward runs."""
     return {_number(found) for found in _frames_of(frame, "forward")}
 
 
@@ -129,8 +129,22 @@ def _frames_of(frame: FrameType | None, *names: str) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+_NUMBER = "_gradlib_number"
+_count = itertools.count()
+
+
 def _number(frame: FrameType) -> int:
-    return sequence_number(frame.f_locals["ctx"])
+    """Return the number of the checkpoint whose forward or backward a frame runs.
+
+    It stands on the checkpoint's node. The node's sequence number will not do: threads
+    count theirs alike.
+    """
+    node = frame.f_locals["ctx"]
+    number = getattr(node, _NUMBER, None)
+    if number is None:
+        number = next(_count)
+        setattr(node, _NUMBER, number)
+    return number
 
 
 def _same(a: Tree, b: Tree) -> bool:

@@ -379,7 +379,8 @@ class ModuleCalls:
                 asked[place] = value
             else:
                 idle = *idle, place
-        call.output = Tree(leaves, spec)
+        if call.output is None:  # or a checkpoint computes again what it returned
+            call.output = Tree(leaves, spec)
         if closed:
             call.closed_outputs = closed
         if not frame.gathers:

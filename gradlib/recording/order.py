@@ -49,11 +49,10 @@ def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
         forwards.setdefault(trace.forward, []).append(trace)
         for number in trace.passes():
             reached[number].append(trace)
-    happened = traces[0].block.happened if traces else {}
     begun = [(calls[0].moment, forward) for forward, calls in forwards.items()]
     passes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, calls in reached.items():
-        ended = happened.get(number, (OUTERMOST, 0))[1]
+        ended = calls[0].block.ended(number)
         before = bisect_left(begun, (ended, 0))
         last = begun[before - 1][1] if before else max(it.forward for it in calls)
         passes[last].append((ended, number))

@@ -17,6 +17,7 @@ from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
 
 SAID = "gradients may have come by another way too: {}"
+AGAIN = "the checkpoint that computed it again may have come to something else"
 
 
 def other_way(
@@ -26,7 +27,7 @@ def other_way(
     traces: Sequence[CallTrace],
     tolerance: Tolerance,
 ) -> str:
-    """Say by which other way gradients may have come, or ``""``.
+    """Say by which other way than the replay's gradients may have come, or ``""``.
 
     Args:
         trace: The call.
@@ -35,6 +36,19 @@ def other_way(
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
+    said = _way(trace, number, replayed, traces, tolerance)
+    if trace.recomputed_in is not None:
+        return f"{AGAIN}; or {said}" if said else AGAIN
+    return said
+
+
+def _way(
+    trace: CallTrace,
+    number: int,
+    replayed: Replayed,
+    traces: Sequence[CallTrace],
+    tolerance: Tolerance,
+) -> str:
     if replayed.left_in:
         return SAID.format(f"attribute {', '.join(replayed.left_in)}")
     call = _last_apart(trace, number, _inside(trace, traces), tolerance)

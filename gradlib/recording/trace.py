@@ -114,6 +114,10 @@ class Block:
             )
         return object.__reduce_ex__(self, protocol)
 
+    def ended(self, number: int) -> int:
+        """Return the moment at which a pass ended, by our number; 0 if that is lost."""
+        return self.happened.get(number, (-1, 0))[1]
+
     def torch_numbers(self, number: int) -> Sequence[int]:
         """Return torch's numbers of one of our passes: several if it ran others."""
         if len(self.numbers) > self._inverse[0]:
@@ -201,10 +205,16 @@ class CallTrace:
         return sorted(found | {it for it in others if self.given("shares", it)})
 
     def graph_before(self, number: int) -> str | None:
-        """Return which pass had create_graph=True before one, in words, if any had."""
-        before = [it for it in self.passes() if it in self.block.with_graph]
-        if before and before[0] < number:
-            return f"pass {before[0]}"
+        """Return which pass had create_graph=True before one, in words, if any had.
+
+        One that runs inside of another ends first, and the other may go on through its
+        graph, as where a checkpoint computes forces again.
+        """
+        ended = self.block.ended(number)
+        for it in self.passes():
+            is_before = it < number or self.block.ended(it) < ended
+            if it in self.block.with_graph and is_before:
+                return f"pass {it}"
         return BATCHED_PASS if self.is_behind_batched(number) else None
 
     def is_behind_batched(self, number: int) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints, which compute calls again."""
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -500,3 +501,42 @@ def test_what_a_checkpoint_computes_again_is_no_new_call(keep: Any) -> None:
         model(x).sum().backward()
     assert [call.name for call in recording] == ["", "a", "b"]
     assert len(recording.forwards) == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_several_threads_are_told_apart(reentrant: bool) -> None:
+    """Each thread counts the nodes that it makes from the same number on."""
+    model = nn.Linear(3, 3)
+    xs = [torch.full((2, 3), it, requires_grad=True) for it in (1.0, 2.0, 3.0)]
+    outputs: list[Tensor] = []
+
+    def step(x: Tensor) -> None:
+        y: Any = checkpoint(model, x, use_reentrant=reentrant)
+        outputs.append(y.detach())
+        loss_of(y).backward()
+
+    with gradlib.record(model) as recording:
+        for x in xs:
+            thread = threading.Thread(target=step, args=(x,))
+            thread.start()
+            thread.join()
+    for call, x, y in zip(recording, xs, outputs, strict=True):
+        assert torch.equal(call.output, y)
+        assert len(call.passes) == 1
+        assert_close(call.grad_input[0], x.grad)
+    assert recording.verify().ok
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_with_another_result(reentrant: bool) -> None:
+    """The call keeps what it returned; its gradients are those of the other."""
+    model, x = nn.Dropout(), torch.ones(4, 5, requires_grad=True)
+    with gradlib.record(model) as recording:
+        y: Any = checkpoint(model, x, use_reentrant=reentrant, preserve_rng_state=False)
+        y.sum().backward()
+    call = recording[""]
+    assert torch.equal(call.output, y)
+    assert_close(call.grad_input[0], x.grad)
+    (found,) = recording.verify().disagreements
+    assert found.field == "grad_input[0]"
+    assert "the checkpoint that computed it again" in found.reason

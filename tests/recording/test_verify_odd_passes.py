@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
@@ -127,6 +128,41 @@ def test_a_pass_through_the_graph_of_another() -> None:
     assert len(found.skipped) == found.calls == 4
     again = recording["0"].passes[0].replay()
     torch.testing.assert_close(again.grad_input, recording["0"].passes[0].grad_input)
+
+
+class Forces(nn.Module):
+    """A derivative, which a checkpoint first computes by hand, without a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            y: Tensor = self.net(x).sum()
+            return x + torch.autograd.grad(y, x, create_graph=True)[0]
+        first, tanh, last = self.net
+        return x + ((1 - tanh(first(x)) ** 2) * last.weight) @ first.weight
+
+
+def test_a_pass_through_the_graph_of_one_that_ran_inside_of_it() -> None:
+    """Which has a higher number, and ends before it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.forces = Forces()
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.forces, x, use_reentrant=True)
+
+    model, x = Model().double(), torch.ones(2, 3, dtype=torch.double).requires_grad_()
+    with gradlib.record(model) as recording:
+        model(x).square().sum().backward()
+    found = recording.verify()
+    assert found.disagreements == ()
+    behind = {it.name for it in found.skipped if "graph of pass 1" in it.reason}
+    assert behind == {"forces.net", "forces.net.0", "forces.net.1", "forces.net.2"}
 
 
 @pytest.mark.cpu  # torch has no batching rule for cuDNN's way back
