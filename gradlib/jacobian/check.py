@@ -9,6 +9,7 @@ tells a kink from a path that autograd does not see.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -32,6 +33,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, closeness, require_rows
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
+from gradlib.jacobian.own_backward import require_derivatives
 from gradlib.jacobian.own_state import modules_known_to
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.second_look import look_again
@@ -194,6 +196,21 @@ def require_truth(
     if slopes is not None and _unclear_entries(slopes, graph, blocks):
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, require)
+
+
+def require_loss(seen: Seen, graph: Graph) -> None:
+    """Raise where gradients of a loss of the Jacobian would be wrong.
+
+    Args:
+        seen: What was seen of the function.
+        graph: What its call left.
+
+    Raises:
+        NoSuchWayError: They would.
+    """
+    with seen.caller.random.kept():
+        ask = partial(require_derivatives, graph=graph)
+        _in_float64_or_less(seen.caller, graph, ask)
 
 
 def bytes_of_check(arguments: Arguments, graph: Graph) -> int:

@@ -13,7 +13,13 @@ from torch import Tensor
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
 from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
-from gradlib.jacobian.check import bytes_of_check, may_look, require_truth, see
+from gradlib.jacobian.check import (
+    bytes_of_check,
+    may_look,
+    require_loss,
+    require_truth,
+    see,
+)
 from gradlib.jacobian.compute import compute, explained
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.faster import find_shorter
@@ -138,8 +144,9 @@ def per_sample_jacobian(
             leaves these kernels out. Refused are LayerNorm in a `fn` that takes
             derivatives itself, as forces are, a backward marked with
             ``once_differentiable`` and, with `check`, one that leaves no graph, as by
-            NumPy. What the forward of somebody's ``torch.autograd.Function`` has saved,
-            other than its inputs and outputs, is a constant to the loss.
+            NumPy, or a wrong one: what the forward of somebody's
+            ``torch.autograd.Function`` has saved, other than its inputs and outputs, is
+            a constant to the loss.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:
@@ -237,6 +244,8 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
                 raise
             blocks = row_by_row()
             require_truth(replace(seen, mode="loop"), graph, points, blocks)
+        if create_graph and seen is not None:
+            require_loss(seen, graph)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
@@ -280,8 +289,11 @@ def per_sample_jacobian_from_graph(
             few backward passes, eight for a batch of 64, another where several rows
             were computed at once, and one that finds the tensors between `inputs` and
             `outputs` that retain their ``.grad``, which is kept. With ``check=False``
-            theirs means nothing afterwards.
-        create_graph: Whether gradients flow through the result.
+            theirs means nothing afterwards: set it to ``None`` before another backward
+            pass, which would add to it.
+        create_graph: Whether gradients flow through the result. That a backward of
+            somebody's leaves a wrong graph is not seen here, as it is by
+            `per_sample_jacobian`.
 
     Returns:
         ``(batch, *out, *in)``. If outputs or inputs are nested, the result is nested as

@@ -1,6 +1,8 @@
 """Backwards that have no graph of their own: rows go through them, no loss does."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -209,6 +211,82 @@ def test_a_loss_of_a_jacobian_through_a_backward_without_a_graph(
     with pytest.raises(NoSuchWayError, match=r"backward of CubesBackward, which"):
         gradlib.per_sample_jacobian_from_graph(y, x, create_graph=True)
     gradlib.per_sample_jacobian_from_graph(y, x)
+
+
+class Swish(torch.autograd.Function):
+    """Swish, or its product with a weight, with a graph that is right or wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.slope = how, slope_of_swish(x)
+        return x * x.sigmoid() * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        with torch.set_grad_enabled(ctx.how != "no_grad"):
+            slope = slope_of_swish(x)
+        slope = {"detached": slope.detach(), "saved": ctx.slope}.get(ctx.how, slope)
+        by = weight.detach() if ctx.how == "weight" else weight
+        return grads[0] * slope * by, (grads[0] * x * x.sigmoid()).sum(0), None
+
+
+def slope_of_swish(x: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return s + x * s * (1 - s)
+
+
+class Swishes(nn.Module):
+    def __init__(self, how: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.how = how
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 3, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Any, Swish.apply)(x, self.weight, self.how).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("how", ["right", "no_grad", "detached", "saved", "weight"])
+def test_a_loss_of_a_jacobian_through_a_backward_with_a_wrong_graph(
+    how: str, argnums: Any, dtype: torch.dtype
+) -> None:
+    """It is there, by what the backward gets, and does not lead to the slope."""
+    for seed in range(8):
+        x = torch.randn(5, 3, generator=torch.Generator("cpu").manual_seed(seed))
+        model, x = Swishes(how, dtype), x.to(dtype).requires_grad_()
+        ask = partial(gradlib.per_sample_jacobian, model, x, argnums=argnums)
+        ask()
+        ask(create_graph=True, check=False)
+        refused = pytest.raises(NoSuchWayError, match="backward of SwishBackward")
+        with nullcontext() if how == "right" else refused:
+            ask(create_graph=True)
+
+
+class Clamps(torch.autograd.Function):
+    """Clamps, by a backward of its own: a mask, which changes at two kinks only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * (x.abs() <= 1)
+
+
+def test_a_loss_of_a_jacobian_through_a_backward_with_kinks() -> None:
+    clamp: Any = Clamps.apply
+    for dtype in (torch.float32, torch.float64):
+        for seed in range(8):
+            x = torch.randn(50, 3, generator=torch.Generator("cpu").manual_seed(seed))
+            gradlib.per_sample_jacobian(
+                lambda x: clamp(3 * x.sin()).exp(), x.to(dtype), create_graph=True
+            )
 
 
 def test_a_loss_of_a_jacobian_beside_a_backward_marked_once_differentiable() -> None:
