@@ -93,8 +93,8 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
         raise NoSuchWayError(
             f"create_graph=True goes back through the backward of {listed(names)}, and "
             "what comes of it changes otherwise than its graph says. So gradients of a "
-            "loss of the Jacobian would be wrong. It multiplies by what has no graph, as "
-            "a slope that is computed in forward, under torch.no_grad() or with "
+            "loss of the Jacobian would be wrong. It multiplies by what has no graph, "
+            "as a slope that is computed in forward, under torch.no_grad() or with "
             ".detach(). Save inputs and outputs, and compute from them in backward. If "
             "that is meant as a constant, pass check=False."
         )
