@@ -3,12 +3,15 @@
 # Private names are what this folder is for, and torch's stubs leave some of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 from torch._functorch import vmap as _functorch_vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
@@ -59,6 +62,33 @@ def graphs_are_hidden() -> bool:
     """Tell whether no tensor requires grad here, as in what ``torch.vmap`` calls."""
     innermost = _transform()
     return innermost is not None and innermost.key() in _HIDING
+
+
+def graphs_were_hidden(frames: Iterable[FrameType]) -> bool:
+    """Tell whether no tensor required grad where an error was raised.
+
+    Args:
+        frames: Those it passed through, the innermost first.
+    """
+    for frame in frames:
+        if frame.f_code in _HAD_HIDDEN:
+            return True
+        if frame.f_code in _HAD_SHOWN:
+            return False
+    return False
+
+
+_HAD_HIDDEN, _HAD_SHOWN = (
+    {inspect.unwrap(cast(Any, it)).__code__ for it in every}
+    for every in (
+        (
+            _functorch_vmap._flat_vmap,
+            _functorch_vmap._chunked_vmap,
+            eager_transforms._jvp_with_argnums,
+        ),
+        (eager_transforms._vjp_with_argnums, eager_transforms.grad_and_value_impl),
+    )
+)
 
 
 def values_are_fake() -> bool:

@@ -2,14 +2,17 @@
 
 import ast
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from textwrap import dedent
 from typing import Any, cast
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from gradlib.edges import nodes_behind
+from gradlib.private.nodes import AccumulateGrad
+from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.written import Site, position_of, value_of
 
@@ -17,30 +20,51 @@ _LOOPS = ("for ", "while ", "async for ")
 _SCOPES = ("def ", "class ", "async def ")
 
 
-def carried(arguments: Arguments) -> list[str]:
+def carried(arguments: Arguments) -> dict[str, str]:
     """Return the variables by which a graph reaches back into earlier steps of a loop.
 
-    Each is read before it is set anew, as a hidden state is or a sum of losses.
+    Each is read before it is set anew, as a hidden state is or a sum of losses. What it
+    holds now may be of this step, and no part of the graph, but have a part of it too.
 
     Returns:
-        Their names, of the innermost loop that has any; none where the source cannot be
-        read.
+        Their names, of the innermost loop that has any, each with the code that
+        detaches it, of a letter in braces. None where the source cannot be read.
     """
     site = arguments.site
     if site is None:
-        return []
+        return {}
     with suppress(Exception):  # as there may be no source
-        graph = nodes_behind(arguments.outputs.values)
+        graph = _computed(arguments.outputs.values)
         for loop in _loops_around(site):
             values = {it: value_of(ast.Name(it), site.frame) for it in _kept(loop)}
-            found = [
-                name
+            found = {
+                name: code
                 for name, value in values.items()
-                if isinstance(value, Tensor) and value.grad_fn in graph
-            ]
+                if (code := _detached(value))
+                and graph
+                & _computed(it for it in tensors_in(value) if it.requires_grad)
+            }
             if found:
                 return found
-    return []
+    return {}
+
+
+def _computed(outputs: Iterable[Any]) -> set[Node]:
+    """Return the nodes behind some outputs that are no leaf's."""
+    return {it for it in nodes_behind(outputs) if type(it) is not AccumulateGrad}
+
+
+def _detached(value: object) -> str:
+    """Return the code that detaches what a variable holds, or ``""``."""
+    if isinstance(value, Tensor):
+        return "{}.detach()"
+    if not isinstance(value, tuple | list):
+        return ""
+    parts = cast(Sequence[Any], value)
+    if not all(isinstance(it, Tensor) for it in parts):
+        return ""
+    each = "it.detach() for it in {}"
+    return f"[{each}]" if isinstance(value, list) else f"tuple({each})"
 
 
 def _loops_around(site: Site) -> Iterator[ast.stmt]:

@@ -10,6 +10,18 @@ from torch.autograd.graph import GradientEdge, Node
 from gradlib.edges import Differentiable, Edge, edge_of, edges_behind, leaves_at
 from gradlib.private.nodes import AccumulateGrad, leaf_of
 
+LEAF = "It is a leaf: nothing leads from it to another tensor."
+LEADS_NOWHERE = (
+    "torch.tensor(...) makes a leaf of numbers, whatever these were computed from. "
+    "torch.stack(losses) keeps their graph, and so do sums and means of tensors."
+)
+
+
+def is_made_anew(output: object, inputs: Iterable[object]) -> bool:
+    """Tell whether an output was computed from nothing, and is no input itself."""
+    is_leaf = isinstance(output, Tensor) and output.is_leaf and output.requires_grad
+    return is_leaf and not any(it is output for it in inputs)
+
 
 def unconnected(
     outputs: Iterable[Differentiable], inputs: Sequence[Differentiable]

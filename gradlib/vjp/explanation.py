@@ -41,8 +41,8 @@ class VJPExplanation:
             and ``"result"``; ``None`` for a nested tensor.
         by_einsum: For each input vᵀJ again, by `equation` from `jacobian`.
         difference: The largest difference between `result` and `by_einsum`, over the
-            entries whose terms are finite. The printed explanation counts the others
-            that differ.
+            entries whose terms are finite; ``None`` if there is none. The printed
+            explanation counts the others that differ.
         note: Why there is no `jacobian`, or ``""``.
     """
 
@@ -115,7 +115,7 @@ def explained(product: Product) -> VJPExplanation:
         equation=product.by_pair([[equation(v, it) for v, it in row] for row in pairs]),
         shapes=product.by_pair([[_shapes(v, it) for v, it in row] for row in pairs]),
         by_einsum=product.by_input(jacobian.contracted) if known else None,
-        difference=jacobian.difference if known else None,
+        difference=jacobian.difference if known and jacobian.compares else None,
         note="" if known else jacobian,
         _product=product,
     )

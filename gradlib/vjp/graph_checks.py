@@ -10,14 +10,17 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.edges import Edge, edge_of
-from gradlib.private.modes import graphs_are_hidden
+from gradlib.private.modes import graphs_are_hidden, graphs_were_hidden
 from gradlib.private.nodes import leaf_of
 from gradlib.stats import is_inexact
 from gradlib.vjp.arguments import Argument, Arguments, shape_of, short
 from gradlib.vjp.connection import (
+    LEADS_NOWHERE,
+    LEAF,
     Graph,
     graph_behind,
     is_at,
+    is_made_anew,
     source_in,
     unconnected,
 )
@@ -87,11 +90,13 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         what = f"{place} was computed under torch.inference_mode()."
         intent = "Compute it outside, from an input made outside, or from a clone."
         lines = [f"x = {_each(inputs, 'clone().requires_grad_()')}", *lines]
+        if arguments.into_leaves:  # nobody has said what these are
+            lines = ["with torch.inference_mode(False):", "    y = f(x)"]
     elif not torch.is_grad_enabled():
         what = f"{place} does not require grad, and gradients are switched off here."
         intent = "Compute it outside of torch.no_grad(), or switch gradients on for it."
         lines = ["with torch.enable_grad():", "    y = f(x)"]
-    elif graphs_are_hidden():
+    elif graphs_are_hidden() or graphs_were_hidden(arguments.frames):
         return _of_a_transform(arguments, place)
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
@@ -227,6 +232,10 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
         origin = _described(edge_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
+        fix = recomputed(arguments, "y = f(x)")
+    elif all(is_made_anew(it, inputs.values) for it in outputs.values):
+        what += f" {LEAF}"
+        intent = LEADS_NOWHERE
         fix = recomputed(arguments, "y = f(x)")
     elif arguments.materialize_grads:
         intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."

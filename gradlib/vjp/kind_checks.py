@@ -16,6 +16,10 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
         for i, value in enumerate(argument.values):
             if not is_differentiable(value):
                 intent, line = meant(argument, i)
+                vectors = arguments.grad_outputs.values
+                by_name = argument is arguments.outputs and isinstance(value, Mapping)
+                if by_name and isinstance(vectors[0], Mapping):
+                    line = f"v = [v.get(key) for key in y]\n{line}"
                 return diagnosis(
                     "GL114",
                     f"{argument.places[i]} is {kind_of(value)}.",
@@ -38,8 +42,8 @@ def check_empty(arguments: Arguments) -> Diagnosis | None:
     return diagnosis(
         "GL114",
         f"{empty.name} is empty.",
-        intent="An iterator, such as model.parameters(), is empty once it was used. A "
-        "list is not.",
+        intent="Nothing was passed, or an iterator, such as model.parameters(), that "
+        "is empty once it was used. A list is not.",
         fix=recomputed(arguments, line),
     )
 
@@ -65,6 +69,8 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
         return "The output is what the module returns.", line
     if value is None:
         return "Does the function that computes it lack a return?", "y = f(x)"
+    if callable(value):
+        return "It is a function. Call it.", f"y = {spelled}(x)"
     return (
         "Numbers and arrays have no graph: .item(), float(), .tolist() and .numpy() "
         "leave it behind. Pass the tensor they were made from.",
@@ -82,8 +88,13 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         return intent, "x = tuple(x.parameters())"
     if all(map(_is_named, inputs.values)):
         return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
+    of_groups = "The parameters of an optimizer stand in the lists of its groups."
+    if inputs.keys is not None and "params" in inputs.keys:
+        return of_groups, 'x = list(x["params"])'
+    if isinstance(value, Mapping) and "params" in value and inputs.keys is None:
+        return of_groups, 'x = [each for it in x for each in it["params"]]'
     if isinstance(value, list | tuple):
-        return "Nested inputs are passed flat.", _flat("x", inputs.values)
+        return "Nested inputs are passed flat.", _flat("x", inputs.values, inputs.keys)
     if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
         intent = "A state_dict() holds detached tensors. Pass the parameters."
         return intent, "x = dict(f.named_parameters())"
@@ -91,14 +102,21 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         intent = "Of the mappings torch opens only dict itself."
         return intent, f"x = dict({spelled})"
     intent = "Pass the very tensors that the output was computed from."
-    if inputs.several:
+    if inputs.keys is not None and any(map(is_differentiable, inputs.values)):
+        tensors = "for key, it in x.items() if isinstance(it, torch.Tensor)"
+        return intent, f"x = {{key: it {tensors}}}"
+    if any(map(is_differentiable, inputs.values)):
         return intent, "x = [it for it in x if isinstance(it, torch.Tensor)]"
-    if value is None or isinstance(value, str):
-        return intent, "x = list(f.parameters())"
-    return (
-        intent,
-        "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()\ny = f(x)",
-    )
+    if inputs.keys is None and all(map(_holds_numbers, inputs.values)):
+        made = "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()"
+        return intent, f"{made}\ny = f(x)"
+    return intent, "x = list(f.parameters())"
+
+
+def _holds_numbers(value: object) -> bool:
+    """Tell whether a tensor can be made of a value."""
+    is_array = hasattr(value, "__array__") and not isinstance(value, type)
+    return isinstance(value, int | float) or is_array
 
 
 def _is_named(value: object) -> bool:
@@ -115,10 +133,10 @@ def _is_learned(mapping: Mapping[Any, object]) -> bool:
     return any(isinstance(it, Tensor) and it.requires_grad for it in mapping.values())
 
 
-def _flat(letter: str, values: Sequence[Any]) -> str:
+def _flat(letter: str, values: Sequence[Any], keys: Sequence[Any] | None = None) -> str:
     """Return the line that opens what stands nested among tensors."""
     parts = [
-        f"{'*' * isinstance(value, list | tuple)}{letter}[{i}]"
-        for i, value in enumerate(values)
+        f"{'*' * isinstance(value, list | tuple)}{letter}[{key!r}]"
+        for key, value in zip(keys or range(len(values)), values, strict=True)
     ]
     return f"{letter} = [{', '.join(parts)}]"

@@ -39,6 +39,7 @@ class Jacobian:
         rounding: What rounding may make of it.
         undefined: How many of the other entries differ: the einsum makes NaN of zero
             times infinity, which autograd need not multiply.
+        compares: Whether there is an entry whose terms are finite.
     """
 
     blocks: list[list[Tensor]]
@@ -47,6 +48,7 @@ class Jacobian:
     difference: float
     rounding: float
     undefined: int
+    compares: bool
 
     @property
     def agrees(self) -> bool:
@@ -223,6 +225,7 @@ def _jacobian(
         _largest([it[fits] for it, fits in pairs]),
         _rounding(weights, sizes, results),
         sum(int((it[~fits] != 0).sum()) for it, fits in pairs),
+        any(bool(fits.any()) for fits in finite) or not any(map(len, finite)),
     )
 
 

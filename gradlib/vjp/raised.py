@@ -77,7 +77,11 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         others = {ORIGINAL: earlier.output, CALL: earlier.code}
     elif names := carried(arguments):
         others = dict(zip((ORIGINAL, CALL), names, strict=False))
-        lines = [f"{it} = {it}.detach()  # from an earlier step" for it in others]
+        detached = [names[it].format(letter) for letter, it in others.items()]
+        lines = [
+            f"{letter} = {code}  # from an earlier step"
+            for letter, code in zip(others, detached, strict=True)
+        ]
         lines.append(f"y = f({', '.join(['x', *others])})")
     return diagnosis(
         "GL111",
@@ -139,7 +143,9 @@ def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], 
         names = [name for name, tensor in named if _storage(tensor) in storages]
     else:
         names = [name for name, tensor in named if list(tensor.shape) in shapes]
-    return list(dict.fromkeys(names)), bool(storages)
+    own = dict(named)
+    first = {id(own[name]): name for name in reversed(names)}  # of several for one
+    return [*dict.fromkeys(it for it in names if it in first.values())], bool(storages)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from gradlib.stats import is_inexact
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
+from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
-from gradlib.vjp.fixes import all_ones, call, spelled_form, weights
+from gradlib.vjp.fixes import all_ones, call, recomputed, spelled_form, weights
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess
@@ -68,6 +69,10 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
             f"{output} is complex, and only a real number has the weight one unasked."
         )
         intent = "A loss is real: take .real or .abs() of it. Or pass the weight."
+    elif is_made_anew(outputs.values[i], arguments.inputs.values):
+        what += f" {LEAF}"
+        intent = LEADS_NOWHERE
+        mends, fix = {}, recomputed(arguments, "y = f(x)")
     elif _is_gathered(outputs.values[i]):
         code = "GL113"
         what += " It was put together from single numbers, or from several GPUs."

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
+from gradlib.vjp.arguments import Argument, Arguments, Shape, form_of, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
 from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
 from gradlib.vjp.kind_checks import kind_of
@@ -63,19 +63,47 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         shape = _shape_of_numbers(vectors.values)
         made = made.format(v="v", y="y") + _missing_axis(arguments, shape)
         fix = f"v = {made}\n{call(arguments, 'v')}"
-    elif outputs.several and not vectors.several:
-        intent = "Each output needs weights of its own."
+    elif _is_for_others(arguments):
+        intent = "Each output needs weights of its own, of its shape."
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     elif isinstance(value, Number) or shape == () != shape_of(output):
         intent = "Likely meant: this weight for every entry of the output."
         number = "{v}" if isinstance(value, Number) else "{v}.item()"
+        if isinstance(value, complex) and not _is_complex(output):
+            intent = (
+                "The gradient of a real output is real. Likely meant: the real part."
+            )
+            number = "{v}.real"
         made, shape = weights(output, number), shape_of(output)
-    elif shape is None:
+    elif shape is None or not _fits(arguments, i, shape):
         intent = ONES_MEAN
+        if shape is not None:
+            wanted = list(shape_of(output) or ())
+            kind += f", and has shape {list(shape)}, where the output has {wanted}"
         made, shape = weights(output), shape_of(output)
     mends = {} if fix else {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
     what = f"{place} is {kind}."
     return diagnosis("GL104", what, intent=intent, fix=fix, mends=mends)
+
+
+def _is_for_others(arguments: Arguments) -> bool:
+    """Tell whether the numbers given are for no outputs as these."""
+    outputs, vectors = arguments.outputs, arguments.grad_outputs
+    if not vectors.several:
+        return outputs.several
+    return len(outputs.values) != len(vectors.values)
+
+
+def _is_complex(output: Any) -> bool:
+    form = form_of(output)
+    return form is not None and form.dtype.is_complex
+
+
+def _fits(arguments: Arguments, i: int, shape: Shape) -> bool:
+    """Tell whether weights of a shape are for an output, or a batch of them."""
+    wanted = shape_of(arguments.outputs.values[i])
+    is_batch = arguments.is_grads_batched and shape[1:] == wanted
+    return shape == wanted or is_batch
 
 
 def _missing_axis(arguments: Arguments, shape: Shape | None, i: int = 0) -> str:
@@ -116,9 +144,9 @@ def _shape_of_numbers(value: Any) -> Shape | None:
         return ()
     if isinstance(value, Tensor):
         return None if shape_of(value) else ()  # torch makes none of several vectors
-    if hasattr(value, "__array__"):
+    if hasattr(value, "__array__") and not isinstance(value, type):
         shape = getattr(value, "shape", None)  # pyarrow's has none
-        return None if shape is None else tuple(shape)
+        return tuple(cast(Any, shape)) if isinstance(shape, tuple) else None
     if not isinstance(value, list | tuple) or not value:
         return None
     entries = cast(list[Any], value)

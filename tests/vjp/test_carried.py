@@ -50,10 +50,32 @@ def a_state_of_the_outer_loop() -> None:
             )  # fmt: skip
 
 
+def a_state_beside_the_output() -> None:
+    """What the loss is of, and the state, are two outputs of one layer."""
+    net, state = nn.GRU(2, 3), torch.zeros(1, 1, 3)
+    for _ in range(2):
+        y, state = net(torch.ones(4, 1, 2), state)
+        loss = y.sum()
+        loss.backward()
+
+
+def a_state_in_a_tuple() -> None:
+    net, state = nn.LSTM(2, 3), None
+    for _ in range(2):
+        y, state = net(torch.ones(4, 1, 2), state)
+        loss = y.sum()
+        loss.backward()
+
+
 CARRIED: dict[Callable[[], None], list[str]] = {
     a_hidden_state: ["h = h.detach()", "loss = f(x, h)", "loss.backward()"],
     two_states: ["h = h.detach()", "c = c.detach()", "y = f(cell.weight_ih, h, c)"],
     a_sum_of_losses: ["total = total.detach()", "total = f(x, total)"],
+    a_state_beside_the_output: ["state = state.detach()", "loss = f(x, state)"],
+    a_state_in_a_tuple: [
+        "state = tuple(it.detach() for it in state)",
+        "loss = f(x, state)",
+    ],
     a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
 }
 

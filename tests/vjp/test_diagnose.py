@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -664,11 +665,98 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "inputs[0]",
         "Nested inputs are passed flat",
     ),
+    "None among inputs by name": (
+        lambda: of_another(lambda w: {"a": w, "b": None}),
+        "GL114",
+        'inputs["b"]',
+        'inputs["b"] is None Pass the very tensors',
+    ),
+    "numbers as inputs": (
+        lambda: of_another(lambda w: w.tolist()),
+        "GL114",
+        "inputs[0]",
+        "inputs[0] is of type float",
+    ),
+    "method as input": (
+        lambda: model_call(lambda model: model.parameters),
+        "GL114",
+        "inputs",
+        "inputs is of type method",
+    ),
+    "groups of an optimizer": (
+        lambda: model_call(lambda m: torch.optim.SGD(m.parameters()).param_groups),
+        "GL114",
+        "inputs[0]",
+        "inputs[0] is of type dict an optimizer stand in the lists",
+    ),
+    "group of an optimizer": (
+        lambda: model_call(lambda m: torch.optim.SGD(m.parameters()).param_groups[0]),
+        "GL114",
+        "inputs",
+        "The parameters of an optimizer",
+    ),
+    "nested inputs by name": (
+        lambda: of_another(lambda w: {"a": w, "b": [w]}),
+        "GL114",
+        'inputs["b"]',
+        "Nested inputs are passed flat",
+    ),
+    "function as output": (
+        lambda: Call((m := nn.Linear(4, 1)).forward, vector(), f=m),
+        "GL114",
+        "outputs",
+        "outputs is of type method It is a function. Call it",
+    ),
+    "outputs and vectors by name": (
+        lambda: Call(
+            {"a": (c := square()).x * 2, "b": c.y}, c.x, {"b": None, "a": ones(4)}
+        ),
+        "GL114",
+        "outputs",
+        "outputs is of type dict",
+    ),
+    "too few numbers": (
+        lambda: outer([1.0, 1.0]),
+        "GL104",
+        "grad_outputs[0]",
+        "Each output needs weights of its own",
+    ),
+    "too many numbers": (
+        lambda: two([1, 2, 3]),
+        "GL104",
+        "grad_outputs[0]",
+        "Each output needs weights of its own",
+    ),
+    "imaginary number": (
+        lambda: outer(1j),
+        "GL104",
+        "grad_outputs",
+        "is of type complex The gradient of a real output is real",
+    ),
+    "array of another shape": (
+        lambda: outer(np.ones((2, 2))),
+        "GL104",
+        "grad_outputs",
+        "and has shape [2, 2], where the output has [4, 4] Weights of one",
+    ),
+    "class": (lambda: outer(Tensor), "GL104", "grad_outputs", "is the class Tensor"),
+    "leaf made anew as output": (
+        lambda: Call(torch.tensor(3.0, requires_grad=True), vector()),
+        "GL109",
+        "inputs[0]",
+        "It is a leaf torch.stack(losses) keeps their graph",
+    ),
+    "leaves made anew as output": (
+        lambda: Call(torch.tensor([3.0, 4.0], requires_grad=True), vector()),
+        "GL109",
+        "inputs[0]",
+        "It is a leaf torch.stack(losses) keeps their graph",
+    ),
     "iterator that was used": (
         lambda: model_call(lambda _: iter(())),
         "GL114",
         "inputs",
-        "inputs is empty An iterator",
+        "inputs is empty an iterator",
     ),
 }
 

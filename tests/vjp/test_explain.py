@@ -536,6 +536,15 @@ def test_terms_that_are_not_finite_are_no_difference() -> None:
     assert "Not compared: 1 of" in str(explanation)
 
 
+def test_where_no_term_is_finite_nothing_is_the_same() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    explanation = gradlib.explain_vjp(x.sqrt(), x, torch.ones(3))
+    assert explanation.difference is None
+    text = str(explanation)
+    assert "Computed twice" not in text
+    assert "Not compared: 3 of" in text
+
+
 def test_a_difference_beside_terms_that_are_not_finite_is_found() -> None:
     x = torch.tensor([0.0, 4.0], requires_grad=True)
     h = x * 1

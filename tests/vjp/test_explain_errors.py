@@ -457,6 +457,47 @@ def test_iterators_that_torch_used_up() -> None:
     assert "[GL109] inputs[1] (`spare`)" in note
 
 
+def test_a_leaf_made_anew_of_losses() -> None:
+    losses = [3.0, 4.0]
+    note = note_of(lambda: torch.tensor(losses, requires_grad=True).backward())
+    assert "torch.stack(losses) keeps" in note
+
+
+def derivative(r: Tensor) -> Any:
+    return torch.autograd.grad((r**2).sum(), r)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "is_hidden"),
+    [
+        (lambda x: torch.vmap(derivative)(x), True),
+        (lambda x: torch.vmap(derivative, chunk_size=2)(x), True),
+        (lambda x: torch.func.jvp(derivative, (x,), (x,)), True),
+        (lambda x: torch.func.grad(lambda r: torch.vmap(derivative)(r).sum())(x), True),
+        (lambda x: torch.func.grad(lambda r: derivative(r.detach()).sum())(x), False),
+        (lambda x: torch.func.vjp(lambda r: derivative(r.detach()), x), False),
+    ],
+)
+def test_where_the_transform_has_ended_since(
+    call: Callable[[Tensor], object], is_hidden: bool
+) -> None:
+    said = "in a function that torch.vmap or torch.func.jvp calls"
+    note = note_of(lambda: call(torch.ones(3)))
+    assert (said in re.sub(r"\s+", " ", note)) == is_hidden
+
+
+def test_a_tensor_of_several_names_is_named_once() -> None:
+    h = torch.ones(3, requires_grad=True).exp()
+    alias, acts = h, [h]
+    h.add_(1)
+
+    def fail() -> None:
+        alias.sum().backward()
+
+    assert "One of `" not in note_of(fail)
+    assert acts
+
+
 def test_a_global_is_named() -> None:
     program = """
         import torch
