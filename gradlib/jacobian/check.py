@@ -26,6 +26,15 @@ from gradlib.jacobian.coupling import (
     require_no_pair,
     require_own_samples,
 )
+from gradlib.jacobian.differences import (
+    HIDING,
+    IN_DOUBLE,
+    ROUNDING,
+    Caller,
+    by_sample,
+    slopes,
+    tensors_of,
+)
 from gradlib.jacobian.directions import Moves, key, meant
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
@@ -37,15 +46,6 @@ from gradlib.jacobian.own_backward import require_derivatives
 from gradlib.jacobian.own_state import modules_known_to
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.second_look import look_again
-from gradlib.jacobian.slopes import (
-    HIDING,
-    IN_DOUBLE,
-    ROUNDING,
-    Caller,
-    by_sample,
-    slopes,
-    tensors_of,
-)
 from gradlib.jacobian.warned import warn
 from gradlib.selection import modules_of
 from gradlib.sharded import is_distributed, is_sharded

@@ -15,9 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, every_pair, first_coupled
-from gradlib.jacobian.slopes import Caller, tensors_of
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
 

@@ -15,6 +15,7 @@ from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.forward import BY_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 
@@ -392,8 +393,9 @@ def _rounding_of_columns(
                 if asked is not None
             ]
             found = torch.maximum(found, torch.stack(offs).sum())
-    except RuntimeError:  # as somebody's Python has none
-        pass
+    except RuntimeError as error:  # as somebody's Python has none
+        if is_out_of_memory(error):
+            raise
     return found
 
 

@@ -13,10 +13,10 @@ from gradlib.errors import NoSuchWayError, listed
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.compute import explained
+from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.slopes import Caller, tensors_of
 
 
 def require_graphs(graph: Graph) -> None:

@@ -14,11 +14,11 @@ from gradlib.errors import DetachedPathError, NotRepeatableError, listed
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
+from gradlib.jacobian.differences import HIDING, ROUNDING, Caller, tensors_of
 from gradlib.jacobian.directions import Meant, Moves, key
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.look import TIMES
 from gradlib.jacobian.nodes import differs_from_slopes
-from gradlib.jacobian.slopes import HIDING, ROUNDING, Caller, tensors_of
 from gradlib.jacobian.warned import warn
 
 SETTLED = 0.2

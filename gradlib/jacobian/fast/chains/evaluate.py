@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.chains import maps
+from gradlib.jacobian.fast.chains import through_maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.plain import followers
@@ -31,7 +31,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     before = grad_is_enabled()
     enable_grad(bool(create_graph))
     try:
-        seen, h = maps.forward(chain.maps, chain.x, chain.outs)
+        seen, h = through_maps.forward(chain.maps, chain.x, chain.outs)
         seen, begun = _begun(chain, seen, h)
         library = None
         if goes_by_rows(chain):
@@ -115,7 +115,7 @@ def _begun(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
         return seen, None
     factors, _ = _factors(chain, h)
     made = whole_product(factors, chain.order.tree, None)
-    return maps.backward_alike(seen, made.view(1, -1, *h.shape[1:]))
+    return through_maps.backward_alike(seen, made.view(1, -1, *h.shape[1:]))
 
 
 def _of(
@@ -137,7 +137,7 @@ def _of(
     if begun is not None:
         v = begun.expand(h.shape[0], *begun.shape[1:])
         # If nothing is left to go back through, all samples share their memory.
-        return maps.backward(seen, v).flatten(2).contiguous()
+        return through_maps.backward(seen, v).flatten(2).contiguous()
     factors, y = _factors(chain, h)
     into = None if chain.maps.layers else into
     if chain.softmax is None:
@@ -148,7 +148,7 @@ def _of(
         v = made if made.dim() > 2 else made.expand(h.shape[0], -1, -1)
         if h.dim() > 2:
             v = v.view(h.shape[0], -1, *h.shape[1:])
-        return maps.backward(seen, v).flatten(2)
+        return through_maps.backward(seen, v).flatten(2)
     if made.dim() > 2:
         return made
     return made.expand(h.shape[0], -1, -1).clone()  # no memory of a weight
