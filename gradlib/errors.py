@@ -16,6 +16,11 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     return shown if len(every) <= most else f"{shown} and {len(every) - most} more"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return how many of something there are: ``1 call``, ``2 calls``."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def no_module(given: object, otherwise: str) -> str:
     """Return what a message says of something that is no module, and what to do."""
     if isinstance(given, type):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of, edges_of
+from gradlib.errors import counted
 from gradlib.hook_reports.copying import computed
 from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.tensor_names import End, EndAt, Names
@@ -93,7 +94,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
     flows += _near_flows(near, keys)
     flows += _far_flows(keys, {flow.end for flow in flows}, given)
     texts: dict[Key, str] = {
-        key: f"{count} more node{'s' * (count > 1)}"
+        key: counted(count, "more node")
         for key, count in Counter(keys[node] for node in nodes).items()
     }
     texts |= {("input", name): _text(name, it) for name, it in arguments}

@@ -1,12 +1,14 @@
 """The words of a hook report: what each entry is, and why there are that many."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gradlib.edges import Edge
+from gradlib.errors import counted
 from gradlib.hook_reports.first_tensor import ENDLESS, first_tensor
 from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.hooked_call import HookedCall
@@ -254,8 +256,7 @@ def _why_node(call: HookedCall, kind: str, lengths: Mapping[str, int]) -> str:
     return said if kind == NODE else f"{said} No grad_input."
 
 
-def _entries(count: int) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'}"
+_entries = partial(counted, one="entry", many="entries")
 
 
 def why_not_tried(call: HookedCall, kind: str) -> str:

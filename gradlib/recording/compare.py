@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gradlib.errors import counted
 from gradlib.recording.call import TRAVELS_WITH, Call, Pass
 from gradlib.recording.difference import (
     Difference,
@@ -18,7 +19,7 @@ from gradlib.recording.difference import (
     in_one_scale,
     rtol_of,
 )
-from gradlib.recording.in_words import calls_text, counted, numbered, of_pass
+from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradlib.errors import listed
+from gradlib.errors import counted, listed
 from gradlib.sharded import is_distributed, own_part
 from gradlib.stats import TensorStats, norm
 from gradlib.tree import Tree
@@ -25,11 +25,6 @@ NAMES = 4
 def calls_text(names: Sequence[str]) -> str:
     """Return how many calls there are, with the names of some."""
     return f"{counted(len(names), 'call')}: {listed(names, NAMES)}"
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return how many of something there are: ``1 call``, ``2 calls``."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def numbered(name: str, index: int) -> str:

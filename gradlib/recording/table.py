@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
+from gradlib.errors import counted
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import (
-    counted,
     norm_text,
     numbered,
     numbers_in,

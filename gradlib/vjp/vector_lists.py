@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gradlib.errors import counted
 from gradlib.vjp.arguments import Argument, Arguments, Shape, form_of, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
 from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
@@ -113,10 +114,9 @@ def _missing_axis(arguments: Arguments, shape: Shape | None, i: int = 0) -> str:
 
 
 def _counted(argument: Argument) -> str:
-    count = len(argument.values)
     if not argument.several:
         return f"{argument.name} is one tensor"
-    return f"{argument.name} has {count} entr{'y' if count == 1 else 'ies'}"
+    return f"{argument.name} has {counted(len(argument.values), 'entry', 'entries')}"
 
 
 def _are_rows(arguments: Arguments) -> bool:
