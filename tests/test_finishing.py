@@ -121,8 +121,8 @@ def hooks_left(model: nn.Module) -> int:
     [
         "place.pop(id(before), None)",
         "stop_all(itertools.chain.from_iterable(hooks.values()))",
-        "tap.remove()",
-        "self._taps.clear()",
+        "hook.remove()",
+        "self.on_tensors.clear()",
         "_users.discard(user)",
         "if not any(hook_dicts(modules)):",
     ],

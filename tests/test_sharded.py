@@ -47,7 +47,16 @@ def plain(tensor: Any) -> Tensor:
     return tensor.full_tensor() if is_distributed(tensor) else tensor
 
 
-@pytest.mark.parametrize("name", SPREAD)
+expands = pytest.mark.skipif(
+    torch.__version__ < "2.9",
+    reason="in torch 2.8 a DTensor that is expanded has another shape than asked for",
+)
+EXPANDED = [
+    pytest.param(it, marks=expands if it == "distributed" else ()) for it in SPREAD
+]
+
+
+@pytest.mark.parametrize("name", EXPANDED)
 def test_a_jacobian_is_right_and_says_that_it_is_not_checked(name: str) -> None:
     expected = gradlib.per_sample_jacobian(*whole())
     model, x = SPREAD[name]()
@@ -58,6 +67,7 @@ def test_a_jacobian_is_right_and_says_that_it_is_not_checked(name: str) -> None:
     torch.testing.assert_close(plain(found), expected)
 
 
+@expands
 def test_a_jacobian_of_a_distributed_graph() -> None:
     expected = gradlib.per_sample_jacobian(*whole())
     model, x = distributed()
