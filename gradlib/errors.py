@@ -79,13 +79,13 @@ class NotCopyableError(GradlibError, RuntimeError):
 
 
 class UnknownFieldError(GradlibError, ValueError):
-    """GL204: a field that is to be kept is none that a call has."""
+    """GL204: ``keep`` names a field that calls do not have."""
 
     code = "GL204"
 
 
 class NoSuchModuleError(GradlibError, LookupError):
-    """GL205: what selects modules fits none, or is no name, pattern or function."""
+    """GL205: ``modules`` fits none, or is not a name, pattern or function."""
 
     code = "GL205"
 

@@ -23,7 +23,10 @@ Output = tuple[str, str]
 """What it is (stdout, stderr, text, html or svg), and its text."""
 
 BY_LIGHTNESS = 'data-scale="lightness"'
-"""Marks a drawing in which the lighter of two colours is the larger number."""
+"""Marks a drawing in which lightness tells how large a number is."""
+
+TOLD_BY_LIGHTNESS = ("viridis", "RdBu", "PuOr")
+"""The names of the colour maps that do so: the last two are white in the middle."""
 
 
 def last_figure(code: str, filename: str, line: int, background: str) -> str | None:
@@ -110,6 +113,6 @@ def svg(figure: Figure, **options: Any) -> str:
     file = io.StringIO()
     figure.savefig(file, format="svg", **options)
     images = [image for ax in figure.axes for image in ax.images]
-    if any(image.get_cmap().name == "viridis" for image in images):
+    if any(image.get_cmap().name in TOLD_BY_LIGHTNESS for image in images):
         return file.getvalue().replace("<svg ", f"<svg {BY_LIGHTNESS} ", 1)
     return file.getvalue()

@@ -116,7 +116,7 @@ class HookReport(Printable):
         """Draw the autograd graph of the call, with each tuple where its hook gets it.
 
         Gradients flow upwards, from the output of the module, whose border is dashed,
-        to its inputs and parameters. A white box is a node, the backward of one
+        to its inputs and parameters. An outlined box is a node, the backward of one
         operation. Grey is an entry that is ``None`` or zeros, and an argument that no
         gradient reaches. A keyword argument has no entry, so no blue box. Of a large
         graph only the nodes next to the outputs, and that of the old hook, are drawn

@@ -379,7 +379,8 @@ def plan_jacobian(
     ```
 
     The function is called once, and one to three backward passes count multiply-adds.
-    Its parameters, buffers and torch's random state are afterwards as they were.
+    The function's parameters and buffers, and torch's random state, are left as they
+    were.
 
     Args:
         fn: As for `per_sample_jacobian`, as all that follow.

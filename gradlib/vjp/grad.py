@@ -95,7 +95,8 @@ def grad(
         ChangedInPlaceError: A tensor that is needed was changed in place.
         NotDifferentiableArgumentError: `outputs` or `inputs` holds something else than
             tensors, or nothing.
-        ValueError: torch's own, for `materialize_grads` without `allow_unused`.
+        ValueError: torch's own, for ``materialize_grads=True`` with
+            ``allow_unused=False``.
         RuntimeError: torch's own, where an operation has no derivative at this point,
             such as ``torch.linalg.eig`` for a loss that depends on a phase; and where a
             checkpoint has ``use_reentrant=True``, with which torch allows no

@@ -82,7 +82,12 @@ def test_in_an_indented_block(tmp_path: Path, drawn: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("colours", "kind"), [("viridis", "figure as-drawn"), ("RdBu", "figure")]
+    ("colours", "kind"),
+    [
+        ("viridis", "figure as-drawn"),
+        ("RdBu", "figure as-drawn"),
+        ("Greys", "figure"),
+    ],
 )
 def test_what_is_told_by_lightness_is_not_turned_on_a_dark_page(
     tmp_path: Path, colours: str, kind: str
