@@ -30,6 +30,9 @@ PIXELS_PER_POINT = 4 / 3
 LEAST = 0.58
 """How small a telephone may make a figure: its letters are 7 pixels high then."""
 
+PHONE = range(359, 400)
+"""Widths that are a little more than a telephone has: there a bit smaller will do."""
+
 
 def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
     """Run a block of code and return the last figure it made, as SVG.
@@ -76,11 +79,13 @@ def image(
     width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
     # So `run_code.svg` marks what would say the reverse if it were turned.
     kind = "figure as-drawn" if 'data-scale="lightness"' in svg else "figure"
+    least = round(LEAST * width)
+    least = PHONE.start - 1 if least in PHONE else least
     return (
         f'<span class="scrolls" tabindex="0"><img class="{kind}"'
         f' src="{get_relative_url(file.url, page.url)}" alt="{html.escape(alt)}"'
         f' width="{width}" height="{height}"'
-        f' style="min-width: {round(LEAST * width)}px"></span>'
+        f' style="min-width: {least}px"></span>'
     )
 
 

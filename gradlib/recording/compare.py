@@ -1,6 +1,7 @@
 """Where two recordings part."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -218,6 +219,17 @@ def _other_type(trace: CallTrace, other: CallTrace) -> str:
     return f"classes {one} and {another}" if one != another else ""
 
 
+def _have_no_values(traces: Sequence[CallTrace]) -> bool:
+    every = (tree for it in traces for tree in (it.inputs, it.output) if tree)
+    return any(_has_no_values(leaf) for tree in every for leaf in tree.leaves)
+
+
+def _has_no_values(leaf: object) -> bool:
+    if isinstance(leaf, TensorStats):
+        return math.isnan(leaf.nonfinite)
+    return isinstance(leaf, Tensor) and leaf.is_meta
+
+
 class _Both:
     """Two recordings, and which call of the one is which of the other."""
 
@@ -246,6 +258,10 @@ class _Both:
             missing = "has no" if any(ran) else "has a"
             which = "the other" if ran[0] else "this" if ran[1] else "neither"
             skipped.append(f"gradients: {which} recording {missing} backward pass")
+        empty = [*map(_have_no_values, (traces, others))]
+        if any(empty):
+            which = "both" if all(empty) else "this" if empty[0] else "the other"
+            skipped.append(f'values: {which} has tensors on the device "meta"')
         self.skipped = (*skipped, *self._closed())
 
     def _closed(self) -> Iterator[str]:

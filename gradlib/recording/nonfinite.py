@@ -91,8 +91,15 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
                 case number, reached:
                     found = look.backward(reached, number)
             if found is not None:
-                return replace(found, _was_reduced=look.was_reduced)
+                was_reduced = look.was_reduced and not any(map(_has_tensors, traces))
+                return replace(found, _was_reduced=was_reduced)
     return None
+
+
+def _has_tensors(call: CallTrace) -> bool:
+    """Tell whether a tensor of a call was kept as one."""
+    leaves = (*call.inputs.leaves, *(call.output.leaves if call.output else ()))
+    return any(isinstance(it, Tensor | TensorStats) for it in leaves)
 
 
 def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
@@ -141,18 +148,17 @@ class _Look:
         """Return what had it before the call did, and had been given to it."""
         source = self._source(call, by_moment, kinds)
         if source is not None and kinds == INF:
-            where = f'"{call.name}"' if call.name else "the root"
-            remark = (
-                "The call was given inf. The first output with NaN is that of "
-                f"{where}, call {call.index}."
-            )
+            remark = f"The call was given inf. {_first_nan(call)}"
             return replace(source, _remark=remark)
         if source is not None:
             return source
         called = {it.name for it in by_moment.values() if it is not call}
         for name, found in (nonfinite_state(call) or {}).items():
             if found & kinds and _holder(call, name) not in called:
-                return Nonfinite(call.name, call.index, "forward", name)
+                remark = ""
+                if kinds == INF:
+                    remark = f"It has inf, as a mask may. {_first_nan(call)}"
+                return Nonfinite(call.name, call.index, "forward", name, remark)
         return None
 
     def _source(
@@ -230,6 +236,11 @@ def _outwards(
     while around is not None:
         yield around
         around = by_moment.get(around.caller)
+
+
+def _first_nan(call: CallTrace) -> str:
+    where = f'"{call.name}"' if call.name else "the root"
+    return f"The first output with NaN is that of {where}, call {call.index}."
 
 
 def _holder(call: CallTrace, name: str) -> str:
@@ -325,6 +336,6 @@ def _meaning(field: str) -> str:
     if "_total[" in field:
         return (
             "What the recorded calls gave it is finite: another use of the tensor made "
-            "it, as a penalty in the loss, or the sum is too large."
+            "it, as a penalty in the loss, or a hook of it, or the sum is too large."
         )
     return "The call made it: the gradient that came to it is finite."

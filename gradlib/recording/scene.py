@@ -44,6 +44,7 @@ from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
 from gradlib.recording.trace import CallTrace, Key
+from gradlib.retaining import leaves
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
@@ -349,9 +350,33 @@ def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
         return
     outputs, grads = zip(*roots, strict=True)
     if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
-        torch.autograd.backward(outputs, grads)
+        with _all_grads_kept():
+            torch.autograd.backward(outputs, grads)
     else:
         torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+
+
+@contextmanager
+def _all_grads_kept() -> Generator[None]:
+    """Leave the ``.grad`` of every leaf as it is, and tell none of their hooks.
+
+    A checkpoint's pass adds to the leaves that it uses, and to those outside of the
+    model, which are no copies.
+    """
+    every: list[Any] = leaves()
+    before = [(it, it.grad, it._post_accumulate_grad_hooks) for it in every]
+    told = [(hooks, [*hooks.items()]) for *_, hooks in before if hooks]
+    try:
+        for leaf, *_ in before:
+            leaf.grad = None
+        for hooks, _ in told:
+            hooks.clear()
+        yield
+    finally:
+        for leaf, grad, _ in before:
+            leaf.grad = grad
+        for hooks, items in told:
+            hooks.update(items)
 
 
 def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:

@@ -53,7 +53,7 @@ def test_the_figure_stands_below_its_block(tmp_path: Path) -> None:
     image = (
         '<span class="scrolls" tabindex="0">'
         '<img class="figure" src="../page-1.svg" alt="A &lt;line&gt; that rises."'
-        ' width="672" height="346" style="min-width: 390px"></span>'
+        ' width="672" height="346" style="min-width: 358px"></span>'
     )
     assert shown == f"Before.\n\n```python\n{DRAW}```\n\n{image}\n\n\nAfter.\n"
     svg = files.src_uris["topic/page-1.svg"].content_string

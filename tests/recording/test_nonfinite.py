@@ -1,5 +1,6 @@
 """`first_nonfinite` names where NaN or inf first appeared."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -428,6 +429,36 @@ def test_what_was_not_kept_may_have_had_it(x: Tensor) -> None:
         "backward of \"1.before\", call 0: param_grads['weight']. The call made it, or "
         "it came with the gradient of its output, which was not kept."
     )
+
+
+def test_a_buffer_that_has_inf_beside_what_becomes_nan(x: Tensor) -> None:
+    class Masks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, 0.0, -INF]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 0 * x / (0 * x)
+
+    model = Masks()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    said = re.sub(r"\s+", " ", str(recording.first_nonfinite()))
+    assert "It has inf, as a mask may. The first output with NaN is that of" in said
+
+
+def test_a_number_that_the_model_returns_is_no_work_of_a_reduce(x: Tensor) -> None:
+    class Returns(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, float]:
+            return x, INF
+
+    model = Returns()
+    with gradlib.record(model) as recording:
+        model(x)
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert found.field == "output[1]"
+    assert "reduce" not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -483,3 +483,33 @@ def test_nothing_is_left_of_a_replay(
         del recording
         counts.append(tensors_alive())
     assert counts[1] == counts[2]
+
+
+def test_a_checkpoint_of_what_is_outside_of_the_model() -> None:
+    """It adds to the ``.grad`` of all that it uses, and a replay leaves none of it."""
+    head = nn.Linear(3, 3)
+    fired: list[Tensor] = []
+    head.weight.register_post_accumulate_grad_hook(fired.append)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(lambda z: head(self.fc(z)), x, use_reentrant=True)
+
+    model, x = Block(), torch.ones(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    before = [it.grad.clone() for it in head.parameters() if it.grad is not None]
+    assert len(before) == 2
+    assert len(fired) == 1
+    again = recording[""].replay()
+    assert_close(again.grad_input, recording[""].grad_input)
+    assert recording.verify(numerical=True).ok
+    for parameter, grad in zip(head.parameters(), before, strict=True):
+        assert_close(parameter.grad, grad, rtol=0, atol=0)
+    assert len(fired) == 1
+    head(x).sum().backward()
+    assert len(fired) == 2
