@@ -345,7 +345,9 @@ class Recording(Printable):
         Values are compared in the order in which they were computed: a call's arguments
         when it begins, its output when it ends, and backwards in a pass. So the result
         is the innermost call whose inputs agree and whose output does not. Calls are
-        matched by name, and calls of one name by their order.
+        matched by name, and calls of one name by their order. Of gradients the calls'
+        shares are compared, not the totals: a penalty on a weight, in one of two
+        losses, belongs to no call.
 
         Args:
             other: The recording of another model, dtype, device or run.
