@@ -1,7 +1,6 @@
-"""The tensors that retain their grad, wherever in the process they are, and the leaves.
+"""The tensors that were told to retain their grad, wherever in the process they are.
 
-Nothing leads from a node of a graph to its tensor, nor from a ``.grad`` to its own; nor
-to the leaves that a checkpoint will use.
+Nothing leads from a node of a graph to its tensor, nor from a ``.grad`` to its own.
 """
 
 import gc
@@ -20,21 +19,6 @@ def retaining() -> list[Tensor]:
     tensors = (it for it in gc.get_objects() if type(it) in kinds)
     with no_function_modes():
         return [it for it in tensors if _retains_grad(it)]
-
-
-def leaves() -> list[Tensor]:
-    """Return every leaf that requires grad."""
-    kinds = _with_subclasses(Tensor)
-    tensors = (it for it in gc.get_objects() if type(it) in kinds)
-    with no_function_modes():
-        return [it for it in tensors if _is_leaf(it)]
-
-
-def _is_leaf(tensor: Tensor) -> bool:
-    try:
-        return tensor.requires_grad and tensor.is_leaf
-    except RuntimeError:  # as above
-        return False
 
 
 def _with_subclasses(kind: type[Any]) -> set[type[Any]]:

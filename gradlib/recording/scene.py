@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
 from gradlib.finishing import finish
 from gradlib.module_hook import nothing
@@ -37,6 +36,7 @@ from gradlib.recording.attributes import (
     in_slots,
     tensors_with_graph,
 )
+from gradlib.recording.go_back import go_back
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
@@ -44,7 +44,6 @@ from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.retaining import leaves
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
@@ -136,7 +135,7 @@ class Scene:
                 _remove_hooks_of_others(leaf)
         # As torch has it: autocast is for the forward.
         with _autocast({}), self._explained("Computing the gradients of {} again"):
-            _go_back(list(roots.values()), list(self._leaves.values()))
+            go_back(list(roots.values()), list(self._leaves.values()))
         return {key: self._shares.get(id(leaf)) for key, leaf in self._leaves.items()}
 
     def left_in(self, output: Tree) -> tuple[str, ...]:
@@ -343,45 +342,6 @@ def passed_parameters(trace: CallTrace) -> dict[int, str]:
             if isinstance(key, int) and isinstance(name, str):
                 found[key] = name
     return found
-
-
-def _go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
-    if not roots or not leaves:
-        return
-    outputs, grads = zip(*roots, strict=True)
-    if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
-        with _all_grads_kept():
-            torch.autograd.backward(outputs, grads)
-    else:
-        torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-
-
-@contextmanager
-def _all_grads_kept() -> Generator[None]:
-    """Leave the ``.grad`` of every leaf as it is, and tell none of their hooks.
-
-    A checkpoint's pass adds to the leaves that it uses, and to those outside of the
-    model, which are no copies.
-    """
-    every: list[Any] = leaves()
-    before = [(it, it.grad, it._post_accumulate_grad_hooks) for it in every]
-    told = [(hooks, [*hooks.items()]) for *_, hooks in before if hooks]
-    try:
-        for leaf, *_ in before:
-            leaf.grad = None
-        for hooks, _ in told:
-            hooks.clear()
-        yield
-    finally:
-        for leaf, grad, _ in before:
-            leaf.grad = grad
-        for hooks, items in told:
-            hooks.update(items)
-
-
-def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
-    names = {type(node).__name__ for node in nodes_behind(outputs)}
-    return "CheckpointFunctionBackward" in names
 
 
 def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:

@@ -485,7 +485,9 @@ def test_nothing_is_left_of_a_replay(
     assert counts[1] == counts[2]
 
 
-def test_a_checkpoint_of_what_is_outside_of_the_model() -> None:
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_checkpoint_of_what_is_outside_of_the_model(nested: bool) -> None:
     """It adds to the ``.grad`` of all that it uses, and a replay leaves none of it."""
     head = nn.Linear(3, 3)
     fired: list[Tensor] = []
@@ -497,7 +499,10 @@ def test_a_checkpoint_of_what_is_outside_of_the_model() -> None:
             self.fc = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Any:
-            return checkpoint(lambda z: head(self.fc(z)), x, use_reentrant=True)
+            def inner(z: Tensor) -> Any:
+                return checkpoint(head, z, use_reentrant=True) if nested else head(z)
+
+            return checkpoint(lambda z: inner(self.fc(z)), x, use_reentrant=True)
 
     model, x = Block(), torch.ones(2, 3, requires_grad=True)
     with gradlib.record(model) as recording:
