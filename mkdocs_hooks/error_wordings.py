@@ -7,7 +7,6 @@ A page holds a marker:
 What torch says becomes the page's tags, by which `searched_messages.py` finds it.
 """
 
-import json
 import re
 from html import escape
 from itertools import groupby
@@ -16,7 +15,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import cache
-from mkdocs_hooks.hook_recordings import release, span
+from mkdocs_hooks.hook_recordings import recorded_in, span
 from mkdocs_hooks.recorded_programs import highlighted
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
@@ -43,17 +42,16 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 def messages(code: str) -> list[str]:
     """Return what the newest release says of the mistakes of a code."""
-    newest = max(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
-    mistakes = json.loads(newest.read_text())["mistakes"][code]
+    *_, newest = recorded_in(FOLDER).values()
+    mistakes = newest["mistakes"][code]
     said = [it["error"].partition(": ")[2] for it in mistakes if it["error"]]
     return list(dict.fromkeys(said))
 
 
 def wordings(code: str) -> str:
     """Return each mistake of a code, and what the releases say of it."""
-    paths = sorted(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
-    recorded = {path.stem: json.loads(path.read_text()) for path in paths}
-    newest = recorded[list(recorded)[-1]]
+    recorded = recorded_in(FOLDER)
+    *_, newest = recorded.values()
     said = {build: recorded[build]["mistakes"][code] for build in recorded}
     mistakes = [
         highlighted(mistake["program"])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mkdocs_hooks import cache
 
-Builds = dict[str, dict[str, Any]]  # by build, its cases by name
+Builds = dict[str, dict[str, Any]]  # by build, what was recorded there, by name
 FOLDER = cache.ROOT / "docs" / "data" / "hooks"
 HOOKS = {
     "legacy": "register_backward_hook",
@@ -72,11 +72,13 @@ def on_gpu() -> Builds:
 
 def builds_in(folder: Path) -> Builds:
     """Return the cases of the builds with a recording in a folder."""
+    return {build: it["cases"] for build, it in recorded_in(folder).items()}
+
+
+def recorded_in(folder: Path) -> Builds:
+    """Return the recordings in a folder by build, the oldest first."""
     paths = sorted(folder.glob("*.json"), key=lambda path: release(path.stem))
-    return {
-        path.stem: json.loads(path.read_text(encoding="utf-8"))["cases"]
-        for path in paths
-    }
+    return {it.stem: json.loads(it.read_text(encoding="utf-8")) for it in paths}
 
 
 def runs(builds: Builds, case: str, hook: str) -> list[Run]:

@@ -13,7 +13,6 @@ The last becomes two programs side by side: one as it ran in that build, the oth
 ran in the newest.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from html import escape
@@ -27,12 +26,10 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from mkdocs_hooks import cache
-from mkdocs_hooks.hook_recordings import release, span
+from mkdocs_hooks.hook_recordings import Builds, recorded_in, span
 
 FOLDER = cache.ROOT / "docs" / "data" / "programs"
 MARKER = re.compile(r'<div class="(program|ran|sides)"((?: data-\w+="[^"]*")*)></div>')
-
-Builds = dict[str, dict[str, Any]]
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
@@ -55,8 +52,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 def builds() -> Builds:
     """Return the programs' recordings by build, the oldest first."""
-    paths = sorted(FOLDER.glob("*.json"), key=lambda path: release(path.stem))
-    return {path.stem: json.loads(path.read_text())["programs"] for path in paths}
+    return {build: it["programs"] for build, it in recorded_in(FOLDER).items()}
 
 
 def program(recorded: Builds, name: str) -> str:
