@@ -36,27 +36,16 @@ def other_way(
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
-    said = _way(trace, number, replayed, traces, tolerance)
+    said = ""
+    if replayed.left_in:
+        said = SAID.format(f"attribute {', '.join(replayed.left_in)}")
+    elif call := _last_apart(trace, number, _inside(trace, traces), tolerance):
+        said = SAID.format(f"output of {numbered(call.name, call.index)}")
+    elif replayed.overwritten:
+        said = SAID.format(f"{', '.join(replayed.overwritten)}, which it overwrites")
     if trace.recomputed_in is not None:
         return f"{AGAIN}; or {said}" if said else AGAIN
     return said
-
-
-def _way(
-    trace: CallTrace,
-    number: int,
-    replayed: Replayed,
-    traces: Sequence[CallTrace],
-    tolerance: Tolerance,
-) -> str:
-    if replayed.left_in:
-        return SAID.format(f"attribute {', '.join(replayed.left_in)}")
-    call = _last_apart(trace, number, _inside(trace, traces), tolerance)
-    if call:
-        return SAID.format(f"output of {numbered(call.name, call.index)}")
-    if replayed.overwritten:
-        return SAID.format(f"{', '.join(replayed.overwritten)}, which it overwrites")
-    return ""
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:
