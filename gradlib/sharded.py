@@ -9,9 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 
+def _fsdp() -> Any:
+    """Return FSDP's module, if somebody has imported it; another thread may do so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    names = "FSDPModule", "FullyShardedDataParallel"
+    return fsdp if all(hasattr(fsdp, it) for it in names) else None
+
+
 def swaps_parameters(module: nn.Module) -> bool:
     """Tell whether FSDP gives a module other parameters for the time of a call."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp = _fsdp()
     return fsdp is not None and isinstance(
         module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
     )
@@ -23,7 +30,7 @@ def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
     With ``use_orig_params=False`` a module's own are plain views of that one, which
     FSDP puts there anew for each forward. Each module comes with their names.
     """
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    fsdp = _fsdp()
     found: dict[nn.Module, list[str]] = {}
     for part in (
         () if fsdp is None else fsdp.FullyShardedDataParallel.fsdp_modules(model)

@@ -9,7 +9,6 @@ tells a kink from a path that autograd does not see.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -209,8 +208,7 @@ def require_loss(seen: Seen, graph: Graph) -> None:
         NoSuchWayError: They would.
     """
     with seen.caller.random.kept():
-        ask = partial(require_derivatives, graph=graph)
-        _in_float64_or_less(seen.caller, graph, ask)
+        require_derivatives(seen.caller, graph)
 
 
 def bytes_of_check(arguments: Arguments, graph: Graph) -> int:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
@@ -58,6 +58,10 @@ def require_graphs(graph: Graph) -> None:
         )
 
 
+STEP, ASIDE = 1e-7, 1e-3
+"""How far differences go, and how far beside the point: longer steps meet kinks, of
+which a point itself may lie on one."""
+
 SETTLED = 0.2
 """How far two differences may be apart, as a part of what a cut path would explain."""
 
@@ -70,8 +74,8 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
 
     As where it multiplies by what was computed without a graph: then there is a graph,
     by what it gets. The gradient of a random sum of the outputs is held against its own
-    differences, along a random direction of the inputs and of a module's parameters.
-    Where these do not settle, at a kink or by rounding, they say nothing.
+    differences in float64, along a random direction of what is asked for. Where these
+    do not settle, or cannot be computed, they say nothing.
 
     Args:
         caller: Calls the function again.
@@ -85,10 +89,8 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
         return
     try:
         is_apart = any(_is_apart(caller) for _ in range(DRAWS))
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        return  # torch has no such derivative, and the loss's backward pass will say so
+    except Exception:  # no such derivative, as the loss will say, or no float64
+        return
     if is_apart:
         raise NoSuchWayError(
             f"create_graph=True goes back through the backward of {listed(names)}, and "
@@ -106,14 +108,12 @@ def _of_somebody(graph: Graph) -> list[Node]:
 
 def _is_apart(caller: Caller) -> bool:
     """Tell whether the gradient has another slope by autograd than by differences."""
-    step = caller.how.coarse
-    beside = step, _direction(caller)
+    beside, along = (ASIDE, caller.direction()), caller.direction()
     base = caller.at(beside, graph=True)
     outputs = [it for it in tensors_of(base) if it.requires_grad]
     vectors = [caller.chance.vector(it) for it in outputs]
     first = _gradients(base, outputs, vectors, create_graph=True)
     others = {name: caller.chance.vector(it) for name, it in first.items()}
-    along = _direction(caller)
     second = _gradients(
         base,
         [it for it in first.values() if it.requires_grad],
@@ -126,33 +126,17 @@ def _is_apart(caller: Caller) -> bool:
         made = [it for it in tensors_of(there) if it.requires_grad]
         return sum(_products(_gradients(there, made, vectors), others))
 
-    near, far = ((at(it) - at(-it)) / (2 * it) for it in (step, 2 * step))
+    near, far = ((at(it) - at(-it)) / (2 * it) for it in (STEP, 2 * STEP))
     apart, size = abs(near - sum(terms)), max(map(abs, (near, *terms)))
     return apart > caller.how.surer * size and abs(near - far) < SETTLED * apart
 
 
 def _products(grads: Mapping[int | str, Tensor], along: Moves) -> list[float]:
     return [
-        (it * along[name].to(it)).sum().item()
+        (it.conj() * along[name].to(it)).sum().real.item()
         for name, it in grads.items()
         if name in along
     ]
-
-
-def _direction(caller: Caller) -> Moves:
-    """Return a random direction of all that a loss may have gradients by.
-
-    That is what is asked for, inputs that require grad, and a module's parameters.
-    """
-    arguments, moves = caller.arguments, caller.direction()
-    others: dict[int | str, Any] = dict(enumerate(arguments.inputs.leaves))
-    if isinstance(arguments.fn, nn.Module):
-        others |= dict(arguments.fn.named_parameters())
-    for name, it in others.items():
-        if name not in moves and isinstance(it, Tensor) and it.requires_grad:
-            value = it.detach()
-            moves[name] = value.abs() * caller.chance.vector(value)
-    return moves
 
 
 def _gradients(

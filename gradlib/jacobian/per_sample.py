@@ -144,9 +144,9 @@ def per_sample_jacobian(
             leaves these kernels out. Refused are LayerNorm in a `fn` that takes
             derivatives itself, as forces are, a backward marked with
             ``once_differentiable`` and, with `check`, one that leaves no graph, as by
-            NumPy, or a wrong one: what the forward of somebody's
-            ``torch.autograd.Function`` has saved, other than its inputs and outputs, is
-            a constant to the loss.
+            NumPy, or, as differences in float64 show, a wrong one: what the forward of
+            somebody's ``torch.autograd.Function`` has saved, other than its inputs and
+            outputs, is a constant to the loss.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:

@@ -39,7 +39,9 @@ def forget_compiled() -> None:
     Compiled code does not look whether a module got hooks, or lost them, since.
     """
     dynamo = cast(Any, sys.modules.get("torch._dynamo"))
-    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
+    frames = getattr(dynamo, "convert_frame", None)  # another thread may import it now
+    codes = getattr(frames, "input_codes", None)
+    if codes is not None and codes.seen:
         with warnings.catch_warnings():
             # Where there is a GPU it imports what warns of itself.
             warnings.simplefilter("ignore", DeprecationWarning)

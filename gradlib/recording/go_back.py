@@ -34,10 +34,11 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
 
 @contextmanager
 def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
-    """Leave the ``.grad`` of what checkpoints use as it is, and tell no hook of it.
+    """Leave the ``.grad`` of what checkpoints use as it is.
 
     Their passes add to all leaves behind them, and those outside of the model are no
-    copies. Which these are shows as a checkpoint computes again.
+    copies. Which these are shows as a checkpoint computes again. Hooks that would run
+    once something was added are left out.
 
     Args:
         outputs: What one goes back from.

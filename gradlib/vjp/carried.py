@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from textwrap import dedent
 from typing import Any, cast
@@ -10,10 +10,10 @@ from typing import Any, cast
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.edges import nodes_behind
-from gradlib.private.nodes import AccumulateGrad
+from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Site, position_of, value_of
 
 _LOOPS = ("for ", "while ", "async for ")
@@ -34,31 +34,54 @@ def carried(arguments: Arguments) -> dict[str, str]:
     if site is None:
         return {}
     with suppress(Exception):  # as there may be no source
-        graph = _computed(arguments.outputs.values)
         for loop in _loops_around(site):
             values = {it: value_of(ast.Name(it), site.frame) for it in _kept(loop)}
             found = {
                 name: code
                 for name, value in values.items()
-                if (code := _detached(value))
-                and graph
-                & _computed(it for it in tensors_in(value) if it.requires_grad)
+                if (code := _detached(value)) and _leads_back(name, value, arguments)
             }
             if found:
                 return found
     return {}
 
 
-def _computed(outputs: Iterable[Any]) -> set[Node]:
-    """Return the nodes behind some outputs that are no leaf's."""
-    return {it for it in nodes_behind(outputs) if type(it) is not AccumulateGrad}
+def _leads_back(name: str, value: object, arguments: Arguments) -> bool:
+    """Tell whether a graph was made from what a variable holds, or along with it.
+
+    A recurrent layer makes an output and a state in one node, whose parts are then
+    moved about.
+    """
+    outputs = arguments.outputs.values
+    if any(value is it for it in outputs):
+        return name in own_names(arguments, "y")  # or it was given its value since
+    graph = nodes_behind(outputs)
+    made_by = (it.grad_fn for it in tensors_in(value) if it.grad_fn is not None)
+    return any(node in graph for it in made_by for node in _makers(it))
+
+
+def _makers(node: Node) -> Iterator[Node]:
+    """Return a node, and those behind it whose results it only moves about."""
+    yield node
+    if node.name().removesuffix("0").removesuffix("1") in _MOVES:
+        for before, _ in edges_of(node):
+            yield from _makers(before)
+
+
+_MOVES = {
+    f"{it}Backward"
+    for it in (
+        *("Alias", "Cat", "Permute", "Select", "Slice", "Split", "Squeeze", "Stack"),
+        *("Transpose", "T", "Unbind", "UnsafeView", "Unsqueeze", "View"),
+    )
+}
 
 
 def _detached(value: object) -> str:
     """Return the code that detaches what a variable holds, or ``""``."""
     if isinstance(value, Tensor):
         return "{}.detach()"
-    if not isinstance(value, tuple | list):
+    if type(value) not in (tuple, list):
         return ""
     parts = cast(Sequence[Any], value)
     if not all(isinstance(it, Tensor) for it in parts):

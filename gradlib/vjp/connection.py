@@ -17,10 +17,11 @@ LEADS_NOWHERE = (
 )
 
 
-def is_made_anew(output: object, inputs: Iterable[object]) -> bool:
+def is_made_anew(output: object, inputs: Sequence[object]) -> bool:
     """Tell whether an output was computed from nothing, and is no input itself."""
     is_leaf = isinstance(output, Tensor) and output.is_leaf and output.requires_grad
-    return is_leaf and not any(it is output for it in inputs)
+    edges = (leaf_of(it.node) for it in inputs if isinstance(it, GradientEdge))
+    return is_leaf and not any(it is output for it in (*inputs, *edges))
 
 
 def unconnected(

@@ -18,7 +18,7 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
                 intent, line = meant(argument, i)
                 vectors = arguments.grad_outputs.values
                 by_name = argument is arguments.outputs and isinstance(value, Mapping)
-                if by_name and isinstance(vectors[0], Mapping):
+                if by_name and not argument.several and _are_by_name(vectors):
                     line = f"v = [v.get(key) for key in y]\n{line}"
                 return diagnosis(
                     "GL114",
@@ -69,7 +69,7 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
         return "The output is what the module returns.", line
     if value is None:
         return "Does the function that computes it lack a return?", "y = f(x)"
-    if callable(value):
+    if callable(value) and not outputs.several:
         return "It is a function. Call it.", f"y = {spelled}(x)"
     return (
         "Numbers and arrays have no graph: .item(), float(), .tolist() and .numpy() "
@@ -89,11 +89,13 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
     if all(map(_is_named, inputs.values)):
         return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
     of_groups = "The parameters of an optimizer stand in the lists of its groups."
-    if inputs.keys is not None and "params" in inputs.keys:
+    if inputs.keys is not None and _is_group(
+        dict(zip(inputs.keys, inputs.values, strict=True))
+    ):
         return of_groups, 'x = list(x["params"])'
-    if isinstance(value, Mapping) and "params" in value and inputs.keys is None:
+    if inputs.keys is None and all(map(_is_group, inputs.values)):
         return of_groups, 'x = [each for it in x for each in it["params"]]'
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and _are_spelled(inputs.keys or ()):
         return "Nested inputs are passed flat.", _flat("x", inputs.values, inputs.keys)
     if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
         intent = "A state_dict() holds detached tensors. Pass the parameters."
@@ -107,16 +109,37 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         return intent, f"x = {{key: it {tensors}}}"
     if any(map(is_differentiable, inputs.values)):
         return intent, "x = [it for it in x if isinstance(it, torch.Tensor)]"
-    if inputs.keys is None and all(map(_holds_numbers, inputs.values)):
+    if inputs.keys is None and _are_numbers(inputs):
         made = "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()"
         return intent, f"{made}\ny = f(x)"
     return intent, "x = list(f.parameters())"
 
 
-def _holds_numbers(value: object) -> bool:
-    """Tell whether a tensor can be made of a value."""
-    is_array = hasattr(value, "__array__") and not isinstance(value, type)
-    return isinstance(value, int | float) or is_array
+def _are_by_name(vectors: Sequence[object]) -> bool:
+    return len(vectors) == 1 and isinstance(vectors[0], Mapping)
+
+
+def _is_group(value: object) -> bool:
+    """Tell whether a value is one of an optimizer's groups."""
+    match value:
+        case {"params": list()}:
+            return True
+        case _:
+            return False
+
+
+def _are_spelled(keys: Sequence[object]) -> bool:
+    """Tell whether code can hold the keys of a dict."""
+    return all(isinstance(it, str | int) for it in keys)
+
+
+def _are_numbers(inputs: Argument) -> bool:
+    """Tell whether a tensor can be made of what was passed."""
+    if inputs.several:
+        return all(isinstance(it, int | float) for it in inputs.values)
+    (value,) = inputs.values
+    kind = getattr(getattr(value, "dtype", None), "kind", "")  # of an array of NumPy
+    return isinstance(value, int | float) or kind in ("b", "i", "u", "f")
 
 
 def _is_named(value: object) -> bool:

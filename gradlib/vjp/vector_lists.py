@@ -146,7 +146,9 @@ def _shape_of_numbers(value: Any) -> Shape | None:
         return None if shape_of(value) else ()  # torch makes none of several vectors
     if hasattr(value, "__array__") and not isinstance(value, type):
         shape = getattr(value, "shape", None)  # pyarrow's has none
-        return tuple(cast(Any, shape)) if isinstance(shape, tuple) else None
+        holds_numbers = getattr(getattr(value, "dtype", None), "kind", "f") in "biufc"
+        is_shape = isinstance(shape, tuple) and holds_numbers
+        return tuple(cast(Any, shape)) if is_shape else None
     if not isinstance(value, list | tuple) or not value:
         return None
     entries = cast(list[Any], value)

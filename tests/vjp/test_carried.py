@@ -119,7 +119,33 @@ def another_loop() -> None:
     twice((h**2).sum())
 
 
-@pytest.mark.parametrize("program", [no_loop, nothing_carried, another_loop])
+def a_mean_of_what_was_computed_before() -> None:
+    base, running = weights().exp(), torch.zeros(())
+    for step in range(1, 3):
+        loss = (base * step).sum()
+        running = 0.9 * running + 0.1 * loss
+        loss.backward()
+
+
+def the_best_so_far() -> None:
+    base, best = weights().exp(), torch.full((), torch.inf)
+    for step in range(1, 3):
+        loss = (base * step).sum()
+        if loss < best:
+            best = loss
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        no_loop,
+        nothing_carried,
+        another_loop,
+        a_mean_of_what_was_computed_before,
+        the_best_so_far,
+    ],
+)
 def test_elsewhere_the_earlier_pass_retains_the_graph(
     program: Callable[[], None],
 ) -> None:

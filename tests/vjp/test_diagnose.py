@@ -715,6 +715,24 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "outputs",
         "outputs is of type dict",
     ),
+    "outputs by name in a list": (
+        lambda: Call([{"a": (c := square()).y}], c.x, []),
+        "GL114",
+        "outputs[0]",
+        "outputs[0] is of type dict",
+    ),
+    "array of words": (
+        lambda: outer(np.array(["one"])),
+        "GL104",
+        "grad_outputs",
+        "is of type ndarray",
+    ),
+    "number and array": (
+        lambda: model_call(lambda _: [1.0, np.ones(3)]),
+        "GL114",
+        "inputs[0]",
+        "inputs[0] is of type float",
+    ),
     "too few numbers": (
         lambda: outer([1.0, 1.0]),
         "GL104",
