@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import torch
@@ -74,3 +75,15 @@ def test_two_threads_number_what_they_record() -> None:
         around = {it.name: callers.get(it._trace.caller) for it in part}
         names = {name: call and call.name for name, call in around.items()}
         assert names == {"": None, "0": "", "1": "", "1.0": "1", "1.1": "1"}
+
+
+@pytest.mark.parametrize("name", ["torch._dynamo", "torch.distributed.fsdp"])
+def test_what_another_thread_has_begun_to_import(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is among the modules, and has nothing yet."""
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    model = nn.Linear(3, 2)
+    with gradlib.record(model) as recording:
+        model(torch.ones(4, 3)).sum().backward()
+    assert len(recording[""].passes) == 1
