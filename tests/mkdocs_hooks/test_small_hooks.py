@@ -1,4 +1,8 @@
-from mkdocs_hooks import printed_lines, wide_tables
+import pytest
+import torch
+from mkdocs.config import load_config
+
+from mkdocs_hooks import not_found, printed_lines, said_below, wide_tables
 
 
 def test_printed_lines_differ_from_comments() -> None:
@@ -12,3 +16,36 @@ def test_tables_scroll_by_themselves() -> None:
     assert wide_tables.on_page_content("<table><tr></tr></table>") == (
         '<div class="wide" tabindex="0"><table><tr></tr></table></div>'
     )
+
+
+@pytest.mark.parametrize(
+    ("site", "home"), [("", "/"), ("https://somewhere.org/gradlib/", "/gradlib/")]
+)
+def test_the_page_for_wrong_addresses_leads_on(site: str, home: str) -> None:
+    config = load_config(site_url=site)
+    page = not_found.on_post_template(
+        f"<main>{not_found.BARE}</main>", template_name="404.html", config=config
+    )
+    assert f'<a href="{home}errors/">' in page
+    assert not_found.BARE not in page
+
+
+def test_other_templates_stay_as_they_are() -> None:
+    map_of_all = not_found.on_post_template(
+        "<urlset/>", template_name="sitemap.xml", config=load_config()
+    )
+    assert map_of_all == "<urlset/>"
+
+
+def test_a_theme_that_says_something_else_there_is_noticed() -> None:
+    with pytest.raises(ValueError, match=r"404\.html of the theme"):
+        not_found.on_post_template(
+            "<main/>", template_name="404.html", config=load_config()
+        )
+
+
+def test_each_page_says_which_torch_its_outputs_are_of() -> None:
+    config = load_config()
+    said_below.on_config(config)
+    said = str(config.copyright)
+    assert f"torch {torch.__version__.partition('+')[0]} on a CPU" in said

@@ -1,0 +1,32 @@
+"""Say on the page for wrong addresses where to go on from there."""
+
+from urllib.parse import urlsplit
+
+from mkdocs.config.defaults import MkDocsConfig
+
+BARE = "<h1>404 - Not found</h1>"
+HELP = """<h1>There is no such page</h1>
+<p>It may have moved. Search for it above, for a message of torch too, or go on with</p>
+<ul>
+<li><a href="{home}">the questions</a> that are answered here,</li>
+<li><a href="{home}errors/">the errors</a> by their codes,</li>
+<li><a href="{home}guide/record-your-model/">the guide</a>, or</li>
+<li><a href="{home}reference/recording/">the reference</a>.</li>
+</ul>"""
+
+
+def on_post_template(
+    output_content: str, *, template_name: str, config: MkDocsConfig
+) -> str:
+    """Put the help in the place of a bare heading.
+
+    Raises:
+        ValueError: The theme says something else there by now.
+    """
+    if template_name != "404.html":
+        return output_content
+    if BARE not in output_content:
+        raise ValueError(f"404.html of the theme does not say {BARE}")
+    # The page is shown at any address, so relative links would lead anywhere.
+    home = urlsplit(config.site_url or "/").path
+    return output_content.replace(BARE, HELP.format(home=home))
