@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
+from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import be_like, fill_slots, in_slots
 from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.sharded import is_distributed, is_sharded
@@ -330,8 +331,12 @@ class Before(torch.autograd.Function):
 
 
 def computed(tensor: Tensor) -> Tensor:
-    """Return a copy of `tensor` that has a node of its own in the graph."""
-    made = cast(Any, Before).apply(tensor)
+    """Return a copy of `tensor` that has a node of its own in the graph.
+
+    It was there before the module is called, whether or not that disables gradients.
+    """
+    with torch.enable_grad():
+        made = cast(Any, Before).apply(tensor)
     be_like(made, tensor)
     return made
 
@@ -368,8 +373,10 @@ def _must_have_values(module: nn.Module, inputs: Tree) -> None:
             "the module once before."
         )
     every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
-    if any(isinstance(it, Tensor) and it.is_meta for it in every):
-        raise NotCopyableError(
-            "hook_report names each gradient by its value, and tensors on the device "
-            'meta have none. Give them values: module.to_empty(device="cpu").'
-        )
+    if all(has_values(it) for it in every if isinstance(it, Tensor)):
+        return
+    raise NotCopyableError(
+        "hook_report names each gradient by its value, and tensors on the device meta, "
+        "or made in a FakeTensorMode, have none. Give them values: "
+        'module.to_empty(device="cpu").'
+    )

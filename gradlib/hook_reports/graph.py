@@ -13,9 +13,8 @@ from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of, edges_of
 from gradlib.errors import counted
-from gradlib.hook_reports.copying import computed
 from gradlib.hook_reports.first_tensor import first_node
-from gradlib.hook_reports.tensor_names import End, EndAt, Names
+from gradlib.hook_reports.tensor_names import End, EndAt, Names, tell_places_apart
 from gradlib.hook_reports.trial import Trial, differentiable, requires_grad
 from gradlib.tree import Tree
 
@@ -114,10 +113,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
 
 def _run(trial: Trial) -> tuple[Tree, list[Edge | None]]:
     """Return the output, and where the gradient of each positional argument flows."""
-    for place, tensor in differentiable(trial.inputs).items():
-        # One tensor may stand in several places, each of which a full hook tells apart.
-        alias = trial.inputs.leaves[place] = computed(tensor)
-        trial.made_by[place] = alias.grad_fn
+    tell_places_apart(trial)  # as a full hook does
     edges: list[Edge | None] = []
 
     def note(_module: object, args: tuple[Any, ...]) -> None:

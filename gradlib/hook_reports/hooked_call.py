@@ -23,7 +23,7 @@ from gradlib.hook_reports.tensor_names import (
 )
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
 from gradlib.private.modules import own_parameters
-from gradlib.recording.attributes import storage_of
+from gradlib.recording.attributes import overlap, storage_of
 from gradlib.tree import Tree, tensors_in
 
 
@@ -46,6 +46,7 @@ class HookedCall:
             their names.
         of_several: The names of the tensors that `SEVERAL` is tried on.
         odd_leaf: The class of a leaf among them, if it is one of somebody's own.
+        in_several_places: The names of the inputs that are one tensor with another.
         overwritten: The names of each two inputs that are one tensor, which the module
             overwrites.
         cut: What the module got or had kept, and had computed from parameters of its
@@ -108,6 +109,7 @@ class HookedCall:
             name = self._names.of_input(plain.inputs, place)
             self.names_at[edge_of(tensor)].add(name)
         twice = [(it, _version(it), pair) for it, *pair in self._in_two_places(plain)]
+        self.in_several_places = {name for *_, pair in twice for name in pair}
         plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
@@ -188,15 +190,19 @@ class HookedCall:
     def position(self, field: str, i: int) -> tuple[str, Any]:
         """Return the name and value of what a full hook's entry stands for."""
         if field == "grad_input":
-            value = self.given[i]
-            places = [j for j, it in enumerate(self._plain_args) if it is value]
-            place = i if i in places else next(iter(places), None)
+            place = self.argument_at(i)
             name = f"args[{i}]" if place is None else self.arguments[place]
-            return name, value
+            return name, self.given[i]
         output = self.output.build()
         if isinstance(output, tuple):
             return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
         return "output", output
+
+    def argument_at(self, i: int) -> int | None:
+        """Return which argument of the caller's the module got in a place, if it is."""
+        value = self.given[i]
+        places = [j for j, it in enumerate(self._plain_args) if it is value]
+        return i if i in places else next(iter(places), None)
 
     def names_of(self, kind: str, got: Got) -> Collection[str]:
         """Return the names of the tensor that an entry belongs to by its place."""
@@ -223,7 +229,8 @@ class HookedCall:
         for name, tensor in (*own_tensors(self.module), *given.items()):
             memory = storage_of(tensor)
             _, known, other = seen.setdefault(id(memory), (memory, tensor, name))
-            if memory and name in given and known is not tensor:
+            is_another = memory and name in given and known is not tensor
+            if is_another and overlap(known, tensor):
                 yield name, other
 
     def name_of_idle(self, grad: Tensor) -> str | None:

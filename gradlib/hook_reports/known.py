@@ -6,6 +6,7 @@ from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gradlib.edges import edge_of
 from gradlib.hook_reports.copying import computed
@@ -14,6 +15,7 @@ from gradlib.hook_reports.tensor_names import (
     Names,
     each_inner_output,
     own_tensors,
+    tell_places_apart,
     with_gradients,
 )
 from gradlib.hook_reports.trial import Trial, cotangent, differentiable, uses_in
@@ -45,11 +47,12 @@ class KnownGradients:
         self._leaves = _Sums()
         self._inner = _Sums()
         self._noise: dict[str, float] = {}
-        self._listen_to_inputs(trial, names)
+        makers = self._listen_to_inputs(trial, names)
         each_inner_output(
             trial.module, lambda name, it: _listen(it, self._inner.adder(name))
         )
         trial.run(partial(self._listen_outside, trial.module))
+        del makers  # that of a leaf goes, with what listens there, if nobody has it
         self.warnings = trial.warnings
         for name, total in self._totals.arrived().items():
             self._outputs[TOTAL.format(name)] = total
@@ -94,14 +97,16 @@ class KnownGradients:
     def _arrived(self) -> dict[str, Tensor]:
         return {**self._outputs, **self._leaves.arrived(), **self._inner.arrived()}
 
-    def _listen_to_inputs(self, trial: Trial, names: Names) -> None:
-        """Listen at each place of its own, as one tensor may stand in several."""
+    def _listen_to_inputs(self, trial: Trial, names: Names) -> list[Node]:
+        """Listen at each place of its own, and return the nodes where that is."""
+        tell_places_apart(trial)
+        nodes: list[Node] = []
         for place, tensor in differentiable(trial.inputs).items():
-            alias = trial.inputs.leaves[place] = computed(tensor)
-            if alias.grad_fn is not None:
-                add = self._leaves.adder(names.of_input(trial.inputs, place))
-                # Not a hook on the alias: the module may overwrite it.
-                alias.grad_fn.register_prehook(add)
+            add = self._leaves.adder(names.of_input(trial.inputs, place))
+            # Not a hook on the tensor: the module may overwrite it.
+            nodes.append(edge_of(tensor)[0])
+            nodes[-1].register_prehook(add)
+        return nodes
 
     def _listen_outside(self, module: nn.Module, output: Tree) -> None:
         """Listen to the outputs and, as a forward may make them, the parameters."""

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge
-from gradlib.hook_reports.first_tensor import first_node
+from gradlib.hook_reports.first_tensor import first_node, first_tensor
 from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.tensor_names import EndAt
 from gradlib.hook_reports.trial import Trial
@@ -66,10 +66,10 @@ def last_node(trial: Trial, output: Tree, end_at: EndAt) -> LastNode:
     if maker is None:
         pairs = zip(before, ends, strict=True)
         inputs = tuple(end or _name(it) for it, end in pairs)
-        return LastNode(node.name(), inputs, edges, ends, laid_out)
+        return LastNode(name_of(node), inputs, edges, ends, laid_out)
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
     returned = _end_name(node, end_at)
-    return LastNode(maker.name(), inputs, edges, ends, laid_out, True, returned)
+    return LastNode(name_of(maker), inputs, edges, ends, laid_out, True, returned)
 
 
 _LAYS_OUT = re.compile(
@@ -87,8 +87,22 @@ def _source(edge: Edge | None) -> Edge | None:
     return edge
 
 
-def variants(module: nn.Module, inputs: Tree) -> Iterator[tuple[str, Node | None]]:
-    """Try what often changes the last node, and give the node it then is."""
+class Variant(NamedTuple):
+    """What often changes the last node, and what then becomes of the old hook.
+
+    Attributes:
+        words: What is changed.
+        node: The node that the hook then sits on.
+        first: What torch comes to as it looks for the tensor of that node.
+    """
+
+    words: str
+    node: Node | None
+    first: object
+
+
+def variants(module: nn.Module, inputs: Tree) -> Iterator[Variant]:
+    """Try what often changes the last node: what the module does not take is no way."""
     bias = Trial(module, inputs)
     if own_parameters(bias.module).get("bias") is not None:
         cast(Any, bias.module).bias = None
@@ -107,14 +121,15 @@ def _switched(module: nn.Module, inputs: Tree) -> Trial:
     return trial
 
 
-def _tried(words: str, made: Callable[[], Trial]) -> Iterator[tuple[str, Node | None]]:
+def _tried(words: str, made: Callable[[], Trial]) -> Iterator[Variant]:
     try:
         trial = made()
         output = trial.run(backward=False)
     except Exception:
         return  # the module does not take that
     node = first_node(output)
-    yield words, node and trial.stands_for.get(node, node)
+    node = node and trial.stands_for.get(node, node)
+    yield Variant(words, node, first_tensor(output.build()))
 
 
 def _end_name(node: Node | None, end_at: EndAt) -> str | None:

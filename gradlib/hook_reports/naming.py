@@ -1,8 +1,9 @@
 """Naming a gradient by its value: which known gradient is it, and in which form?"""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import permutations
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,9 +12,13 @@ from gradlib.stats import is_inexact
 
 MOST_DIMENSIONS = 5  # of a tensor whose dimensions are tried in every order
 
+MOST_AT_FIRST = 4096
+"""So many entries of two tensors are compared before all are."""
+
 TINY = torch.finfo(torch.float64).tiny
 
-Same = Callable[[Tensor, Tensor], bool]
+Margins: TypeAlias = tuple[float, float]
+"""The ``rtol`` and ``atol`` up to which two tensors are close."""
 
 
 def name_by_value(
@@ -43,9 +48,7 @@ def name_by_value(
         for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
             for known in groups:
                 forms = {
-                    name: form(
-                        grad, value, partial(_same, tolerance(name, grad, value))
-                    )
+                    name: form(grad, value, tolerance(name, grad, value))
                     for name, value in known.items()
                     if form is not _not_yet_summed or name not in whole
                 }
@@ -57,41 +60,46 @@ def name_by_value(
     return None
 
 
-def _as_it_is(grad: Tensor, known: Tensor, same: Same) -> str | None:
-    return "" if same(grad, known) else None
+def _as_it_is(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+    return "" if _same(tolerance, grad, known) else None
 
 
-def _permuted(grad: Tensor, known: Tensor, same: Same) -> str | None:
+def _permuted(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
     if not 2 <= grad.ndim == known.ndim <= MOST_DIMENSIONS:
         return None
+    if sorted(grad.shape) != sorted(known.shape):
+        return None
+    margins = _margins(tolerance, grad, known)  # in every order the same
     for order in permutations(range(known.ndim)):
-        if same(grad, known.permute(order)):
+        turned = known.permute(order)
+        if turned.shape == grad.shape and _are_close(margins, grad, turned):
             return ", transposed" if known.ndim == 2 else f", permuted by {order}"
     return None
 
 
-def _reshaped(grad: Tensor, known: Tensor, same: Same) -> str | None:
-    if grad.numel() != known.numel() or not same(grad, known.reshape(grad.shape)):
+def _reshaped(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+    if grad.numel() != known.numel():
         return None
-    return ", reshaped"
+    return ", reshaped" if _same(tolerance, grad, known.reshape(grad.shape)) else None
 
 
-def _expanded(grad: Tensor, known: Tensor, same: Same) -> str | None:
-    if not _expands(known, grad) or not same(grad, known.expand(grad.shape)):
+def _expanded(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+    if not _expands(known, grad):
         return None
-    return ", expanded"
+    return ", expanded" if _same(tolerance, grad, known.expand(grad.shape)) else None
 
 
-def _summed(grad: Tensor, known: Tensor, same: Same) -> str | None:
-    if not _expands(grad, known) or not same(grad, known.sum_to_size(grad.shape)):
+def _summed(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+    if not _expands(grad, known):
         return None
-    return ", summed"
+    return ", summed" if _same(tolerance, grad, known.sum_to_size(grad.shape)) else None
 
 
-def _not_yet_summed(grad: Tensor, known: Tensor, same: Same) -> str | None:
-    if not _expands(known, grad) or not same(grad.sum_to_size(known.shape), known):
+def _not_yet_summed(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+    if not _expands(known, grad):
         return None
-    return ", before it is summed"
+    is_same = _same(tolerance, grad.sum_to_size(known.shape), known)
+    return ", before it is summed" if is_same else None
 
 
 FORMS = (_as_it_is, _permuted, _reshaped, _expanded, _summed, _not_yet_summed)
@@ -122,14 +130,30 @@ def _repeating(noise: Mapping[str, float], name: str, a: Tensor, b: Tensor) -> f
 
 def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
     """Tell whether two tensors are close, next to their largest entry."""
-    if a.shape != b.shape:
-        return False
-    x, y = _alike(a, b)
-    largest = max(_largest(t) for t in (x, y))
+    return a.shape == b.shape and _are_close(_margins(tolerance, a, b), a, b)
+
+
+def _margins(tolerance: float, a: Tensor, b: Tensor) -> Margins:
     eps = _eps(a, b)
     # Then each entry of what is narrower is rounded once.
     once = eps if tolerance and eps > torch.finfo(torch.float32).eps else 0.0
-    return torch.allclose(x, y, rtol=once, atol=tolerance * largest, equal_nan=True)
+    return once, tolerance * max(_largest(a), _largest(b)) if tolerance else 0.0
+
+
+def _are_close(margins: Margins, a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors of one shape are close: first a few of their entries."""
+    rtol, atol = margins
+    return all(
+        torch.allclose(*_alike(x, y), rtol=rtol, atol=atol, equal_nan=True)
+        for x, y in ((_few_of(a), _few_of(b)), (a, b))
+    )
+
+
+def _few_of(tensor: Tensor) -> Tensor:
+    """Return a part of a tensor, from its middle: at the borders are often zeros."""
+    while tensor.ndim and tensor.numel() > MOST_AT_FIRST:
+        tensor = tensor[len(tensor) // 2]
+    return tensor
 
 
 def apart(a: Tensor, b: Tensor) -> float:

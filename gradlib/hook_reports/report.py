@@ -1,10 +1,12 @@
 """What each kind of backward hook receives for a module, every entry named by value."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ from gradlib.hook_reports.words import (
     why_so_many,
 )
 from gradlib.private.hooks import any_global_backward_hook
-from gradlib.private.modes import values_are_stand_ins
+from gradlib.private.modes import values_are_fake, values_are_stand_ins
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
 
@@ -169,8 +171,8 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     Raises:
         NotAModuleError: `module` is not a ``torch.nn.Module``, or a ScriptModule.
         NotCopyableError: The module or an argument cannot be copied, or a tensor is
-            nested, or has no values, as on the device ``"meta"`` or inside of
-            torch.func.
+            nested, or has no values, as on the device ``"meta"``, in a
+            ``FakeTensorMode`` or inside of torch.func.
         Exception: What the module itself raises without a hook, unchanged.
 
     Example:
@@ -208,18 +210,30 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
             "hook_report(module, *args): module is a ScriptModule, which takes no "
             "hooks. Pass the module it was made of."
         )
-    if values_are_stand_ins():
+    if values_are_stand_ins() or values_are_fake():
         raise NotCopyableError(
             "hook_report names each gradient by its value, and inside of torch.func "
-            "(vmap, grad and so on) or torch.jit.trace tensors only stand for others. "
-            "Call it outside."
+            "(vmap, grad and so on), torch.jit.trace or a FakeTensorMode tensors only "
+            "stand for others. Call it outside."
         )
-    with left_as_it_is(module) as changed:
-        call = HookedCall(module, args, kwargs)
-        kinds = {kind: _tried(call, kind) for kind in KINDS}
-    notes = tuple(_notes(module, call, changed))
+    with _no_inference_mode(), catch_warnings():
+        simplefilter("ignore")  # of what is only looked at; what runs is recorded
+        with left_as_it_is(module) as changed:
+            call = HookedCall(module, args, kwargs)
+            kinds = {kind: _tried(call, kind) for kind in KINDS}
+        notes = tuple(_notes(module, call, changed))
     last, name = call.last_node, type(module).__name__
     return HookReport(name, last.name, last.inputs, kinds, notes, call.graph)
+
+
+@contextmanager
+def _no_inference_mode() -> Generator[None]:
+    """Disable gradients in the way that leaves tensors their graphs."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def _tried(call: HookedCall, kind: str) -> HookKind:
@@ -239,7 +253,7 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
             trial.run(on_output)
     except Exception as raised:
         said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
-        error = f"{type(raised).__name__}: {said}"
+        error = f"{type(raised).__name__}: {said}".removesuffix(": ")
     entries = tuple(
         HookEntry(place(kind, it), it.grad, what_it_is(call, kind, it)) for it in got
     )

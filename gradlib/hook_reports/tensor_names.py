@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.hook_reports.copying import stands_for_another
+from gradlib.hook_reports.copying import computed, stands_for_another
 from gradlib.hook_reports.trial import Trial, differentiable
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.private.nodes import leaf_of, sequence_number
@@ -57,10 +57,13 @@ class Names:
         self._originals = {id(it): name for name, it in with_gradients(module)}
         by_path = {f"[0][{i}]": name for i, name in positional}
         by_path |= {f"[1][{name!r}]": name for name in kwargs}
-        self._by_path = {
-            path: f"argument {name}" if name in taken else name
-            for path, name in by_path.items()
-        }
+        self._by_path = by_path
+        inputs = Tree.of((args, kwargs))
+        names = {self.of_input(inputs, i) for i in range(len(inputs.leaves))}
+        for path, name in by_path.items():
+            begins = f"{name}[", f"{name}."
+            if name in taken or any(it.startswith(begins) for it in names & taken):
+                by_path[path] = f"argument {name}"
 
     def of_argument(self, i: int) -> str:
         """Return the name of a positional argument."""
@@ -107,6 +110,19 @@ class Names:
             return End("parameter" if name else "outside", name or OUTSIDE, leaf)
 
         return end_at
+
+
+def tell_places_apart(trial: Trial) -> None:
+    """Put a copy into each place of an input that stands in several.
+
+    Any other stays what it is: the module may ask it whether it is a leaf.
+    """
+    own = {id(it): it for _, it in with_gradients(trial.module)}
+    many = Counter([*map(id, trial.inputs.leaves), *own])
+    for place, tensor in differentiable(trial.inputs).items():
+        if many[id(tensor)] > 1:
+            alias = trial.inputs.leaves[place] = computed(tensor)
+            trial.made_by[place] = alias.grad_fn
 
 
 def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:

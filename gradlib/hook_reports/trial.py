@@ -21,6 +21,7 @@ from gradlib.edges import (
 from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
 from gradlib.private.modes import any_autocast
 from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.tensors import has_values
 from gradlib.random_state import random_state_kept
 from gradlib.recording.kept import Kept
 from gradlib.tree import Tree
@@ -162,7 +163,11 @@ def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
     A function that refers to the module, and is kept in it, is not copied with it.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
-    before = [(name, it, it.data, Kept(it)) for name, it in named if not is_lazy(it)]
+    before = [
+        (name, it, it.data, Kept(it))
+        for name, it in named
+        if not is_lazy(it) and has_values(it)
+    ]
     changed: list[str] = []
     try:
         yield changed

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradlib.edges import Edge
+from gradlib.edges import Edge, edge_of
 from gradlib.errors import counted
 from gradlib.hook_reports.first_tensor import ENDLESS, first_tensor
 from gradlib.hook_reports.graph import name_of
@@ -25,7 +25,7 @@ from gradlib.hook_reports.hooks import (
     TENSOR,
     Got,
 )
-from gradlib.hook_reports.last_node import variants
+from gradlib.hook_reports.last_node import Variant, variants
 from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.hook_reports.trial import differentiable, requires_grad
 from gradlib.selection import has_own_call
@@ -66,6 +66,8 @@ def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
         return _what_of_last_node(call, got, grad)
     if got.tensor and not call.known.repeats:
         return NOT_KNOWN
+    if _is_of_pre_hook(call, kind, got):
+        return _also_known_as(call, grad, "gradient of an inner tensor")
     of_output = got.field == "grad_output"
     if not got.tensor and (name := _name(call, grad, outputs_first=of_output)):
         return name
@@ -82,9 +84,20 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
         return f"gradient of {name} as it was overwritten"
     if call.uses[edge] > 1 and got.field == "grad_input":  # a pre-hook uses it, too
         return _a_part_of(name)
-    if call.uses[edge] > 1:  # as of an argument that is returned
-        return f"gradient of {name}, with all its other uses"
+    # As of an argument that is returned, or that is another argument too.
+    if call.uses[edge] > 1 or name in call.in_several_places:
+        return _with_all_uses(name)
     return f"gradient of {name}, changed by a hook that the forward sets"
+
+
+def _is_of_pre_hook(call: HookedCall, kind: str, got: Got) -> bool:
+    """Tell whether an entry is for what a forward pre-hook has put in its place."""
+    return (
+        kind == FULL
+        and got.field == "grad_input"
+        and got.number < len(call.args)
+        and call.argument_at(got.number) is None
+    )
 
 
 def _is_of_last_node(kind: str, got: Got) -> bool:
@@ -111,11 +124,18 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
         return f"gradient for {end}"
     if end and call.uses[edge] > 1:
         return _a_part_of(end)
+    if end in call.in_several_places:
+        return _with_all_uses(end)
     if end and not call.known.repeats:
         return NOT_KNOWN
     if end:
         return f"gradient of {end}, before a hook that the forward sets"
-    said, name = _what_inner(call, edge), _name(call, grad, outputs_first=False)
+    return _also_known_as(call, grad, _what_inner(call, edge))
+
+
+def _also_known_as(call: HookedCall, grad: Tensor, said: str) -> str:
+    """Add to what is said of an inner tensor's gradient what else has that value."""
+    name = _name(call, grad, outputs_first=False)
     if name and name.startswith("gradient"):  # by a sum, or by a weight of ones
         return f"{said}, equal to {name.replace('gradient', 'that', 1)}"
     return name or said
@@ -126,9 +146,14 @@ def _what_inner(call: HookedCall, edge: Edge) -> str:
     said = _inner_from(edge)
     if call.uses[edge] < 2:
         return said
-    if name := call.inner.get(edge):
+    outputs = {at: name for name, at in call.hooked_at.items()}
+    if name := outputs.get(edge) or call.inner.get(edge):
         return _a_part_of(name)
     return f"a part of the {said}"
+
+
+def _with_all_uses(name: str) -> str:
+    return f"gradient of {name}, with all its other uses"
 
 
 def _a_part_of(name: str) -> str:
@@ -149,9 +174,13 @@ def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
             return _a_part_of(end)
         return f"gradient of {end or f'input {i} of {last.name}'}"
     if kind == FULL and field == "grad_input" and i < len(call.args):
-        name, _ = call.position(field, i)
+        name, value = call.position(field, i)
+        is_made = _is_of_pre_hook(call, kind, got) and requires_grad(value)
+        if is_made and call.uses[edge_of(value)]:
+            return "gradient of an inner tensor"
     if name and call.known.arrives(name):
-        return f"gradient of {name}"
+        whole = got.tensor and name in call.in_several_places
+        return _with_all_uses(name) if whole else f"gradient of {name}"
     return _why_nothing(call, kind, got)
 
 
@@ -169,6 +198,8 @@ def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
         return "nothing flows to it"
     if field == "grad_input" and i >= len(call.args):
         return "a forward pre-hook added the argument"
+    if _is_of_pre_hook(call, kind, got) and requires_grad(call.given[i]):
+        return "nothing flows to what a forward pre-hook has put there"
     name, value = call.position(field, i)
     if not isinstance(value, Tensor):
         lost = ", and no tensor inside gets an entry" if tensors_in(value) else ""
@@ -207,14 +238,24 @@ def _why_legacy(call: HookedCall, length: int) -> str:
         f"node of {_first_output(call)}."
     )
     changes = [
-        f"{words}: {len(node.next_functions)}, for {node.name()}."
-        if node
-        else f"{words}: never called."
-        for words, node in variants(call.module, call.inputs)
-        if node is None or len(node.next_functions) != length
+        f"{it.words}: {_what_then(it)}."
+        for it in variants(call.module, call.inputs)
+        if it.node is None or len(it.node.next_functions) != length
     ]
     general = "Another last operation may give another length."
     return " ".join([said, *(changes or [general])])
+
+
+def _what_then(variant: Variant) -> str:
+    """Say what the old hook gets, or does, where something was changed."""
+    node, first = variant.node, variant.first
+    if node is not None:
+        return f"{len(node.next_functions)}, for {name_of(node)}"
+    if first is ENDLESS:
+        return "torch looks for a tensor in the output for ever"
+    if not isinstance(first, Tensor):
+        return "an error, as torch looks for a tensor in the output and finds none"
+    return "never called"
 
 
 def _first_output(call: HookedCall) -> str:
@@ -329,6 +370,8 @@ def _why_border_never(call: HookedCall, kind: str, output: object) -> str:
             f"Never called: the output is of type {type(output).__name__}, and "
             "this hook needs a tensor or a tuple of tensors."
         )
+    if not torch.is_grad_enabled():
+        return "Never called: gradients are disabled where the module is called."
     top = cast(Any, output if isinstance(output, tuple) else (output,))
     if not any(map(requires_grad, top)):
         return "Never called: no tensor that requires grad is at the top level."

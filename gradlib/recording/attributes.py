@@ -216,6 +216,21 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Tell whether some entry of one tensor is in the memory of one of another's.
+
+    Args:
+        a: A tensor.
+        b: One with the same storage.
+    """
+    if a.dtype != b.dtype:  # their entries lie between each other's
+        return True
+    far = max(it.storage_offset() + _extent(it) for it in (a, b))
+    met = torch.zeros(far, dtype=torch.bool, device="cpu")
+    met.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
+    return bool(met.as_strided(b.size(), b.stride(), b.storage_offset()).any())
+
+
 def _covers(whole: Tensor, part: Tensor) -> bool:
     """Tell whether all that a tensor shows of a memory is in another one too."""
     shift = part.storage_offset() - whole.storage_offset()

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib.hook_reports.hooks import FULL, LEGACY
+from gradlib.hook_reports.hooks import ACCUMULATED, FULL, LEGACY
 from gradlib.hook_reports.known import KnownGradients
 from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.tensor_names import Names
@@ -422,3 +422,38 @@ def test_a_computed_tensor_in_a_list_of_the_module() -> None:
     module.hidden = [given(3) * 2]
     report = report_of(module, given(3))
     assert whats(report.kinds[FULL])["grad_input[0]"] == "gradient of x"
+
+
+def test_a_list_that_is_called_as_one_of_the_module() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.states = [given(3)]
+
+        def forward(self, states: list[Tensor]) -> Tensor:
+            return states[0] * 3 + self.states[0]
+
+    kinds = report_of(Adds(), [given(4, 3)]).kinds
+    assert kinds[LEGACY].grad_input[1].what == "gradient of states[0]"
+    assert whats(kinds[ACCUMULATED]) == {
+        "argument states[0].grad": "gradient of argument states[0]"
+    }
+    plain = Does(lambda it, x: x * it.parts[0].sum(), parts=[given(2)])
+    assert whats(report_of(plain, given(3)).kinds[FULL])["grad_input[0]"] == (
+        "gradient of x"  # no path of it is one of the module's
+    )
+
+
+def test_cubes_are_not_compared_in_every_order() -> None:
+    comparisons: Any = torch.allclose
+    whole: list[int] = []
+
+    def counted(a: Tensor, b: Tensor, **how: Any) -> bool:
+        whole.extend([a.numel()] * (a.numel() > 4096))
+        return comparisons(a, b, **how)
+
+    cube = Of(lambda conv, x: torch.sigmoid((conv(x) + x) * 2), nn.Conv3d(6, 6, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "allclose", counted)
+        gradlib.hook_report(cube, given(6, 6, 6, 6, 6))
+    assert len(whole) < 120  # the orders of five dimensions, for one gradient alone

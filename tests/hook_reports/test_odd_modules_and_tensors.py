@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -167,7 +168,16 @@ def test_script_modules() -> None:
 def test_what_has_no_values(where: str) -> None:
     module = nn.Linear(3, 2, device="meta" if where == "module" else None)
     x = torch.ones(4, 3, device="meta" if where == "input" else None)
-    with pytest.raises(gradlib.NotCopyableError, match="on the device meta have none"):
+    with pytest.raises(gradlib.NotCopyableError, match="on the device meta, or made"):
+        gradlib.hook_report(module, x)
+
+
+def test_what_was_made_in_a_fake_tensor_mode() -> None:
+    with FakeTensorMode():
+        module, x = nn.Linear(3, 2), torch.ones(4, 3)
+        with pytest.raises(gradlib.NotCopyableError, match="or a FakeTensorMode tens"):
+            gradlib.hook_report(module, x)
+    with pytest.raises(gradlib.NotCopyableError, match="made in a FakeTensorMode, "):
         gradlib.hook_report(module, x)
 
 
@@ -445,7 +455,18 @@ def test_inputs_that_share_memory() -> None:
     assert said in str(report_of(module, given(3), module.cache[:]).notes)
     both = torch.zeros(4)
     said = "args[2] shares memory with args[1], and its copy does not"
-    assert said in str(report_of(module, given(2), both[:2], both[2:]).notes)
+    assert said in str(report_of(module, given(3), both[:3], both[1:]).notes)
+    apart: Any = both.view(2, 2).t()  # as an attention's q, k and v are cut from one
+    for parts in ((both[:2], both[2:]), apart):
+        assert not report_of(module, given(2), *parts).notes
     for given_twice in (both[:3], module.cache):
         notes = report_of(module, given(3), given_twice, given_twice).notes
         assert "memory" not in str(notes)
+
+
+def test_what_is_only_looked_at_warns_nobody() -> None:
+    program = torch.export.export(nn.Linear(3, 2), (torch.ones(4, 3),)).module()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradlib.hook_report(program, given(4, 3))
+    assert not caught

@@ -186,6 +186,45 @@ def test_the_mode_may_change_it() -> None:
     assert why.endswith("In training mode: 2, for MulBackward0.")
 
 
+@pytest.mark.parametrize("output", [None, 3.0, (), {"boxes": [1]}])
+def test_what_is_changed_may_end_in_an_error(output: Any) -> None:
+    class InTraining(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * 2 if self.training else output
+
+    why = report_of(InTraining(), given(3)).kinds[LEGACY].why
+    said = "In eval mode: an error, as torch looks for a tensor in the output and finds"
+    assert said in why
+    module = InTraining().eval()
+    module.register_backward_hook(lambda *_: None)
+    with pytest.raises((TypeError, IndexError, StopIteration, KeyError)):
+        module(given(3))
+
+
+def test_what_is_changed_may_have_torch_look_for_ever() -> None:
+    class InTraining(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x * 2 if self.training else "abc"
+
+    why = report_of(InTraining(), given(3)).kinds[LEGACY].why
+    assert "In eval mode: torch looks for a tensor in the output for ever." in why
+
+
+def test_an_error_without_words() -> None:
+    report = report_of(Of(lambda x: {"first": 1, "second": {"x": x * 2}}), given(3))
+    assert report.kinds[LEGACY].error == "StopIteration"
+
+
+def test_a_node_has_one_name_everywhere() -> None:
+    def copied(x: Tensor) -> Tensor:
+        made = torch.empty(3)
+        return made.copy_(x)
+
+    report = report_of(Of(copied), given(3))
+    assert report.last_node == "CopyBackwards"
+    assert "torch::autograd" not in str(report)
+
+
 def test_where_nothing_tried_changes_it_only_the_rule_is_said() -> None:
     why = report_of(nn.Conv2d(2, 3, 3), given(2, 2, 5, 5)).kinds[LEGACY].why
     assert why.endswith("Another last operation may give another length.")

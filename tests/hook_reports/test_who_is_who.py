@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradlib.hook_reports.hooks import FULL, LEGACY, NODE, SEVERAL, TENSOR
+from gradlib.hook_reports.hooks import (
+    ACCUMULATED,
+    FULL,
+    LEGACY,
+    NODE,
+    SEVERAL,
+    TENSOR,
+)
 
 from .reported import Of, report_of, whats
 
@@ -185,3 +192,52 @@ def test_what_is_another_gradient_at_each_run_is_not_known() -> None:
     assert legacy(Of(lambda x: Another.apply(x)), given(3)) == [
         "not known: it is another gradient at each run"
     ]
+
+
+def test_one_tensor_as_several_arguments_has_other_uses() -> None:
+    attention, x = nn.MultiheadAttention(4, 2), given(3, 1, 4)
+    kinds = report_of(attention, x, x, x).kinds
+    for kind in (SEVERAL, ACCUMULATED):
+        assert [it.what for it in kinds[kind].entries][:3] == [
+            f"gradient of {name}, with all its other uses"
+            for name in ("query", "key", "value")
+        ]
+    x = given(3)
+    as_one = Of(lambda a, b: a * 2 if a is b else a * b)
+    assert legacy(as_one, x, x)[0] == "gradient of args[0], with all its other uses"
+    difference = report_of(Of(lambda a, b: a - b), x, x).kinds
+    assert set(whats(difference[SEVERAL]).values()) == {
+        f"zeros: gradient of args[{i}], with all its other uses" for i in (0, 1)
+    }
+    assert [it.what for it in difference[FULL].grad_input] == [
+        "gradient of args[0]",
+        "gradient of args[1]",
+    ]
+
+
+def test_an_output_that_is_used_for_another_keeps_its_name() -> None:
+    def both(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = layer(x)
+        return hidden * 3, hidden
+
+    said = "a part of the gradient of output[1], which has other uses, too"
+    assert legacy(Of(both, nn.Linear(3, 3)), given(4, 3))[0] == said
+
+
+@pytest.mark.parametrize(
+    ("factor", "what"),
+    [
+        (0.0, "zeros: gradient of an inner tensor"),
+        (1.0, "gradient of an inner tensor, equal to that of output"),
+    ],
+)
+def test_what_a_pre_hook_has_put_there_is_no_argument(factor: float, what: str) -> None:
+    module = Of(lambda x: x * factor)
+    module.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    (entry,) = report_of(module, given(3)).kinds[FULL].grad_input
+    assert entry.what == what
+    unused = Of(lambda *args: args[1] * 1)
+    unused.register_forward_pre_hook(lambda _, args: (args[0] * 2, args[1]))
+    (first, _) = report_of(unused, given(3), given(3)).kinds[FULL].grad_input
+    said = "zeros: nothing flows to what a forward pre-hook has put there"
+    assert first.what == said

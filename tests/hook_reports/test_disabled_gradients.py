@@ -1,0 +1,78 @@
+"""Reports where gradients are disabled, and what a module may ask of its inputs."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradlib.hook_reports.hooks import (
+    ACCUMULATED,
+    BORDER,
+    KINDS,
+    LEGACY,
+)
+
+from .reported import Of, given, report_of
+
+
+def forces(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)[0]
+
+
+def saliency(layer: nn.Module, x: Tensor) -> Tensor:
+    layer(x).pow(2).sum().backward(retain_graph=True)
+    assert x.grad is not None
+    return x * x.grad
+
+
+ASKING: dict[str, tuple[Callable[..., Tensor], tuple[nn.Module, ...]]] = {
+    "its .grad": (saliency, (nn.Linear(3, 2),)),
+    "for a copy of it": (lambda x: copy.deepcopy(x) + x, ()),
+    "whether it is a leaf": (lambda x: x * 2 if x.is_leaf else x.missing, ()),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_module_may_ask_a_leaf(name: str) -> None:
+    does, parts = ASKING[name]
+    report = report_of(Of(does, *parts), given(4, 3))
+    assert report.kinds[ACCUMULATED].entries[0].what.startswith("gradient of args[0]")
+
+
+def test_a_module_that_enables_gradients_where_they_are_disabled() -> None:
+    with torch.no_grad():
+        report = report_of(Of(forces), given(3))
+    assert report.kinds[ACCUMULATED].entries[0].what == "gradient of args[0]"
+    for kind in BORDER:
+        assert report.kinds[kind].why == (
+            "Never called: gradients are disabled where the module is called."
+        )
+
+
+def test_names_where_gradients_are_disabled() -> None:
+    def enables(layer: nn.Module, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return layer(x)
+
+    for x in (given(4, 3), given(4, 3) * 2):
+        with torch.no_grad():
+            report = report_of(Of(enables, nn.Linear(3, 2)), x)
+        named = [it.what for it in report.kinds[LEGACY].grad_input]
+        assert named == [
+            "gradient of parts.0.bias",
+            "gradient of args[0]",
+            "gradient of parts.0.weight, transposed",
+        ]
+
+
+def test_inference_mode() -> None:
+    module, x = nn.Linear(3, 2), given(4, 3)
+    with torch.inference_mode():
+        report = report_of(module, x)
+        of_its_own = report_of(module, torch.ones(4, 3))
+    said = "Never called: no output requires grad: gradients are disabled."
+    for kinds in (report.kinds, of_its_own.kinds):
+        assert {kinds[kind].why for kind in KINDS} == {said}
