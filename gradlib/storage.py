@@ -356,7 +356,9 @@ def _dense(tensor: Tensor) -> tuple[Tensor, Any]:
 def _is_read_back(dtype: torch.dtype) -> bool:
     """Tell whether safetensors reads a dtype: it writes some that it does not read."""
     try:
-        written = safetensors.torch.save({"one": torch.empty(1, dtype=dtype)})
+        written = safetensors.torch.save(
+            {"one": torch.empty(1, dtype=dtype, device="cpu")}
+        )
         return safetensors.torch.load(written)["one"].dtype == dtype
     except (SafetensorError, KeyError, ValueError):
         return False

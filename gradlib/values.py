@@ -1,5 +1,6 @@
 """Keeping a tensor's value as it is now, at the price of a copy only if it changes."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
@@ -47,7 +48,8 @@ def clone(tensor: Tensor) -> Tensor:
         # The copy that a write would make later runs in the default stream, whichever
         # stream writes, and a CUDA graph that is replayed writes without one. See
         # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
-        return tensor.clone()
+        with unseen():
+            return _copy(tensor)
     if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
         return copy_of_quantized(tensor)
     if dispatch_modes():
@@ -68,13 +70,19 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def _copy(tensor: Tensor) -> Tensor:
+    part = _in_memory(tensor)
+    return tensor.clone() if part is tensor else part.clone().expand(tensor.shape)
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """Return what an expanded tensor was before, and any other as it is."""
     if tensor.layout != torch.strided or tensor.is_nested or 0 not in tensor.stride():
-        return tensor.clone()
+        return tensor
     part = tensor
     for axis, step in enumerate(tensor.stride()):
-        if not step and tensor.size(axis):
+        if not step and tensor.size(axis) > 1:
             part = part.narrow(axis, 0, 1)
-    return part.clone().expand(tensor.shape)
+    return part
 
 
 def _shared(tensor: Tensor) -> Tensor:
@@ -96,12 +104,17 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     Returns:
         ``False`` also where torch cannot tell, as for some dtypes. NaN equals NaN.
     """
+    with unseen():
+        return _are_same(a, b)
+
+
+def _are_same(a: Tensor, b: Tensor) -> bool:
     if _kind(a) != _kind(b):
         return False
     if a.is_nested:
         a, b = a.detach(), b.detach()
         parts, others = a.unbind(), b.unbind()
-        return len(parts) == len(others) and all(map(same_values, parts, others))
+        return len(parts) == len(others) and all(map(_are_same, parts, others))
     if a.shape != b.shape:  # torch.allclose would broadcast them
         return False
     if a.layout != torch.strided:
@@ -147,7 +160,9 @@ class Transfers:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._makers: set[torch.device] = set()
+        # By device: how many were begun, and up to which of them somebody has waited.
+        self._begun: defaultdict[torch.device, int] = defaultdict(int)
+        self._made: defaultdict[torch.device, int] = defaultdict(int)
 
     def moved(self, tensor: Tensor, device: torch.device | str | int) -> Tensor:
         """Return a tensor on a device; itself if it is there already.
@@ -156,16 +171,20 @@ class Transfers:
         """
         if tensor.is_meta:  # there is nothing to be moved
             return tensor
-        result = tensor.to(device, non_blocking=tensor.is_cuda)
-        if result is not tensor and tensor.is_cuda and result.device.type == "cpu":
-            self._makers.add(tensor.device)
-        return result
+        part = _in_memory(tensor)
+        result = part.to(device, non_blocking=tensor.is_cuda)
+        if result is part:
+            return tensor
+        if tensor.is_cuda and result.device.type == "cpu":
+            self._begun[tensor.device] += 1
+        return result if part is tensor else result.expand(tensor.shape)
 
     def wait(self) -> None:
         """Wait until all are made."""
-        for device in tuple(self._makers):  # forgotten only then: others may wait too
-            torch.cuda.synchronize(device)
-            self._makers.discard(device)
+        for device, begun in self._begun.copy().items():
+            if self._made[device] < begun:  # noted only then: others may wait too
+                torch.cuda.synchronize(device)
+                self._made[device] = max(begun, self._made[device])
 
 
 def keeper(
@@ -180,20 +199,17 @@ def keeper(
         device: Where the tensors go that are kept.
         copies: To be waited for before these are read.
     """
-
-    def reduced(tensor: Tensor) -> Any:
-        return tensor.detach() if reduce is None else reduce(keep(tensor))
-
-    if device is None:
-        return keep if reduce is None else reduced
+    if reduce is None and device is None:
+        return keep
 
     def kept(tensor: Tensor) -> Any:
-        result = reduced(tensor)
-        if not isinstance(result, Tensor):
-            return result
-        moved = copies.moved(result, device)
-        if moved is result:
-            return keep(tensor) if reduce is None else result
+        with unseen():
+            result = tensor.detach() if reduce is None else reduce(keep(tensor))
+            if device is None or not isinstance(result, Tensor):
+                return result
+            moved = copies.moved(result, device)
+            if moved is result:
+                return keep(tensor) if reduce is None else result
         cast(Any, moved).came_from = result.device
         return moved
 

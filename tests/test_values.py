@@ -179,3 +179,31 @@ def test_a_recording_waits_once_for_all_and_before_it_is_read(
     assert len(waits) == 3
     str(recording)
     assert len(waits) == 3
+
+
+def test_a_copy_begun_while_somebody_waits_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies, waited = Transfers(), list[torch.device]()
+    tensor = torch.ones(3, device="cpu").as_subclass(OnGPU)
+
+    def wait(device: torch.device) -> None:
+        if not waited:
+            copies.moved(tensor, "cpu")  # as a hook in another thread does
+        waited.append(device)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    copies.moved(tensor, "cpu")
+    copies.wait()
+    copies.wait()
+    assert len(waited) == 2
+    copies.wait()
+    assert len(waited) == 2
+
+
+def test_what_is_expanded_is_moved_and_kept_as_what_stands_in_memory() -> None:
+    expanded = torch.ones(2, 1, device="cpu").expand(2, 2**40).as_subclass(OnGPU)
+    for kept in (keep(expanded), Transfers().moved(expanded, "cpu")):
+        assert kept.shape == expanded.shape
+        assert kept.stride() == (1, 0)
+        assert kept.data_ptr() != expanded.data_ptr()

@@ -77,8 +77,22 @@ def is_passed_elsewhere(node: Node) -> bool:
     return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
 
 
-# Whether this machine has a device with a thread of its own.
-has_accelerator: Callable[[], bool] = cache(torch.accelerator.is_available)
+def has_accelerator() -> bool:
+    """Tell whether a device with a thread of its own may be in use.
+
+    To ask CUDA how many devices it has would keep child processes from using any.
+    """
+    kind = _accelerator()
+    if kind == "cuda":
+        return torch.cuda.is_initialized()
+    return bool(kind) and torch.accelerator.is_available()
+
+
+@cache
+def _accelerator() -> str:
+    built_for = torch.accelerator.current_accelerator()
+    return built_for.type if built_for else ""
+
 
 # Whether this thread works under a dispatch key; torch.autograd.grad's for batches.
 _key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_included

@@ -84,7 +84,7 @@ class Frame:
         graph.since, graph.is_mixed = 0, self.graph.is_mixed
         graph.roots, graph.returned = [*self.roots], self.graph.returned
         graph.leave_out(it.end for it in (*self.inputs.values(), *self.unasked))
-        graph.leave_out((node, 0) for node in self.older)
+        graph.leave_out((node, 0) for node in (*self.older, *self.graph.left_out))
         self.graph, self.since, self.until = graph, 0, sys.maxsize
 
     def find_overwritten(self) -> None:

@@ -61,7 +61,7 @@ class ForwardGraph:
         self.returned: set[Node] = set()  # what calls gave to others, who may use it
         self._walked: dict[Node, None] = {}  # in order
         self._in_order = 0  # how many of them were found to be so
-        self._left_out: set[Node] = set()
+        self.left_out: set[Node] = set()  # what was there before
         self._latest = 0  # the highest number met
         self._older: list[Node] = []  # met, and taken for what was there before
         # Most ends have one edge, so of these it stands alone; of others there are all.
@@ -72,7 +72,7 @@ class ForwardGraph:
         """Never walk `ends`, given from outside, whatever numbers they have."""
         nodes = [end[0] for end in ends if not isinstance(end, int)]
         self._walked.update(dict.fromkeys(nodes))
-        self._left_out.update(nodes)
+        self.left_out.update(nodes)
 
     def walk(self) -> None:
         """Walk what was made since the last time."""
@@ -145,7 +145,7 @@ class ForwardGraph:
         self.is_mixed = (
             self._latest >= next_sequence_number()
             or self._is_out_of_order()
-            or leads_to_newer(older, self.since, {*given, *self._left_out})
+            or leads_to_newer(older, self.since, {*given, *self.left_out})
         )
         self._older.clear()
         return self.is_mixed

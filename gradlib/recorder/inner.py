@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private.modes import grad_is_enabled
+from gradlib.private.modes import grad_is_enabled, unseen
 from gradlib.private.passes import backward_pass_id, current_node
 from gradlib.recorder.attached import Attached, kept_from_compile
 from gradlib.recorder.second_order import made_to
@@ -43,7 +43,8 @@ class InnerHook:
         grad, running = grads_in[self.entry], backward_pass_id()
         if grad is not None:
             known = self.sums.get(running)
-            both = (known[0] + grad, None) if known else (keep(grad), grad)
+            with unseen():
+                both = (known[0] + grad, None) if known else (keep(grad), grad)
             self.sums[running] = both
         node = current_node() if grad_is_enabled() else None
         if node is not None:

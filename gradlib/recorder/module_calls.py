@@ -11,6 +11,7 @@ compute alone. Where each gradient is seen:
 
 import itertools
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, cast
@@ -87,6 +88,8 @@ class ModuleCalls:
         self._passes = passes
         self._forwards = itertools.count()
         self._moments = itertools.count()
+        # What a call meets is looked at before another thread takes a later moment.
+        self._looking = threading.RLock()
         self._threads = Threads(keep)
         self._now = self._threads.now
         self._checkpoints = Checkpoints(self.traces)
@@ -144,10 +147,11 @@ class ModuleCalls:
             call = self._checkpoints.again(around, hooked.name, running)
             within = self._checkpoints.pass_around(python, running)
         if call is None:
-            call = self._begin(now, hooked, running)
-            self._remember_state(call, hooked, outermost=not stack)
-            if has_new_hook and self._block.history is not None:
-                self._block.history.meet_hooks(call.moment)
+            with self._looking:
+                call = self._begin(now, hooked, running)
+                self._remember_state(call, hooked, outermost=not stack)
+                if has_new_hook and self._block.history is not None:
+                    self._block.history.meet_hooks(call.moment)
         else:
             call.idle, call.no_pass_because = (), ""
         frame = _frame_of(call, hooked, module, python, stack)
@@ -329,7 +333,8 @@ class ModuleCalls:
             if frame.lazy:  # its parameters are there now
                 self.parameters.take_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:
-                    self._block.history.meet(module, frame.call.moment)
+                    with self._looking:
+                        self._block.history.meet(module, frame.call.moment)
             if frame.gathers and self._gathers_inputs and frame.idle:
                 self._take_wakened(now, frame)
             self._take_outputs(now, frame, output, args, kwargs)
@@ -340,7 +345,8 @@ class ModuleCalls:
             self._values.settle(now.views, now.handed_on)
             now.end_forward()
             if self._block.history is not None:
-                self._block.history.forward_ends(next(self._moments))
+                with self._looking:
+                    self._block.history.forward_ends(next(self._moments))
 
     def _take_wakened(self, now: Running, frame: Frame) -> None:
         """Hook the inputs that a call has made to require grad, as for forces."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradlib.private.modes import unseen
 from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.second_order import Receiver
 from gradlib.recording.trace import Grads, Sum, whole
@@ -38,7 +39,7 @@ class Sums:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
         known: Any = grads.get(running)
         if not self.reduces:
-            grads[running] = known + self._keep(grad)  # which may move it
+            grads[running] = _plus(known, self._keep(grad))  # which may move it
             return
         parts = self._expected[id(grads)]
         if known is None:
@@ -46,7 +47,7 @@ class Sums:
             if parts > 1:
                 self._open.append((grads, running))
         else:
-            known.total = known.total + grad.detach()
+            known.total = _plus(known.total, grad.detach())
         known.missing -= 1
         if known.missing == 0:
             grads[running] = whole([known])
@@ -68,8 +69,8 @@ class Sums:
         if self.reduces:
             if known is None:
                 return self.begin(grads, grad)
-            return Sum(known.total + grad.detach(), 0, self._keep)
-        return keep_total(grad) if known is None else known + keep(grad)
+            return Sum(_plus(known.total, grad.detach()), 0, self._keep)
+        return keep_total(grad) if known is None else _plus(known, keep(grad))
 
     def finish(self, numbers: Mapping[int, int], going_on: Collection[int]) -> None:
         """Reduce the sums of all passes but some: nothing more will come.
@@ -91,3 +92,8 @@ class Sums:
             sums = [grads.pop(it) for it in keys if isinstance(grads.get(it), Sum)]
             if sums and number is not None:
                 grads[keys[0]] = whole(sums)
+
+
+def _plus(total: Tensor, part: Tensor) -> Tensor:
+    with unseen():
+        return total + part

@@ -7,6 +7,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from gradlib.private.modes import unseen
 from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
@@ -161,7 +162,8 @@ def _without(inner: dict[int, Inner], grad: Tensor) -> Tensor | None:
     part, only = inner.get(backward_pass_id(), (None, None))
     if part is None:
         return grad
-    # Where nothing else has come, autograd hands on the very tensor, or the same sum.
-    if grad is only or (only is None and torch.equal(grad, part)):
-        return None
-    return grad.detach() - part
+    with unseen():
+        # Where nothing else has come, autograd hands on the very tensor, or that sum.
+        if grad is only or (only is None and torch.equal(grad, part)):
+            return None
+        return grad.detach() - part

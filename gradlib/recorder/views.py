@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradlib.private.modes import unseen
 from gradlib.private.tensors import negative_view
 
 
@@ -40,16 +41,18 @@ class Region:
 
     def of(self, gradient: Tensor) -> Tensor:
         """Return the part of the base's gradient that belongs to the view."""
-        gradient = gradient.resolve_conj().resolve_neg()
-        if gradient.stride() != self.base_stride:
-            gradient = self._room(gradient).copy_(gradient)
-        return self._seen(gradient)
+        with unseen():
+            gradient = gradient.resolve_conj().resolve_neg()
+            if gradient.stride() != self.base_stride:
+                gradient = self._room(gradient).copy_(gradient)
+            return self._seen(gradient)
 
     def alone(self, gradient: Tensor) -> Tensor:
         """Return the base's gradient with zeros around the part of the view."""
-        made = self._room(gradient).zero_()
-        self._seen(made).copy_(self.of(gradient))
-        return made
+        with unseen():
+            made = self._room(gradient).zero_()
+            self._seen(made).copy_(self.of(gradient))
+            return made
 
     def _room(self, like: Tensor) -> Tensor:
         """Return memory for a gradient of the base, laid out as the base was."""
@@ -93,8 +96,9 @@ def watch(tensor: Tensor) -> Callable[[], bool]:
 
     It keeps none of the tensor's memory alive.
     """
-    probe = tensor.detach()
-    nothing = torch.empty(0, dtype=probe.dtype, device=probe.device)
-    probe.data = nothing  # the version counter stays the tensor's
+    with unseen():
+        probe = tensor.detach()
+        nothing = torch.empty(0, dtype=probe.dtype, device=probe.device)
+        probe.data = nothing  # the version counter stays the tensor's
     version = probe._version
     return lambda: probe._version != version

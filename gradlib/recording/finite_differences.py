@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradlib.double import Double, wider
 from gradlib.errors import CannotReplayError
+from gradlib.private.tensors import has_values
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
@@ -61,7 +62,8 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, 
 
     Returns:
         The errors; NaN for a parameter to which the call itself writes, as it does
-        where it is initialised from the first batch: no slope tells then.
+        where it is initialised from the first batch, or in whose place a hook puts
+        another: no slope tells then.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
@@ -126,9 +128,11 @@ class _Checked:
         """Return the error at one point, and whether rounding leaves it clear.
 
         It is ``None`` where there are no slopes. The error is NaN where they say
-        nothing, as the call writes to what is moved.
+        nothing, as the call uses something else than what is moved.
         """
-        point = doubled(self.value)
+        if not has_values(self.value):
+            return math.nan, True
+        point = self.value.detach().to(_widest(self.value))
         scale = root_mean_square(point) or 1.0
         point = point + away * scale * drawn_like(point, self.generator)
         again = replay(self.trace, self.number, self._moved(point))
@@ -138,6 +142,8 @@ class _Checked:
         if self.key in again.written:
             return math.nan, True
         grad, h = shares[self.key], max(step * scale, least_step)
+        if grad is not None and not grad.is_nested and grad.shape != point.shape:
+            return math.nan, True
         directions = [self._direction(point) for _ in range(DIRECTIONS)]
         slopes = [self._slope(point, it, h) for it in directions]
         for slope, direction in zip(slopes, directions, strict=True):
@@ -230,9 +236,18 @@ def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
         values = cast(Any, made)._values() if is_coo else made.values()
         values.copy_(drawn_like(values, generator))
         return made
-    dtype = torch.complex128 if tensor.is_complex() else torch.float64
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=dtype, device="cpu")
+    drawn = torch.randn(
+        tensor.shape, generator=generator, dtype=_widest(tensor), device="cpu"
+    )
     return drawn.to(tensor.device, tensor.dtype)
+
+
+def _widest(tensor: Tensor) -> torch.dtype:
+    """Return the dtype in which a value is moved: of eight bits too, if that is asked.
+
+    What is not moved keeps those, which few operations take in another dtype.
+    """
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def doubled(tensor: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ class Kept:
         # What is not learned may be given another size, which ends in an error inside
         # torch where memory is shared until somebody writes.
         learned = isinstance(tensor, nn.Parameter)
-        small = not learned and tensor.numel() <= SMALL
+        # On a GPU nothing shows that BatchNorm has written to its statistics.
+        of_features = tensor.is_cuda and tensor.ndim == 1
+        small = not learned and (of_features or tensor.numel() <= SMALL)
         self.is_copy = small or memory_is_held(tensor)
         self.value = copied(tensor) if self.is_copy else keep(tensor)
         try:

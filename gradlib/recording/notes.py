@@ -79,8 +79,8 @@ def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
         return []
     if call.no_pass_because:
         return [call.no_pass_because]
-    if call.closed_outputs:  # as is said
-        return []
+    if call.closed_outputs and not any(flow.outputs for flow in call.flows):
+        return []  # as is said
     if call.output is None:
         return [NOT_RETURNED]
     unfinished = map(UNFINISHED.format, sorted(call.block.unfinished))

@@ -112,7 +112,9 @@ def _mover(by: float) -> Change:
         sizes = [
             size if step else 1 for size, step in zip(kept.shape, strides, strict=True)
         ]
-        drawn = torch.rand(sizes, generator=generator, dtype=torch.float64)
+        drawn = torch.rand(
+            sizes, generator=generator, dtype=torch.float64, device="cpu"
+        )
         part = kept.as_strided(sizes, strides, kept.storage_offset())
         moved = part * (1 - by * drawn.to(kept.device))
         return moved.to(kept.dtype).expand(kept.shape)

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from torch import Tensor, nn
 
 from gradlib.opaque import FIXED, is_fixed
+from gradlib.private.modes import unseen
 from gradlib.private.modules import CLASSES, is_of_torch
 from gradlib.private.tensors import referent
 from gradlib.recording.kept import UNKNOWN, version_of
@@ -60,13 +61,15 @@ class Was:
     @classmethod
     def now(cls, tensor: Tensor) -> "Was":
         """Keep the value that a tensor has now."""
-        value = tensor.detach()
+        with unseen():
+            shown = tensor.detach()
+            value = shown.clone() if tensor.numel() <= SMALL else shown
         return cls(
             weakref.ref(tensor),
             version_of(tensor),
             place_of(tensor),
             tensor.requires_grad,
-            value.clone() if tensor.numel() <= SMALL else value,
+            value,
         )
 
     def is_still(self, tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private.hooks import FORWARD_HOOKS, any_global_hook
-from gradlib.private.modes import any_autocast, tensors_may_be_dual
+from gradlib.private.modes import any_autocast, tensors_may_be_dual, unseen
 from gradlib.private.modules import (
     CHILDREN,
     CLASSES,
@@ -132,10 +132,11 @@ class History:
             and _draws_nothing(type(module), own)
         ):
             return known
-        random = torch.get_rng_state().numpy().tobytes()
         cuda: tuple[Tensor, ...] = ()
-        if torch.cuda.is_initialized():
-            cuda = tuple(torch.cuda.get_rng_state_all())
+        with unseen():
+            random = torch.get_rng_state().numpy().tobytes()
+            if torch.cuda.is_initialized():
+                cuda = tuple(torch.cuda.get_rng_state_all())
         if known is not None and random == known.random:
             random = known.random  # each is some kilobytes
         self._world = World(random, cuda, autocast, is_dual)
@@ -238,7 +239,7 @@ class History:
 
     def _meet(self, module: nn.Module, moment: int) -> Seen:
         """Look at a module for the first time."""
-        seen = self._seen[module] = Seen(
+        seen = Seen(
             moment,
             getattr(module, "training", False),  # no frozen ScriptModule has one
             type(module),
@@ -249,6 +250,7 @@ class History:
             self._look_at_tensors(seen, "parameters", own, moment)
         if own := own_buffers(module):
             self._look_at_tensors(seen, "buffers", own, moment)
+        self._seen[module] = seen  # when it is whole: another thread may look, too
         return seen
 
     def _look_again(self, seen: Seen, module: nn.Module, moment: int) -> None:

@@ -66,7 +66,8 @@ class Verification(Printable):
         unchecked: With ``numerical=True``, the names of the parameters whose gradients
             were not checked by finite differences: those that calls may have used and
             that stand in modules without a recorded call, as those of ``out_proj`` in
-            attention, and those to which a call itself has written.
+            attention, those without values, and those to which a call itself has
+            written, or in whose place it has used others.
     """
 
     disagreements: tuple[Difference, ...]
@@ -97,7 +98,8 @@ class Verification(Printable):
         if self.unchecked:
             footer.append(
                 f"not checked: the gradients of {listed(self.unchecked)}, which stand "
-                "in modules without a recorded call, or to which a call writes"
+                "in modules without a recorded call, have no values, or are written to "
+                "or replaced in a call"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 

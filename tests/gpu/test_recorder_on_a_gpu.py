@@ -1,13 +1,18 @@
 """The recorder with CUDA tensors: right, and without waiting for the device."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import gradlib
 from benchmarks.waiting import no_waiting
@@ -145,6 +150,55 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
     assert len(of(recording)) > 10 or "reduce" in options
     with no_waiting(), pytest.raises(RuntimeError):
         x.sum().item()
+
+
+def test_an_expanded_mask_is_kept_expanded() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return x * mask[0, :4]
+
+    mask = torch.ones(4, 1, device=GPU).expand(4, 2**40)  # 16 TB, if it were copied
+    every: list[dict[str, Any]] = [{}, {"device": "cpu"}]
+    for options in every:
+        with gradlib.record(model := Masked(), **options) as recording:
+            model(batch().requires_grad_(), mask).sum().backward()
+        assert recording[""].args[1].stride() == mask.stride()
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)
+def test_a_checkpoint_saves_what_the_model_computes(options: dict[str, Any]) -> None:
+    def policy(_: object, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        is_saved = operation.overloadpacket.__name__ in ("clone", "_to_copy", "abs")
+        return CheckpointPolicy(2 * (not is_saved))
+
+    class Saves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Any:
+            context_fn = partial(create_selective_checkpoint_contexts, policy)
+            how: Any = {"use_reentrant": False, "context_fn": context_fn}
+            return checkpoint(lambda it: self.inner(it.clone().abs()).cos(), x, **how)
+
+    model, x = Saves().eval(), batch().requires_grad_()
+    step(model, x)
+    plain = [it.grad for it in model.parameters()]
+    recorded(model, x, **options)
+    for grad, parameter in zip(plain, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
+def test_statistics_of_many_features_are_those_of_each_moment() -> None:
+    """A kernel writes to them without a trace; no small ones, of which a copy is kept.
+
+    In training they change, and the evaluation that follows uses what came of that.
+    """
+    model = nn.Sequential(nn.Linear(4, 5000), nn.BatchNorm1d(5000)).to(GPU)
+    with gradlib.record(model) as recording:
+        step(model, batch())
+        step(model.eval(), batch())
+    assert recording.verify().ok
 
 
 def test_several_streams() -> None:

@@ -390,6 +390,25 @@ def test_what_is_not_opened_is_said_everywhere(tmp_path: Path) -> None:
     assert compared.first.name == ""
 
 
+def test_no_pass_reached_what_stands_beside_something_not_opened() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Result]:
+            return self.layer(x), Result(x * 2)
+
+    x = torch.ones(1, 2, requires_grad=True)
+    with gradlib.record(model := Beside()) as recording:
+        model(x)
+    closed = notes.NOT_OPENED.format("output[1]", "Result")
+    assert recording[""].note == f"{notes.NOT_REACHED}; {closed}"
+    with gradlib.record(model) as recording:
+        model(x)[0].sum().backward()
+    assert recording[""].note == closed
+
+
 def test_these_are_all() -> None:
     texts = {text for name, text in vars(notes).items() if name.isupper()}
     assert texts == {text for text, _, _ in CASES} | {notes.NOT_ASKED}

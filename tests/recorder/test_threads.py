@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
+from gradlib.recording.state import History
 
 THREADS, STEPS = 2, 50
 
@@ -87,3 +89,66 @@ def test_what_another_thread_has_begun_to_import(
     with gradlib.record(model) as recording:
         model(torch.ones(4, 3)).sum().backward()
     assert len(recording[""].passes) == 1
+
+
+def test_what_one_thread_meets_is_not_taken_for_what_another_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One begins its call first, and would look at the weights last."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(2, 4).requires_grad_()
+    has_begun, has_looked = threading.Event(), threading.Event()
+    look: Any = History.look
+
+    def slow_look(history: History, moment: int) -> None:
+        if threading.current_thread().name == "first":
+            has_begun.set()
+            has_looked.wait(0.2)
+        look(history, moment)
+        if threading.current_thread().name == "second":
+            has_looked.set()
+
+    found = dict[str, Tensor]()
+
+    def call(name: str) -> None:
+        found[name] = model(x)
+
+    keep = ["args", "grad_input", "grad_output", "param_grads"]  # not what it returns
+    with gradlib.record(model, keep=keep) as recording:
+        model(x).sum().backward()
+        with torch.no_grad():
+            cast(nn.Linear, model[0]).weight.mul_(3)
+        monkeypatch.setattr(History, "look", slow_look)
+        first, second = (
+            threading.Thread(target=call, args=(name,), name=name)
+            for name in ("first", "second")
+        )
+        first.start()
+        has_begun.wait(10)
+        second.start()
+        first.join()
+        second.join()
+        (found["first"].sum() + found["second"].sum()).backward()
+    monkeypatch.undo()
+    for call_of_all in recording.calls(""):
+        replayed = call_of_all.replay().grad_input
+        assert_close(replayed, call_of_all.grad_input)
+
+
+def test_another_thread_sees_no_half_of_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history, module = History([model := nn.BatchNorm1d(3)]), model
+    look: Any = History._look_at_tensors
+
+    def look_twice(*args: Any) -> None:
+        monkeypatch.undo()
+        history.look(2)  # as a forward of another thread, which begins meanwhile
+        look(*args)
+
+    monkeypatch.setattr(History, "_look_at_tensors", look_twice)
+    history.look(1)
+    for moment in (1, 2):
+        assert history.at(module, moment).keys() == {
+            name for name, _ in (*model.named_parameters(), *model.named_buffers())
+        }

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import gradlib
 from gradlib.recording import notes
@@ -111,3 +117,107 @@ def test_an_expanded_input_is_kept_expanded() -> None:
     assert kept.stride() == mask.stride()
     assert kept.data_ptr() != mask.data_ptr()
     assert recording.verify().ok
+
+
+class KeepsWhatItMade(nn.Module):
+    """Has each of its outputs in an attribute until the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x).abs().clone() * 2
+        self.last = made.detach() * 1.0
+        return made.sin()
+
+
+class SavesSome(nn.Module):
+    """Calls a module twice, in a checkpoint that saves what some operation makes."""
+
+    def __init__(self, saved: str) -> None:
+        super().__init__()
+        self.inner = KeepsWhatItMade()
+        self.saved = saved
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self.inner(self.inner(x).clone()).abs().cos()
+
+    def forward(self, x: Tensor) -> Any:
+        def policy(_: object, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+            is_saved = operation.overloadpacket.__name__ == self.saved
+            return CheckpointPolicy(2 * (not is_saved))
+
+        context_fn = partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(self.twice, x, use_reentrant=False, context_fn=context_fn)
+
+
+@pytest.mark.parametrize("saved", ["clone", "abs"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduce": gradlib.tensor_stats}, {"device": "cpu"}, {"keep": ["args"]}],
+    ids=["all", "reduce", "device", "args"],
+)
+def test_a_checkpoint_saves_what_the_model_computes(
+    saved: str, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(3)
+    net, x = SavesSome(saved), torch.randn(4, 3)
+
+    def gradients() -> list[Any]:
+        net.zero_grad()
+        net(x).square().sum().backward()
+        return [it.grad for it in net.parameters()]
+
+    plain = gradients()
+    with gradlib.record(net, **options):
+        recorded = gradients()
+    assert all(map(torch.equal, recorded, plain))
+
+
+class SeesAll(Counts):
+    """Counts what only gives a tensor another name, too."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Count it."""
+        self.seen[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Hidden(nn.Module):
+    """Returns what it makes another output of, by two uses; and a view, overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.cut = nn.Flatten(0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.layer(x)
+        base = hidden * 2
+        part = self.cut(base[:2])
+        part.mul_(2)
+        return hidden, hidden.sin() + hidden + base.sum() + self.layer(hidden).sum()
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_no_mode_sees_what_is_added_up(reduces: bool) -> None:
+    options: Any = {"reduce": gradlib.tensor_stats} if reduces else {}
+
+    def seen(net: nn.Module) -> Counter[str]:
+        hidden, result = net(x)
+        with SeesAll() as mode:
+            (hidden.sum() + result.sum()).backward()
+        with mode:
+            hidden, result = net(x)
+        (hidden.sum() + result.sum()).backward()
+        return mode.seen
+
+    x = torch.randn(4, 3)
+    plain = seen(Hidden())
+    recorder = gradlib.record(net := Hidden(), **options)
+    with recorder:
+        assert seen(net) == plain

@@ -1,7 +1,7 @@
 """`verify(numerical=True)` is not fooled by what finite differences stumble over."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -428,3 +428,50 @@ class Calls(nn.Module):
 def test_all_modules_are_called() -> None:
     whole = recorded(nn.Sequential(nn.Linear(3, 2)), torch.randn(5, 3))
     assert whole.verify(numerical=True).unchecked == ()
+
+
+def test_what_a_call_does_not_use_as_it_is_said_to_be_left_out() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.empty(3, device="meta"))
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x)
+
+    net = nn.Sequential(Unused(), whole := nn.Linear(2, 5))
+    cast(Any, whole).gathered = [whole.weight.detach().clone()]
+    whole.weight.data = torch.empty(0)  # another is gathered for each call
+
+    def gather(module: Any, _: object) -> None:
+        module.weight.data = module.gathered[0]
+
+    whole.register_forward_pre_hook(gather)
+    found = recorded(net, torch.randn(3, 4)).verify(numerical=True)
+    assert found.ok
+    assert set(found.unchecked) == {"0.unused", "1.weight"}
+    assert "have no values, or are written to or replaced in a call" in " ".join(
+        str(found).split()
+    )
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_parameter_in_eight_bits(factor: float) -> None:
+    class Widened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow = nn.Parameter(torch.randn(4, 4).to(torch.float8_e4m3fn))
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.narrow.to(x.dtype) * 1
+            if wide.requires_grad:
+                wide.register_hook(lambda grad: grad * factor)
+            return x @ wide
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), Widened())
+    found = recorded(net, torch.randn(3, 4)).verify(numerical=True)
+    assert found.ok == (factor == 1.0)
+    fields = {it.field for it in found.disagreements}
+    assert fields == ({"param_grads['narrow']"} if factor > 1 else set())
