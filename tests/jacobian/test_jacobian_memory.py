@@ -70,6 +70,7 @@ def test_convolutions_keep_within_what_is_planned() -> None:
     assert plan.bytes / 3 <= grown <= plan.bytes + SLACK
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("check", [False, True])
 def test_a_chain_may_have_what_its_plan_says(check: bool) -> None:
     ending = nn.Tanh(), nn.Flatten(), nn.Linear(128**2, 10)

@@ -120,6 +120,7 @@ def test_a_chain_for_which_memory_runs_out_goes_in_chunks(
     torch.testing.assert_close(gradlib.per_sample_jacobian(CHAINS[way], X), expected)
 
 
+@pytest.mark.cpu  # one of them is for nothing else
 @pytest.mark.parametrize("way", CHAINS)
 def test_another_error_in_a_chain_is_not_taken_for_it(
     way: type[Any], monkeypatch: pytest.MonkeyPatch

@@ -377,7 +377,8 @@ def test_what_is_not_opened_is_said_everywhere(tmp_path: Path) -> None:
     for it in recording, gradlib.load_recording(tmp_path / "notes.safetensors"):
         assert it["first"].note == output
         # As the forward ends, it shows what has come of what was in it.
-        assert torch.equal(it["first"].grad_input[0], torch.full((3, 2), 6.0))
+        grad = it["first"].grad_input[0].cpu()
+        assert torch.equal(grad, torch.full((3, 2), 6.0, device="cpu"))
         given = notes.NOT_OPENED.format("args[0]", "Result")
         assert it["second"].note.startswith(f"{given}; {output}")
         compared = it.compare(recorded(3.0))

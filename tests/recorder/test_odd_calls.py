@@ -419,7 +419,7 @@ def test_a_handler_of_signals_that_calls_the_model(
         if len(interrupted) < 20:
             interrupted.append(1)
             with torch.enable_grad():
-                model(torch.ones(1, 2))
+                model(torch.ones(1, 2, device=x.device))
         let_go(attached)
 
     monkeypatch.setattr(Attached, "let_go", handle)

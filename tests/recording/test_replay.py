@@ -423,6 +423,7 @@ def test_backwards_that_write_over_what_was_recorded(dtype: torch.dtype) -> None
     assert_same(values_of(recording), first)
 
 
+@pytest.mark.cpu
 def test_kept_elsewhere() -> None:
     model = Residual()
     with gradlib.record(model, device="cpu", modules="f") as recording:
