@@ -2,7 +2,7 @@
 # # A residual network: share and total
 #
 # In a residual block `x + branch(x)` the gradient of `x` comes back on two paths:
-# through the branch, and past it through the sum. A hook on the branch sees only the
+# through the branch, and along the skip connection. A hook on the branch sees only the
 # first; `x.grad` is both together. A [recording](../reference/recording.md) has both:
 # `grad_input` is the *share* of one call, `grad_input_total` the gradient of the tensor
 # with all its uses.
@@ -20,7 +20,7 @@ x = torch.randn(64, WIDTH)
 
 
 class Block(nn.Module):
-    """A branch, with or without a way past it."""
+    """A branch, with or without a skip connection."""
 
     def __init__(self, *, residual: bool) -> None:
         """Make the layers."""
@@ -83,24 +83,25 @@ recording.plot()
 plt.show()
 
 # %% [markdown]
-# ## Without the way past
+# ## Without the skip connection
 #
 # These are the same blocks without the sum. Now the whole gradient of a block's input
 # comes through its branch, so there is no separate total.
 
-# %% alt="Two lines over the blocks, on a logarithmic axis. With the way past the branches the gradient at the input of a block grows a little from the last block to the first. Without it the gradient falls from block to block, to a small fraction of what it was."
+# %% alt="Two lines over the blocks, on a logarithmic axis. With skip connections the gradient at the input of a block grows a little from the last block to the first. Without it the gradient falls from block to block, to a small fraction of what it was."
 plain = record(residual=False)
 figure, ax = plt.subplots()
 for label, shown, colour, marker in (
-    ("with the way past", recording, "#0072B2", "o"),
+    ("with skip connections", recording, "#0072B2", "o"),
     ("without", plain, "#D55E00", "s"),
 ):
     # The input of block 0 is data, and needs no gradient.
     branches = [shown[f"{i}.branch"] for i in range(1, BLOCKS)]
     norms = [call.grad_input_total[0].norm().item() for call in branches]
     ax.plot(range(1, BLOCKS), norms, color=colour, marker=marker, label=label)
+ax.invert_xaxis()  # as the gradient flows
 ax.set_yscale("log")
-ax.set_xlabel("block")
+ax.set_xlabel("block, the last first: as the gradient flows")
 ax.set_ylabel("norm of the total at its input")
 ax.legend(frameon=False)
 plt.show()

@@ -79,13 +79,18 @@ def factors(recording: gradlib.Recording, module_type: str) -> list[float]:
     ]
 
 
-for module_type in ("Sigmoid", "Linear"):
-    print(f"{module_type:8} {median(factors(before, module_type)):.2f}")
+of_sigmoid, of_linear = (median(factors(before, it)) for it in ("Sigmoid", "Linear"))
+of_both = of_sigmoid * of_linear
+print(f"Sigmoid {of_sigmoid:.2f}")
+print(f"Linear  {of_linear:.2f}")
+print(f"both    {of_both:.2f}, and through {DEPTH} layers {of_both**DEPTH:.0e}")
 
 # %% [markdown]
 # Both modules shrink it. The derivative of a sigmoid is a quarter at most, whatever
 # comes in. And the weights of the linear layers start so small that a gradient gets
 # smaller in passing through them. The two factors multiply, once for each layer.
+# [Which layer makes my gradient so
+# large?](../questions/which-layer-makes-the-gradient-large.md) looks at such factors above 1.
 #
 # ## The cure
 #
@@ -150,7 +155,7 @@ for name, net in (("sigmoids", sigmoids), ("ReLUs", relus)):
 
 # %% [markdown]
 # The network of sigmoids is no better than a guess: half of the points are inside. As
-# heat maps, a column for each step, a row for each module. The colours of the two have
+# heat maps, a column for each forward pass, which is a step, and a row for each module. The colours of the two have
 # scales of their own: look at the numbers beside them.
 
 # %% alt="Two heat maps of gradient norms over the steps of training. With sigmoids the colour changes from row to row, over eight orders of magnitude, and hardly at all over the steps: the first layers get next to nothing throughout. With ReLUs it changes from step to step, and the first layers get about as much as the last ones, or more."
@@ -159,3 +164,6 @@ for ax, (name, recording) in zip(axes, trained.items(), strict=True):
     recording.plot("steps", ax=ax)
     ax.set_title(name, loc="left")
 plt.show()
+
+# %% [markdown]
+# Another cure is a skip connection: [a residual network](residual_network.py).

@@ -127,7 +127,7 @@ def heat_map(
     ax.set_xlim(-0.5, max(len(steps), 1) - 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.xaxis.set_major_formatter(FuncFormatter(partial(_number_of, steps)))
-    ax.set_xlabel("forward")
+    ax.set_xlabel("forward pass")
     ax.grid(visible=False)  # some styles have one, which would lie on the cells
     return _finished(ax, "" if found else NO_PASS)
 

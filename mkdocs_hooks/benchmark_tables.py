@@ -9,7 +9,7 @@ A page holds markers, each with a file of benchmarks/results:
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -69,6 +69,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
         nets = by_net(rows)
         yield f"### {counted_threads(threads)}"
         yield summed_up(nets)
+        yield from calls(nets)
         yield table(
             (
                 "network",
@@ -101,6 +102,7 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
             f"takes {ratios[0]:.2f} to {ratios[-1]:.2f} times as long, "
             f"{median(ratios):.2f} times in the middle."
         )
+        yield from calls(nets)
         rows_of = {
             net: (
                 net,
@@ -128,19 +130,17 @@ def by_net(rows: Rows) -> dict[str, Ways]:
 
 
 def summed_up(nets: dict[str, Ways]) -> str:
-    """Say where ours is the fastest and where not, and the same of other calls."""
+    """Say where ours is the fastest, and where not."""
     lost = slower(nets)
     named = [
         f"{net} ({row['contender']} takes {times(row)} as long)"
         for net, row in lost.items()
     ]
     which = f", not on {' or '.join(named)}" if 0 < len(lost) <= FEW else ""
-    said = (
+    return (
         f"gradlib is the fastest on {len(nets) - len(lost)} of {len(nets)} "
         f"networks{which}."
     )
-    of_calls = (_compared(nets, name, begins) for name, begins in CALLS.items())
-    return " ".join(filter(None, [said, *of_calls]))
 
 
 def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
@@ -150,36 +150,45 @@ def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
 
 
 CALLS = {
-    "gradlib, checked": "With `check=True`, which is the default,",
-    IN_A_FUNCTION: "In a function",
-    IN_OTHER_CODE: "In other code",
-    f"{IN_OTHER_CODE}, checked": "With `check=True` there",
+    "gradlib": "`check=False`",
+    "gradlib, checked": "`check=True`, the default",
+    IN_A_FUNCTION: "`check=False`, in a function",
+    IN_OTHER_CODE: "`check=False`, in other code",
+    f"{IN_OTHER_CODE}, checked": "`check=True`, in other code",
 }
-"""Other calls of ours, each with how a sentence of it begins."""
+"""Calls of ours, each in the words of a table."""
 
 
-def _compared(nets: dict[str, Ways], name: str, where: str) -> str:
-    """Say what a call of ours takes, and on how many networks it is the fastest.
+def calls(nets: dict[str, Ways]) -> Iterator[str]:
+    """Yield a table of what calls of ours take, where several were measured."""
+    heads = "gradlib with", "times as long as the first", "the fastest on"
+    rows = [_compared(nets, name, words) for name, words in CALLS.items()]
+    if len(found := [*filter(None, rows)]) > 1:
+        yield table(heads, found)
+
+
+def _compared(
+    nets: dict[str, Ways], name: str, words: str
+) -> tuple[str, str, str] | None:
+    """Return what a call takes, and on how many networks it is the fastest.
 
     Args:
         nets: The rows of each network.
         name: Under which name that call was measured, if it was.
-        where: How a sentence of it begins.
+        words: What it is called.
     """
     found = {net: ways[name] for net, ways in nets.items() if name in ways}
     ratios = {net: row["to_gradlib"]["median"] for net, row in found.items()}
     if not ratios:
-        return ""
+        return None
     first = [
         net
         for net, ratio in ratios.items()
         if ratio < best_other(nets[net])["to_gradlib"]["median"]
     ]
-    return (
-        f"{where} it takes {min(ratios.values()):.2f} to "
-        f"{max(ratios.values()):.2f} times as long, and is the fastest on "
-        f"{len(first)}."
-    )
+    least, most = min(ratios.values()), max(ratios.values())
+    times_taken = "1" if name == OURS else f"{least:.2f} to {most:.2f}"
+    return words, times_taken, f"{len(first)} of {len(ratios)}"
 
 
 def others(ways: Ways) -> Rows:

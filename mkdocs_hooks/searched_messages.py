@@ -3,15 +3,16 @@
 Messages are made of common words, so a search that counts words alone finds either
 other pages for a message, or a page with many messages for everything else. Here a page
 counts as many times as its tags and what is searched for share successive words, if
-these are at least `FEW`. `error_wordings.py` and `jacobian_messages.py` set the tags of
-the pages of errors, and others have them in their front matter.
+these are at least `FEW`, and more often if what is searched for is one of its tags.
+`error_wordings.py` and `jacobian_messages.py` set the tags of the pages of errors, and
+others have them in their front matter.
 """
 
 from mkdocs.structure.files import Files
 
 from mkdocs_hooks import search_worker
 
-FEW = 3
+FEW, WHOLE = 3, 20
 LINES = {
     # what is searched for is made ready for lunr
     "search(e){if(": "search(e){let typed=e;if(",
@@ -36,13 +37,14 @@ function timesForMessages(typed, messages) {
           (searched[i + n] === said[j + n] ||
             (i + n === searched.length - 1 && said[j + n].startsWith(searched[i + n])))
         ) n++
-        longest = Math.max(longest, n)
+        const isWhole = n === said.length && n === searched.length
+        longest = Math.max(longest, isWhole ? n + WHOLE : n)
       }
     }
   }
   return longest < FEW ? 1 : longest
 }
-""".replace("FEW", str(FEW))
+""".replace("FEW", str(FEW)).replace("WHOLE", str(WHOLE))
 
 
 def on_files(files: Files, **_: object) -> Files:

@@ -203,7 +203,7 @@ def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
     ]
     np.testing.assert_allclose(image(axes), expected, rtol=1e-6)
     assert row_names(axes) == ["0", "1"]
-    assert axes.get_xlabel() == "forward"
+    assert axes.get_xlabel() == "forward pass"
     assert axes.figure.axes[1].get_ylabel() == "norm of grad_output"
 
 
