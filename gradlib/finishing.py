@@ -1,5 +1,6 @@
 """Cleaning up in several steps, all of which are taken whatever one of them raises."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 
@@ -10,15 +11,16 @@ def finish(steps: Iterable[Callable[[], object]]) -> None:
     one that may be.
     """
     raised: BaseException | None = None
-    for step in steps:
-        is_done = False
-        while not is_done:
-            try:
-                step()
-                is_done = True
-            except Exception as error:
-                raised, is_done = raised or error, True
-            except BaseException as interrupt:
-                raised = raised or interrupt
+    waiting = deque(steps)
+    while waiting:
+        try:
+            while waiting:
+                waiting[0]()
+                waiting.popleft()
+        except Exception as error:
+            raised = raised or error
+            waiting.popleft()
+        except BaseException as interrupt:
+            raised = raised or interrupt
     if raised is not None:
         raise raised

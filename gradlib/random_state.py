@@ -3,10 +3,13 @@
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy
 import torch
+
+from gradlib.finishing import finish
 
 
 def cuda_devices() -> range:
@@ -22,13 +25,13 @@ def generators_of_devices() -> tuple[torch.Generator, ...]:
 @contextmanager
 def random_state_kept() -> Generator[None]:
     """Put the states of all generators back: torch's, NumPy's and Python's."""
-    python, numpys = random.getstate(), numpy.random.get_state()
+    python, numpys = random.getstate(), numpy.random.get_state(legacy=False)
     with cast(Any, torch.random).fork_rng(cuda_devices()):
         try:
             yield
         finally:
-            random.setstate(python)
-            numpy.random.set_state(numpys)
+            put_back = partial(random.setstate, python)
+            finish((put_back, partial(numpy.random.set_state, numpys)))
 
 
 def seed_all(seed: int) -> None:

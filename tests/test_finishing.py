@@ -1,18 +1,22 @@
 """All steps of cleaning up are taken, whatever one raises, or breaks off."""
 
 import linecache
+import pickle
+import random
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gradlib
 from gradlib.finishing import finish
+from gradlib.random_state import random_state_kept
 
 pytestmark = pytest.mark.cpu
 
@@ -142,6 +146,63 @@ def test_an_interrupt_as_the_block_ends_leaves_no_hook(line: str) -> None:
     assert hooks_left(model) == 0
     assert recorded(model).verify().ok
     assert hooks_left(model) == 0
+
+
+def test_an_interrupt_between_two_steps_leaves_none_out() -> None:
+    taken: list[int] = []
+    steps = [lambda number=number: taken.append(number) for number in range(3)]
+    with pytest.raises(KeyboardInterrupt), interrupted_at("waiting.popleft()"):
+        finish(steps)
+    assert taken == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.hooks = weakref.ref(hooks)",
+        "known.append(self)",
+        "hooks[self] = self  # at last: an interrupt may come between",
+        "self._look(moment)",
+        "seen.change(field, found, since)",
+    ],
+)
+def test_an_interrupt_as_something_is_hooked_or_kept_leaves_nothing(line: str) -> None:
+    model, x = net(), torch.randn(3, 2)
+
+    def block() -> None:
+        with gradlib.record(model):
+            model(x)
+
+    with interrupted_at(line), suppress(KeyboardInterrupt):
+        block()
+    assert torch.is_grad_enabled()
+    assert hooks_left(model) == 0
+    model(x).sum().backward()
+    assert recorded(model).verify().ok
+
+
+def test_an_interrupt_leaves_no_generator_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_back, interrupted = random.setstate, list[int]()
+
+    def once(state: Any) -> None:
+        if not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        put_back(state)
+
+    def draw() -> None:
+        with random_state_kept():
+            random.random()
+            numpy.random.rand()
+
+    states = random.getstate(), pickle.dumps(numpy.random.get_state(legacy=False))
+    monkeypatch.setattr(random, "setstate", once)
+    with pytest.raises(KeyboardInterrupt):
+        draw()
+    numpys = pickle.dumps(numpy.random.get_state(legacy=False))
+    assert (random.getstate(), numpys) == states
 
 
 @pytest.mark.parametrize("ask", ["verify", "replay"])

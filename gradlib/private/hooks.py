@@ -18,12 +18,16 @@ from torch.utils.hooks import RemovableHandle
 hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
 
 
-def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any]:
+def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
     """Set a hook as ``tensor.register_hook`` does, at a third of its price.
 
-    Returns:
-        The tensor's hooks in their order. Ours has itself as its key.
+    It has itself as its key.
     """
+    hooks_of(tensor)[hook] = hook
+
+
+def hooks_of(tensor: Tensor) -> dict[Any, Any]:
+    """Return the hooks of a tensor in their order, by their keys, to add to."""
     place: Any = tensor
     hooks: dict[Any, Any] | None = place._backward_hooks
     if hooks is None:
@@ -31,7 +35,6 @@ def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> dict[Any, Any
         place._backward_hooks = hooks
         if place.grad_fn is not None:
             place.grad_fn._register_hook_dict(place)
-    hooks[hook] = hook
     return hooks
 
 

@@ -4,8 +4,8 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, cast
 
@@ -48,6 +48,34 @@ no_transforms: Callable[[], AbstractContextManager[Any]] = (
 
 # A context in which no torch function mode sees anything.
 no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+
+# How many modes of torch see every function, a default device among them.
+_function_modes: Callable[[], int] = _C._len_torch_function_stack
+
+
+def functions_are_seen() -> bool:
+    """Tell whether a mode sees every function of torch; a default device does not."""
+    return _function_modes() > 0 and _some_mode_is_unknown()
+
+
+@contextmanager
+def functions_unseen() -> Generator[None]:
+    """Leave no function mode in force but that of a default device.
+
+    Classes of tensors go on to see what is done with these.
+    """
+    modes = [_C._pop_torch_function_stack() for _ in range(_function_modes())][::-1]
+    kept = [mode for mode in modes if type(mode) is DeviceContext]
+    try:
+        for mode in kept:
+            _C._push_on_torch_function_stack(mode)
+        yield
+    finally:
+        for _ in range(_function_modes()):
+            _C._pop_torch_function_stack()
+        for mode in modes:
+            _C._push_on_torch_function_stack(mode)
+
 
 # A context in which no torch dispatch mode sees anything.
 no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
@@ -139,7 +167,7 @@ def nobody_looks_on() -> bool:
     return not (
         any_autocast()
         or torch.is_inference_mode_enabled()
-        or (_C._len_torch_function_stack() and _some_mode_is_unknown())
+        or functions_are_seen()
         or dispatch_modes()
         or values_are_stand_ins()
         or tensors_may_be_dual()

@@ -4,7 +4,9 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import itertools
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import lru_cache
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -84,6 +86,20 @@ def parameters_at_call(module: nn.Module) -> dict[str, Any]:
     them.
     """
     return own_parameters(module) or vars(module).get("_former_parameters", {})
+
+
+@contextmanager
+def parametrizations_computed_anew() -> Generator[None]:
+    """Leave alone what ``torch.nn.utils.parametrize.cached()`` keeps, and use none."""
+    module: Any = sys.modules.get("torch.nn.utils.parametrize")
+    if not getattr(module, "_cache_enabled", 0):
+        yield
+        return
+    before, module._cache = module._cache, {}
+    try:
+        yield
+    finally:
+        module._cache = before
 
 
 @lru_cache(CLASSES)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradlib.private.compiling import never_compiled
-from gradlib.private.hooks import hook_tensor, hooks_set
+from gradlib.private.hooks import hooks_of, hooks_set
 
 # How many hooks torch has set for us, in this process. As an attribute of a class each
 # change of it would have Python look up anew what that class has.
@@ -31,10 +31,13 @@ class TensorHook:
     __slots__ = ("hooks",)
     __torch_unserializable__ = True  # or torch warns when the tensor is pickled
 
-    def __init__(self, tensor: Tensor) -> None:
-        """Hook `tensor`."""
+    def __init__(self, tensor: Tensor, known: list["TensorHook"]) -> None:
+        """Hook `tensor`, and be among the hooks that are `known`."""
+        hooks = hooks_of(tensor)
         # All of the tensor, in their order; gone with it and the graphs through it.
-        self.hooks = weakref.ref(hook_tensor(tensor, self))
+        self.hooks = weakref.ref(hooks)
+        known.append(self)
+        hooks[self] = self  # at last: an interrupt may come between
 
     def __call__(self, grad: Tensor) -> None:
         """Take the gradient of the tensor in the running pass."""

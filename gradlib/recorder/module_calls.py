@@ -22,6 +22,8 @@ from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
 from gradlib.private.modes import (
     any_autocast,
+    functions_are_seen,
+    functions_unseen,
     grad_is_enabled,
     graph_is_captured,
     values_are_fake,
@@ -113,11 +115,26 @@ class ModuleCalls:
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
+        python = running_frame(1)
+        if functions_are_seen():  # by somebody who may change what is ours
+            with functions_unseen():
+                self._before(python, hooked, module, args, kwargs)
+        else:
+            self._before(python, hooked, module, args, kwargs)
+
+    def _before(
+        self,
+        python: FrameType,
+        hooked: Hooked,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+    ) -> None:
         if kwargs is None or hooked.before not in forward_pre_hooks(module):
             return  # somebody has set it anew: the module has one of its own
         if module is not hooked.module and not is_replica(module):
             return  # a copy, which shares the hooks of what it is one of
-        now, python = self._now, running_frame(1)
+        now = self._now
         stack = now.stack
         for frame in stack:
             if frame.module is module:
@@ -311,11 +328,27 @@ class ModuleCalls:
         output: object = _NOT_GIVEN,
     ) -> None:
         """Write down that a call returns, and hook what flows back to it."""
+        python = running_frame(1)
+        if functions_are_seen():
+            with functions_unseen():
+                self._after(python, hooked, module, args, kwargs, output)
+        else:
+            self._after(python, hooked, module, args, kwargs, output)
+
+    def _after(
+        self,
+        python: FrameType,
+        hooked: Hooked,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
+    ) -> None:
         if output is _NOT_GIVEN or hooked.after not in forward_hooks(module):
             return  # somebody has set it anew
         if module is not hooked.module and not is_replica(module):
             return
-        if _only_restores_values(running_frame(1)):
+        if _only_restores_values(python):
             return  # and the call whose values these are may not have returned yet
         now = self._now
         stack = now.stack

@@ -47,7 +47,7 @@ class Sums:
             if parts > 1:
                 self._open.append((grads, running))
         else:
-            known.total = _plus(known.total, grad.detach())
+            known.total = _plus(known.total, grad)
         known.missing -= 1
         if known.missing == 0:
             grads[running] = whole([known])
@@ -69,7 +69,7 @@ class Sums:
         if self.reduces:
             if known is None:
                 return self.begin(grads, grad)
-            return Sum(_plus(known.total, grad.detach()), 0, self._keep)
+            return Sum(_plus(known.total, grad), 0, self._keep)
         return keep_total(grad) if known is None else _plus(known, keep(grad))
 
     def finish(self, numbers: Mapping[int, int], going_on: Collection[int]) -> None:
@@ -96,4 +96,4 @@ class Sums:
 
 def _plus(total: Tensor, part: Tensor) -> Tensor:
     with unseen():
-        return total + part
+        return total + part.detach()

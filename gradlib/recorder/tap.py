@@ -70,8 +70,7 @@ class Tap(TensorHook):
         # another tensor.
         self.maker = NO_NUMBER if node is None else sequence_number(node)
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
-        super().__init__(tensor)
-        attached.on_tensors.append(self)
+        super().__init__(tensor, attached.on_tensors)
 
     @kept_from_compile
     def __call__(self, grad: Tensor | None) -> None:

@@ -27,7 +27,8 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
     outputs, grads = zip(*roots, strict=True)
     if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
         with _grads_of_others_kept(outputs):
-            torch.autograd.backward(outputs, grads)
+            # What was computed outside of the model is still to be gone back through.
+            torch.autograd.backward(outputs, grads, retain_graph=True)
     else:
         torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.private.compiling import run_eagerly
+from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
@@ -121,5 +122,6 @@ def _as_it_is(leaf: object) -> object:
 
 @contextmanager
 def _eagerly() -> Generator[None]:
-    with torch.inference_mode(False), run_eagerly():  # gradients are enabled then too
+    # Gradients are enabled then too.
+    with torch.inference_mode(False), run_eagerly(), parametrizations_computed_anew():
         yield

@@ -81,6 +81,10 @@ class Scene:
         """Give the module, and whatever it may call, the state they had."""
         before = {module: dict(vars(module)) for module in self._modules()}
         filled = {module: in_slots(module) for module in before}
+        steps = [
+            partial(_put_back, module, state, filled[module])
+            for module, state in before.items()
+        ]
         self._history.is_set_back = True
         try:
             for module in before:
@@ -89,10 +93,6 @@ class Scene:
             self._set_attributes(before)
             yield
         finally:
-            steps = [
-                partial(_put_back, module, state, filled[module])
-                for module, state in before.items()
-            ]
             finish([*steps, partial(setattr, self._history, "is_set_back", False)])
 
     def run(self, world: World) -> Tree:
@@ -129,12 +129,13 @@ class Scene:
             for place, leaf in enumerate(output.leaves)
             if (grad := grads.get(place)) is not None
         }
-        # What was recorded for the output is what the hooks of the tensor made of it.
-        for leaf in returned:
-            if isinstance(leaf, Tensor):
-                _remove_hooks_of_others(leaf)
+        tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
         # As torch has it: autocast is for the forward.
-        with _autocast({}), self._explained("Computing the gradients of {} again"):
+        with (
+            _hooks_of_others_put_aside(tensors),
+            _autocast({}),
+            self._explained("Computing the gradients of {} again"),
+        ):
             go_back(list(roots.values()), list(self._leaves.values()))
         return {key: self._shares.get(id(leaf)) for key, leaf in self._leaves.items()}
 
@@ -354,12 +355,25 @@ def _instead(given: Any, *_: object) -> Any:
     return given
 
 
-def _remove_hooks_of_others(tensor: Tensor) -> None:
-    """Leave those of `hook_tensor` alone: each has itself as its key."""
-    hooks: dict[Any, Any] = cast(Any, tensor)._backward_hooks or {}
-    for key, hook in [*hooks.items()]:
-        if key is not hook:
-            del hooks[key]
+@contextmanager
+def _hooks_of_others_put_aside(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Have a pass see no hooks of tensors but those that take shares.
+
+    What was recorded for an output is what its hooks had made of it. The output may be
+    no copy, and its hooks are then for passes to come.
+    """
+    every: list[dict[Any, Any]] = [cast(Any, it)._backward_hooks for it in tensors]
+    before = [(hooks, dict(hooks)) for hooks in every if hooks]
+    try:
+        for hooks, items in before:
+            for key, hook in items.items():
+                if not (isinstance(hook, partial) and hook.func is _add_share):
+                    hooks.pop(key, None)
+        yield
+    finally:
+        for hooks, items in before:
+            hooks.clear()
+            hooks.update(items)
 
 
 @contextmanager

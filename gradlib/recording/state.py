@@ -11,7 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private.hooks import FORWARD_HOOKS, any_global_hook
-from gradlib.private.modes import any_autocast, tensors_may_be_dual, unseen
+from gradlib.private.modes import (
+    any_autocast,
+    enable_grad,
+    grad_is_enabled,
+    tensors_may_be_dual,
+    unseen,
+)
 from gradlib.private.modules import (
     CHILDREN,
     CLASSES,
@@ -62,9 +68,16 @@ class History:
         """Every module of the model."""
         return tuple(self._modules)
 
-    @torch.no_grad()  # once, and not for each tensor
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
+        were_enabled = grad_is_enabled()
+        try:  # where an interrupt may come at once
+            enable_grad(False)  # once, and not for each tensor
+            self._look(moment)
+        finally:
+            enable_grad(were_enabled)
+
+    def _look(self, moment: int) -> None:
         known = self._seen.get
         for module in self._modules:
             seen = known(module)

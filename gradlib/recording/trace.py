@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from gradlib.errors import NotStorableError
+from gradlib.private.modes import unseen
 from gradlib.recording.state import History, World
 from gradlib.tree import Tree
 from gradlib.values import Transfers
@@ -37,9 +38,10 @@ def whole(parts: Sequence[Any]) -> Any:
     """Return what is kept of a gradient that came in `parts`; ``None`` for none."""
     if not parts:
         return None
-    if isinstance(parts[0], Sum):
-        return parts[0].keep(reduce(add, (part.total for part in parts)))
-    return reduce(add, parts)
+    with unseen():
+        if isinstance(parts[0], Sum):
+            return parts[0].keep(reduce(add, (part.total for part in parts)))
+        return reduce(add, parts)
 
 
 class Flow:

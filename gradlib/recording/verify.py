@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
+import pickle
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import torch
@@ -327,8 +328,8 @@ def _draws_elsewhere(trace: CallTrace, number: int) -> bool:
     states: list[object] = []
 
     def look() -> None:
-        _, key, *others = cast(Any, numpy.random.get_state())
-        states.append((random.getstate(), key.tobytes(), others))
+        numpys = numpy.random.get_state(legacy=False)
+        states.append((random.getstate(), pickle.dumps(numpys)))
 
     replay(trace, number, begin=look, turn=look)
     return states[0] != states[1]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -221,3 +222,66 @@ def test_no_mode_sees_what_is_added_up(reduces: bool) -> None:
     recorder = gradlib.record(net := Hidden(), **options)
     with recorder:
         assert seen(net) == plain
+
+
+class Functions(TorchFunctionMode):
+    """Sees every function of torch, and does with its result what it is told to."""
+
+    def __init__(self, change: Callable[[Any], Any] = lambda result: result) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.change = change
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """See it."""
+        self.seen.append(func.__name__)
+        return self.change(func(*args, **(kwargs or {})))
+
+
+def one_more(result: Any) -> Any:
+    return result + 1 if isinstance(result, Tensor) else result
+
+
+def chance(result: Any) -> Any:
+    return one_more(result) if torch.rand(()) < 0.5 else result
+
+
+@pytest.mark.parametrize("change", [lambda it: it, one_more, chance])
+def test_no_mode_sees_functions_of_the_recorder(change: Any) -> None:
+    net, x = model().eval(), torch.ones(4, 3)
+
+    def result() -> tuple[list[str], Tensor]:
+        torch.manual_seed(5)
+        with Functions(change) as mode:
+            y = net(x)
+        return mode.seen, y
+
+    names, y = result()
+    with gradlib.record(net) as recording:
+        seen, again = result()
+        again.sum().backward()
+    assert seen == names
+    assert torch.equal(again, y)
+    assert torch.equal(recording[""].args[0], x)
+    assert torch.equal(recording[""].output, y)
+    assert recording["0"].param_grads is not None
+
+
+def test_a_default_device_stays_in_force_in_a_reduction() -> None:
+    devices: list[torch.device] = []
+
+    def reduced(tensor: Tensor) -> Tensor:
+        devices.append(torch.zeros(1).device)
+        return tensor.sum()
+
+    net = nn.Linear(3, 3)
+    with (
+        gradlib.record(net, reduce=reduced),
+        torch.device("meta"),
+        Functions() as mode,
+    ):
+        net(torch.ones(4, 3, device=net.weight.device))
+    assert {it.type for it in devices} == {"meta"}
+    assert "sum" not in mode.seen

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy.random
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.modules.module import (
     register_module_full_backward_hook,
     register_module_full_backward_pre_hook,
 )
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
@@ -375,3 +377,79 @@ def test_a_hook_of_every_module(register: Any, of_its_own: str) -> None:
             torch.testing.assert_close(again.param_grads, call.param_grads)
     finally:
         handle.remove()
+
+
+def test_hooks_of_a_tensor_that_is_returned_and_no_copy_stay() -> None:
+    table = torch.ones(3, requires_grad=True)
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return looked_up() * x
+
+    class Table(nn.Module):
+        def forward(self) -> Tensor:
+            return table
+
+    looked_up = Table()
+    model = Looks()
+    model.table = looked_up
+    table.register_hook(lambda grad: grad * 3)
+    x = torch.full((3,), 2.0)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert recording.verify().disagreements == ()
+    table.grad = None
+    model(x).sum().backward()
+    assert table.grad is not None
+    assert table.grad.tolist() == [6.0, 6.0, 6.0]
+
+
+def test_a_graph_outside_of_a_checkpoint_is_still_gone_through() -> None:
+    outside = torch.ones(5, 3, requires_grad=True).exp()
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            made: Any = checkpoint(self.layer, x, use_reentrant=True)
+            return made + held[0]
+
+    held = [outside]
+    with gradlib.record(model := Adds()) as recording:
+        x = torch.ones(5, 3, requires_grad=True)
+        model(x).sum().backward(retain_graph=True)
+    assert recording.verify().ok
+    outside.sum().backward()
+
+
+def test_what_parametrizations_have_cached_is_not_the_copies() -> None:
+    class Doubles(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight * 2
+
+    model: Any = nn.Linear(3, 3)
+    parametrize.register_parametrization(model, "weight", Doubles())
+    x = torch.ones(2, 3)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    expected = model.parametrizations.weight.original.grad
+    model.zero_grad()
+    with parametrize.cached():
+        assert recording.verify().ok
+        model(x).sum().backward()
+    assert torch.equal(model.parametrizations.weight.original.grad, expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_generator_of_numpy() -> None:
+    of_numpy: Any = numpy.random
+    before = of_numpy.get_bit_generator()
+    of_numpy.set_bit_generator(of_numpy.PCG64())
+    try:
+        with gradlib.record(model := nn.Linear(3, 3)) as recording:
+            model(torch.ones(2, 3)).sum().backward()
+        assert recording.verify().ok
+    finally:
+        of_numpy.set_bit_generator(before)

@@ -104,6 +104,8 @@ class Replicas(NamedTuple):
         replicas = (
             self.x.detach().unsqueeze(1).expand(batch, rows, *shape).flatten(0, 1)
         )
+        if replicas.is_inference():  # of one row nothing was copied
+            replicas = replicas.clone()
         y = replicas.requires_grad_()
         for step in self.read.steps:
             y = step(y)

@@ -453,3 +453,11 @@ def test_the_plan_says_how_much_is_held(count: int) -> None:
     ask()
     peak = measure_memory(ask, torch.device("cpu")).peak
     assert plan.bytes / 3 < peak <= plan.bytes
+
+
+def test_one_row_of_what_was_made_in_inference_mode() -> None:
+    model = nn.Sequential(layer(), nn.Flatten(), nn.Linear(32, 1).double()).eval()
+    with torch.inference_mode():
+        x = tokens()
+    are_close(gradlib.per_sample_jacobian(model, x), true(model, x.clone()))
+    assert not x.requires_grad
