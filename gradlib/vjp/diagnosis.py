@@ -26,6 +26,7 @@ class Diagnosis:
         others: What other letters stand for in `fix`, by letter.
         mends: Of what is wrong with entries of grad_outputs, by entry the line that
             mends it, with ``{y}`` and ``{v}`` for the output and the entry.
+        is_refused: Whether torch refuses this, though not all of the case.
     """
 
     code: str
@@ -35,6 +36,7 @@ class Diagnosis:
     fix: str
     others: dict[str, str] = field(default_factory=dict[str, str])
     mends: dict[int, str] = field(default_factory=dict[int, str])
+    is_refused: bool = False
 
     @property
     def text(self) -> str:

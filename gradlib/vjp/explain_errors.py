@@ -110,4 +110,5 @@ def _is_refused(found: Diagnosis, code: str | None) -> bool:
 
     There are no more vectors than outputs, so GL103 is too few.
     """
-    return found.code in (code, "GL103") or CASES[found.code].torch_refuses
+    refuses = found.is_refused or CASES[found.code].torch_refuses
+    return refuses or found.code in (code, "GL103")

@@ -1,5 +1,6 @@
 """Whether each grad_outputs fits its output."""
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -145,7 +146,9 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     else:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL105", what, intent=intent, mends=mends)
+    found = diagnosis("GL105", what, intent=intent, mends=mends)
+    # As it says so, torch compares tensors, and raises what comes of that.
+    return replace(found, is_refused=given.is_complex != wanted.is_complex)
 
 
 def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:

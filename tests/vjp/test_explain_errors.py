@@ -105,6 +105,18 @@ def test_too_few_vectors_are_that_and_not_of_another_shape() -> None:
     assert note.startswith("\n[GL110] inputs[0] (`other`) does not require grad.")
 
 
+@pytest.mark.parametrize("first", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_complex_output_that_is_not_the_first(first: torch.dtype, count: int) -> None:
+    """As torch looks for its place it compares tensors, and raises what comes of it."""
+    second = torch.complex64 if first == torch.float32 else torch.float32
+    a = torch.randn(3, dtype=first, requires_grad=True)
+    b = torch.randn(count, dtype=second, requires_grad=True)
+    vectors = [torch.ones(3, dtype=first), torch.ones(count, dtype=first)]
+    note = note_of(lambda: torch.autograd.grad([a * 1, b * 1], [a, b], vectors))
+    assert note.startswith("\n[GL105] grad_outputs[1] is ")
+
+
 def test_no_inputs_at_all() -> None:
     loss = vector().sum()
     calls: list[Callable[[], object]] = [
