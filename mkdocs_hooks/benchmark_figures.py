@@ -113,7 +113,7 @@ def jacobian_ranks(results: Results) -> Picture:
         said.append(f"{name}, {ratios[0]:.2f} to {ratios[-1]:.2f} times as long")
     ax.axhline(1, color=GREY, linewidth=1)
     ax.set(yscale="log", xlabel="networks, in the order of the ratio")
-    ax.set_ylabel("time of the fastest other\nway, of gradlib's")
+    ax.set_ylabel("time of the fastest other way,\nas a multiple of gradlib's")
     _plain(ax.yaxis, 0.5, 1, 2, 5, 10, 20)
     ax.legend(loc="upper left")
     return Picture(
