@@ -23,10 +23,10 @@ endif
 # mkdocs-material's notice about the next mkdocs, which pyproject.toml excludes
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help serve test site update-docs bench versions lint clean
+.PHONY: help serve test test-stand-in-cuda site update-docs bench versions lint clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 serve: $(ready) ## serve the site at http://127.0.0.1:8000, reloading on every edit
 	$(python) -m mkdocs serve
@@ -35,6 +35,10 @@ serve: $(ready) ## serve the site at http://127.0.0.1:8000, reloading on every e
 # memory has room. Many more are started meanwhile: none compiles again what another has.
 test: $(ready) ## run every test, every snippet and the built site in a real browser
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(python) -m pytest \
+		--numprocesses=logical --maxprocesses=4 --dist=worksteal
+
+test-stand-in-cuda: $(ready) ## run the tests of a GPU without one, on a stand-in
+	GRADLIB_STAND_IN_CUDA=1 OMP_NUM_THREADS=1 $(python) -m pytest tests/gpu \
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 site: $(ready) ## build the site into site/; any warning is an error

@@ -25,6 +25,12 @@ LIBRARY = ("recorder", "recording", "jacobian", "vjp", "hook_reports", "gpu")
 """The folders of its tests; the files beside them are too. Pages are the CPU's."""
 
 
+if os.environ.get("GRADLIB_STAND_IN_CUDA"):  # before anything imports torch
+    from .stand_in_cuda.load import load
+
+    load()
+
+
 if DEVICE is not None:  # what test files make as they are imported is there too
     import torch
 

@@ -1,0 +1,158 @@
+"""Building the stand-in once, and putting it into torch."""
+
+import ctypes
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from filelock import FileLock
+
+SOURCE = Path(__file__).with_name("stand_in.cpp")
+BUILDS = Path(__file__).parents[2] / ".cache" / "stand_in_cuda"
+MEMORY = 16 * 2**30
+"""How many bytes the devices say they have."""
+
+
+def load() -> None:
+    """Give torch its CUDA devices; it must not have been imported.
+
+    Raises:
+        RuntimeError: It has been, and has found no CUDA.
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("The stand-in for CUDA must be loaded before torch.")
+    path = built()
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    # torch asks once whether there is CUDA, while it is imported.
+    libraries = Path(spec.origin).with_name("lib")
+    for library in (libraries / "libtorch_cpu.so", path):
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    import torch
+
+    put_into(torch, imported(path))
+
+
+def built() -> Path:
+    """Return the extension, for this source and this torch."""
+    made_of = SOURCE.read_bytes() + f"{version('torch')} {sys.version}".encode()
+    folder = BUILDS / hashlib.sha256(made_of).hexdigest()[:16]
+    path = folder / "stand_in.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "ours.lock"):
+        if not path.exists():
+            (folder / "lock").unlink(missing_ok=True)  # torch's, of a build that ended
+            # Another process builds it: here, torch is yet to be imported.
+            subprocess.run([sys.executable, __file__, str(folder)], check=True)
+    return path
+
+
+def build(folder: str) -> None:
+    """Build it into a folder."""
+    from torch.utils import cpp_extension
+
+    flags = ["-O1", "-w"]
+    cpp_extension.load("stand_in", [str(SOURCE)], flags, build_directory=folder)
+
+
+def imported(path: Path) -> Any:
+    """Import an extension by its path."""
+    spec = importlib.util.spec_from_file_location("stand_in", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def put_into(torch: ModuleType, extension: Any) -> None:
+    """Put what builds without CUDA lack into torch."""
+    extension.limit_memory(MEMORY)
+    c: Any = torch._C
+    cuda: Any = torch.cuda
+    cuda._initialized = True
+    # Not torch._C._cuda_getDeviceCount: what is compiled for CUDA has far more.
+    cuda.is_available = lambda: True
+    cuda.device_count = lambda: extension.DEVICES
+    c._cuda_getDevice = extension.current_device
+    c._cuda_setDevice = cuda._exchange_device = extension.exchange_device
+    cuda._maybe_exchange_device = extension.exchange_device
+    c._cuda_synchronize = extension.synchronize
+    c._cuda_set_sync_debug_mode = extension.refuse_waits
+    c._cuda_sleep = lambda _: None
+    put_memory(c, cuda, extension)
+    put_streams(cuda, extension)
+    # Kernels are the CPU's, so the numbers that they draw are too.
+    cuda.default_generators = (torch.default_generator,) * extension.DEVICES
+
+
+def put_memory(c: Any, cuda: Any, extension: Any) -> None:
+    """Put what is known of the devices' memory into torch."""
+
+    def stats(_: int) -> dict[str, Any]:
+        held = {"all": {"current": extension.memory_held()}}
+        ran_out = extension.times_run_out()
+        return {"allocated_bytes": held, "reserved_bytes": held, "num_ooms": ran_out}
+
+    c._cuda_memoryStats = stats
+    c._cuda_emptyCache = c._host_emptyCache = lambda: None
+    c._cuda_setMemoryFraction = lambda fraction, _: extension.limit_memory(
+        int(fraction * MEMORY)
+    )
+    cuda.mem_get_info = lambda _=None: (MEMORY - extension.memory_held(), MEMORY)
+    cuda.get_device_properties = lambda _=None: SimpleNamespace(
+        name="stand-in", total_memory=MEMORY, major=9, minor=0
+    )
+
+
+def put_streams(cuda: Any, extension: Any) -> None:
+    """Put streams and graphs into torch."""
+    numbers = count()
+    here = threading.local()
+
+    class Stream:
+        """A number; all streams are one."""
+
+        def __init__(self) -> None:
+            self.cuda_stream = next(numbers)
+
+        def wait_stream(self, stream: "Stream") -> None:
+            """Do nothing: whatever the other one was given has been done."""
+
+    class Graph(extension.Graph):
+        """A graph, which is captured in any mode."""
+
+        def capture_begin(self, *_: object, **__: object) -> None:
+            self.begin()
+
+        def capture_end(self) -> None:
+            self.end()
+
+    @contextmanager
+    def stream(chosen: Stream) -> Iterator[None]:
+        before = cuda.current_stream()
+        here.stream = chosen
+        try:
+            yield
+        finally:
+            here.stream = before
+
+    default = Stream()
+    cuda.Stream, cuda.stream, cuda.CUDAGraph = Stream, stream, Graph
+    cuda.current_stream = lambda _=None: getattr(here, "stream", default)
+    cuda.is_current_stream_capturing = extension.is_capturing
+    cuda.graphs.graph_pool_handle = lambda: None  # each graph keeps its tensors
+
+
+if __name__ == "__main__":
+    build(sys.argv[1])
