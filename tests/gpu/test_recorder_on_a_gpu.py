@@ -179,7 +179,7 @@ def test_a_checkpoint_saves_what_the_model_computes(options: dict[str, Any]) -> 
         def forward(self, x: Tensor) -> Any:
             context_fn = partial(create_selective_checkpoint_contexts, policy)
             how: Any = {"use_reentrant": False, "context_fn": context_fn}
-            return checkpoint(lambda it: self.inner(it.clone().abs()).cos(), x, **how)
+            return checkpoint(lambda it: self.inner(it.abs()).clone().cos(), x, **how)
 
     model, x = Saves().eval(), batch().requires_grad_()
     step(model, x)
