@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ class HookedCall:
             their names.
         of_several: The names of the tensors that `SEVERAL` is tried on.
         odd_leaf: The class of a leaf among them, if it is one of somebody's own.
-        in_several_places: The names of the inputs that are one tensor with another.
+        in_several_places: The names of the inputs that are one tensor with another,
+            or with one of the module.
         overwritten: The names of each two inputs that are one tensor, which the module
             overwrites.
         cut: What the module got or had kept, and had computed from parameters of its
@@ -109,7 +111,12 @@ class HookedCall:
             name = self._names.of_input(plain.inputs, place)
             self.names_at[edge_of(tensor)].add(name)
         twice = [(it, _version(it), pair) for it, *pair in self._in_two_places(plain)]
-        self.in_several_places = {name for *_, pair in twice for name in pair}
+        own = {id(it) for _, it in with_gradients(plain.module)}
+        self.in_several_places = {name for *_, pair in twice for name in pair} | {
+            self._names.of_input(plain.inputs, place)
+            for place, it in enumerate(plain.inputs.leaves)
+            if id(it) in own
+        }
         plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
@@ -220,7 +227,7 @@ class HookedCall:
 
     def sharing(self) -> Iterator[tuple[str, str]]:
         """Name each input that shares memory with another tensor, and that one."""
-        seen = dict[int, tuple[Any, Tensor, str]]()
+        seen: defaultdict[int, list[tuple[Any, Tensor, str]]] = defaultdict(list)
         given = {
             self._names.of_input(self.inputs, place): it
             for place, it in enumerate(self.inputs.leaves)
@@ -228,10 +235,11 @@ class HookedCall:
         }
         for name, tensor in (*own_tensors(self.module), *given.items()):
             memory = storage_of(tensor)
-            _, known, other = seen.setdefault(id(memory), (memory, tensor, name))
-            is_another = memory and name in given and known is not tensor
-            if is_another and overlap(known, tensor):
-                yield name, other
+            known = [it for it in seen[id(memory)] if it[1] is not tensor]
+            if memory and name in given:
+                overlapping = (other for _, it, other in known if overlap(it, tensor))
+                yield from ((name, other) for other in islice(overlapping, 1))
+            seen[id(memory)].append((memory, tensor, name))
 
     def name_of_idle(self, grad: Tensor) -> str | None:
         """Name a gradient by its value, if it is one of what does not require grad."""

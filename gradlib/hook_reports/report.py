@@ -16,7 +16,7 @@ from gradlib.hook_reports.copying import backward_hooks
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
-from gradlib.hook_reports.trial import left_as_it_is
+from gradlib.hook_reports.trial import differentiable, left_as_it_is
 from gradlib.hook_reports.words import (
     what_it_is,
     why_never_called,
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("entry", "shape", "what it is")
+
+OF_INFERENCE = (
+    "Shown as under torch.no_grad(): in torch.inference_mode() nothing that is "
+    "computed requires grad, and no hook is called."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,12 +221,15 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
             "(vmap, grad and so on), torch.jit.trace or a FakeTensorMode tensors only "
             "stand for others. Call it outside."
         )
+    of_inference = torch.is_inference_mode_enabled()
     with _no_inference_mode(), catch_warnings():
         simplefilter("ignore")  # of what is only looked at; what runs is recorded
         with left_as_it_is(module) as changed:
             call = HookedCall(module, args, kwargs)
             kinds = {kind: _tried(call, kind) for kind in KINDS}
         notes = tuple(_notes(module, call, changed))
+    if of_inference and differentiable(call.output):
+        notes = (*notes, OF_INFERENCE)
     last, name = call.last_node, type(module).__name__
     return HookReport(name, last.name, last.inputs, kinds, notes, call.graph)
 

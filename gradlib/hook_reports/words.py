@@ -91,13 +91,12 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
 
 
 def _is_of_pre_hook(call: HookedCall, kind: str, got: Got) -> bool:
-    """Tell whether an entry is for what a forward pre-hook has put in its place."""
-    return (
-        kind == FULL
-        and got.field == "grad_input"
-        and got.number < len(call.args)
-        and call.argument_at(got.number) is None
-    )
+    """Tell whether an entry is for what a forward pre-hook has computed."""
+    if kind != FULL or got.field != "grad_input" or got.number >= len(call.args):
+        return False
+    value = call.given[got.number]
+    has_name = requires_grad(value) and call.names_at.get(edge_of(value))
+    return call.argument_at(got.number) is None and not has_name
 
 
 def _is_of_last_node(kind: str, got: Got) -> bool:
@@ -146,8 +145,9 @@ def _what_inner(call: HookedCall, edge: Edge) -> str:
     said = _inner_from(edge)
     if call.uses[edge] < 2:
         return said
-    outputs = {at: name for name, at in call.hooked_at.items()}
-    if name := outputs.get(edge) or call.inner.get(edge):
+    of_hooked = call.hooked_at.items()  # where one was overwritten, there is another
+    hooked = {at: name for name, at in of_hooked if name in call.names_at[at]}
+    if name := hooked.get(edge) or call.inner.get(edge):
         return _a_part_of(name)
     return f"a part of the {said}"
 

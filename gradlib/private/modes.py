@@ -4,8 +4,8 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, cast
 
@@ -58,23 +58,38 @@ def functions_are_seen() -> bool:
     return _function_modes() > 0 and _some_mode_is_unknown()
 
 
-@contextmanager
-def functions_unseen() -> Generator[None]:
-    """Leave no function mode in force but that of a default device.
+def call_unseen(function: Callable[..., None], *args: Any) -> None:
+    """Call a function with no function mode in force but that of a default device.
 
-    Classes of tensors go on to see what is done with these.
+    Classes of tensors go on to see what is done with these. This is no context: at an
+    interrupt one would end after those around it have ended.
+
+    Args:
+        function: It may set another default device.
+        args: Its arguments.
     """
-    modes = [_C._pop_torch_function_stack() for _ in range(_function_modes())][::-1]
-    kept = [mode for mode in modes if type(mode) is DeviceContext]
+    modes = _get_current_function_mode_stack()
+    others = [it for it in modes if type(it) is not DeviceContext]
+    devices = [it for it in modes if type(it) is DeviceContext]  # they come first
+    has_begun = False
     try:
-        for mode in kept:
-            _C._push_on_torch_function_stack(mode)
-        yield
+        _put_in_force(devices)
+        has_begun = True
+        function(*args)
     finally:
-        for _ in range(_function_modes()):
-            _C._pop_torch_function_stack()
-        for mode in modes:
-            _C._push_on_torch_function_stack(mode)
+        devices = _get_current_function_mode_stack() if has_begun else devices
+        try:
+            _put_in_force([*devices, *others])
+        except BaseException:  # an interrupt
+            _put_in_force([*devices, *others])
+            raise
+
+
+def _put_in_force(modes: Sequence[Any]) -> None:
+    for _ in range(_function_modes()):
+        _C._pop_torch_function_stack()
+    for mode in modes:
+        _C._push_on_torch_function_stack(mode)
 
 
 # A context in which no torch dispatch mode sees anything.

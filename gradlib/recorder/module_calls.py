@@ -22,8 +22,8 @@ from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
 from gradlib.private.modes import (
     any_autocast,
+    call_unseen,
     functions_are_seen,
-    functions_unseen,
     grad_is_enabled,
     graph_is_captured,
     values_are_fake,
@@ -117,8 +117,7 @@ class ModuleCalls:
         """Write down that a call begins, and hook what flows into it."""
         python = running_frame(1)
         if functions_are_seen():  # by somebody who may change what is ours
-            with functions_unseen():
-                self._before(python, hooked, module, args, kwargs)
+            call_unseen(self._before, python, hooked, module, args, kwargs)
         else:
             self._before(python, hooked, module, args, kwargs)
 
@@ -330,8 +329,7 @@ class ModuleCalls:
         """Write down that a call returns, and hook what flows back to it."""
         python = running_frame(1)
         if functions_are_seen():
-            with functions_unseen():
-                self._after(python, hooked, module, args, kwargs, output)
+            call_unseen(self._after, python, hooked, module, args, kwargs, output)
         else:
             self._after(python, hooked, module, args, kwargs, output)
 

@@ -18,7 +18,12 @@ from gradlib.errors import CannotReplayError
 from gradlib.finishing import finish
 from gradlib.module_hook import nothing
 from gradlib.opaque import keep_opaque
-from gradlib.private.hooks import BACKWARD_PRE_HOOKS_OF, backward_pre_hooks, hook_tensor
+from gradlib.private.hooks import (
+    BACKWARD_PRE_HOOKS_OF,
+    backward_pre_hooks,
+    hook_tensor,
+    hooks_set,
+)
 from gradlib.private.modules import (
     BUFFERS,
     CHILDREN,
@@ -74,6 +79,7 @@ class Scene:
         self._versions: dict[str, int] = {}  # of own parameters, as the call began
         self._undo: Callable[[], None] = nothing  # what is for the first call alone
         self._returned: object = None  # what the module returned last
+        self._hooks_set = 0  # by torch, before the module was called
         self._copies = Copies(change)  # of attributes
 
     @contextmanager
@@ -112,6 +118,7 @@ class Scene:
         self._module.register_forward_pre_hook(self._begins)
         self._module.register_forward_hook(self._returns)
         vars(self._module)[BACKWARD_PRE_HOOKS_OF] = self._pre_hooks
+        self._hooks_set = hooks_set()
         with _surrounded_by(world), self._explained("Computing {} again"):
             # Not the class's own __call__: what that changes was recorded as changed.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
@@ -132,7 +139,7 @@ class Scene:
         tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
         # As torch has it: autocast is for the forward.
         with (
-            _hooks_of_others_put_aside(tensors),
+            _hooks_of_others_put_aside(tensors, self._hooks_set),
             _autocast({}),
             self._explained("Computing the gradients of {} again"),
         ):
@@ -356,11 +363,17 @@ def _instead(given: Any, *_: object) -> Any:
 
 
 @contextmanager
-def _hooks_of_others_put_aside(tensors: Iterable[Tensor]) -> Generator[None]:
+def _hooks_of_others_put_aside(
+    tensors: Iterable[Tensor], since: int
+) -> Generator[None]:
     """Have a pass see no hooks of tensors but those that take shares.
 
     What was recorded for an output is what its hooks had made of it. The output may be
     no copy, and its hooks are then for passes to come.
+
+    Args:
+        tensors: The tensors.
+        since: How many hooks torch had set before the call: more are the replay's.
     """
     every: list[dict[Any, Any]] = [cast(Any, it)._backward_hooks for it in tensors]
     before = [(hooks, dict(hooks)) for hooks in every if hooks]
@@ -373,7 +386,11 @@ def _hooks_of_others_put_aside(tensors: Iterable[Tensor]) -> Generator[None]:
     finally:
         for hooks, items in before:
             hooks.clear()
-            hooks.update(items)
+            hooks.update(
+                (key, hook)
+                for key, hook in items.items()
+                if not (isinstance(key, int) and key >= since)
+            )
 
 
 @contextmanager

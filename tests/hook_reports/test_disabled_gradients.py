@@ -76,3 +76,14 @@ def test_inference_mode() -> None:
     said = "Never called: no output requires grad: gradients are disabled."
     for kinds in (report.kinds, of_its_own.kinds):
         assert {kinds[kind].why for kind in KINDS} == {said}
+    assert report.notes == ()
+
+
+def test_what_would_require_grad_but_for_inference_mode() -> None:
+    def enables(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.inference_mode():
+        report = report_of(Of(enables), given(3))
+    assert "in torch.inference_mode() nothing that is computed" in report.notes[0]

@@ -456,6 +456,9 @@ def test_inputs_that_share_memory() -> None:
     both = torch.zeros(4)
     said = "args[2] shares memory with args[1], and its copy does not"
     assert said in str(report_of(module, given(3), both[:3], both[1:]).notes)
+    alike = both[:1], both[1:3], both[1:3].view(2)
+    (note,) = report_of(module, given(2), *alike).notes
+    assert note.startswith("args[3] shares memory with args[2], ")
     apart: Any = both.view(2, 2).t()  # as an attention's q, k and v are cut from one
     for parts in ((both[:2], both[2:]), apart):
         assert not report_of(module, given(2), *parts).notes

@@ -241,3 +241,43 @@ def test_what_a_pre_hook_has_put_there_is_no_argument(factor: float, what: str) 
     (first, _) = report_of(unused, given(3), given(3)).kinds[FULL].grad_input
     said = "zeros: nothing flows to what a forward pre-hook has put there"
     assert first.what == said
+
+
+def test_an_argument_that_was_overwritten_and_used_twice() -> None:
+    def squared(x: Tensor) -> Tensor:
+        x.exp_()
+        return x * x
+
+    said = "a part of the gradient of an inner tensor, from ExpBackward0"
+    assert set(legacy(Of(squared), given(3) * 1)) == {said}
+
+
+@pytest.mark.parametrize("place", ["a list", "a parameter"])
+def test_what_a_pre_hook_only_moves_keeps_its_name(place: str) -> None:
+    module: Any = Of(lambda a, b: a * b)
+    module.weight = nn.Parameter(torch.randn(3))
+
+    def moved(module: Any, args: Any) -> Any:
+        return (args[0][0] if place == "a list" else module.weight, args[1])
+
+    module.register_forward_pre_hook(moved)
+    entries = report_of(module, [given(3)], given(3)).kinds[FULL].grad_input
+    name = "args[0][0]" if place == "a list" else "weight"
+    assert [it.what for it in entries] == [
+        f"gradient of {name}",
+        "gradient of args[1]",
+    ]
+
+
+def test_an_argument_that_is_a_parameter_too_has_other_uses() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor, v: Tensor) -> Tensor:  # noqa: ARG002 (unused)
+            return x * self.weight
+
+    module = Tied()
+    named = whats(report_of(module, given(3), module.weight).kinds[ACCUMULATED])
+    assert named["v.grad"] == "gradient of v, with all its other uses"

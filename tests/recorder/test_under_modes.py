@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -285,3 +285,29 @@ def test_a_default_device_stays_in_force_in_a_reduction() -> None:
         net(torch.ones(4, 3, device=net.weight.device))
     assert {it.type for it in devices} == {"meta"}
     assert "sum" not in mode.seen
+
+
+def test_modes_are_in_force_again_where_a_reduction_raises_or_sets_a_device() -> None:
+    net = nn.Linear(3, 3)
+    x = torch.ones(4, 3, device=net.weight.device)
+
+    def sets(tensor: Tensor) -> Tensor:
+        torch.set_default_device(tensor.device)
+        return tensor.norm()
+
+    def raises(_: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    before = torch.get_default_device()
+    is_set = bool(_get_current_function_mode_stack())
+    with Functions() as mode:
+        try:
+            with gradlib.record(net, reduce=sets):
+                net(x)
+            assert _get_current_function_mode_stack()[-1] is mode
+            assert torch.get_default_device() == x.device
+            with pytest.raises(ZeroDivisionError), gradlib.record(net, reduce=raises):
+                net(x)
+            assert _get_current_function_mode_stack()[-1] is mode
+        finally:
+            torch.set_default_device(before if is_set else None)

@@ -453,3 +453,19 @@ def test_another_generator_of_numpy() -> None:
         assert recording.verify().ok
     finally:
         of_numpy.set_bit_generator(before)
+
+
+def test_a_hook_that_a_call_sets_on_what_is_no_copy_is_not_left() -> None:
+    table = torch.ones(3, requires_grad=True) * 1
+
+    class Hooks(nn.Module):
+        def forward(self, _: Tensor) -> Tensor:
+            table.register_hook(lambda grad: grad * 2)
+            return table
+
+    with gradlib.record(model := Hooks()) as recording:
+        model(torch.ones(3)).sum().backward(retain_graph=True)
+    hooks: Any = table._backward_hooks
+    before = dict(hooks)
+    recording[""].replay()
+    assert dict(hooks) == before
