@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from itertools import islice
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -235,10 +234,11 @@ class HookedCall:
         }
         for name, tensor in (*own_tensors(self.module), *given.items()):
             memory = storage_of(tensor)
-            known = [it for it in seen[id(memory)] if it[1] is not tensor]
             if memory and name in given:
-                overlapping = (other for _, it, other in known if overlap(it, tensor))
-                yield from ((name, other) for other in islice(overlapping, 1))
+                for _, known, other in seen[id(memory)]:
+                    if known is not tensor and overlap(known, tensor):
+                        yield name, other
+                        break
             seen[id(memory)].append((memory, tensor, name))
 
     def name_of_idle(self, grad: Tensor) -> str | None:

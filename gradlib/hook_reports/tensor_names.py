@@ -117,7 +117,7 @@ def tell_places_apart(trial: Trial) -> None:
 
     Any other stays what it is: the module may ask it whether it is a leaf.
     """
-    own = {id(it): it for _, it in with_gradients(trial.module)}
+    own = {id(it) for _, it in with_gradients(trial.module)}
     many = Counter([*map(id, trial.inputs.leaves), *own])
     for place, tensor in differentiable(trial.inputs).items():
         if many[id(tensor)] > 1:
