@@ -731,7 +731,7 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     assert {field.name for field in fields(Block)} == {
         *("fields", "left_out", "numbers", "copies", "with_graph", "batched"),
         *("happened", "unfinished"),
-        "history",  # left out: it holds the weights
+        *("history", "autocast"),  # left out: for replays, of which a file has none
         "_inverse",  # of `numbers`
     }
 

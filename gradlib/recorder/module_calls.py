@@ -59,6 +59,7 @@ from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
+from gradlib.recording.state import autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree, flatten, flatten_call
@@ -467,7 +468,7 @@ class ModuleCalls:
             self._returned.hook()
 
     def _note_when(self, number: int) -> None:
-        """Write down inside of which call a pass runs, and when it ends."""
+        """Write down inside of which call a pass runs, under what, and when it ends."""
         happened, unfinished = self._block.happened, self._block.unfinished
         stack = self._now.stack
         if not stack and len(others := self._threads.stacks_elsewhere()) == 1:
@@ -480,6 +481,8 @@ class ModuleCalls:
             unfinished.discard(number)
 
         ends()  # or it raises
+        if autocast := autocast_now():
+            self._block.autocast[number] = autocast
         if not pass_is_compiled():
             unfinished.add(number)
             when_pass_ends(ends)

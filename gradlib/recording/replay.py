@@ -67,7 +67,9 @@ def replay(
             arrived = trace.gradients("outputs", number)
             grads = {place: change(grad) for place, grad in arrived.items()}
             turn()
-            shares = scene.pull(output, grads) if _fit(grads, output) else None
+            autocast = trace.block.autocast.get(number, {})
+            fits = _fit(grads, output)
+            shares = scene.pull(output, grads, autocast) if fits else None
             left_in, overwritten = scene.left_in(output), scene.overwritten()
             written = scene.written()
             return Replayed(returned, shares, left_in, overwritten, written)

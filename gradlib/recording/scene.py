@@ -124,9 +124,18 @@ class Scene:
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
 
     def pull(
-        self, output: Tree, grads: Mapping[Key, Tensor | None]
+        self,
+        output: Tree,
+        grads: Mapping[Key, Tensor | None],
+        autocast: Mapping[str, torch.dtype],
     ) -> dict[Key, Tensor | None]:
-        """Return the gradients of the inputs and own parameters."""
+        """Return the gradients of the inputs and own parameters.
+
+        Args:
+            output: What the call returned.
+            grads: The gradients of its tensors.
+            autocast: What the pass ran under, by device type.
+        """
         self._shares.clear()  # of passes that the call itself has run, as for forces
         returned = Tree.of(self._returned).leaves
         # What is returned twice is one tensor, and has one gradient, which hooks and
@@ -137,10 +146,9 @@ class Scene:
             if (grad := grads.get(place)) is not None
         }
         tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
-        # As torch has it: autocast is for the forward.
         with (
             _hooks_of_others_put_aside(tensors, self._hooks_set),
-            _autocast({}),
+            _autocast(autocast),
             self._explained("Computing the gradients of {} again"),
         ):
             go_back(list(roots.values()), list(self._leaves.values()))

@@ -135,7 +135,7 @@ class History:
         own = vars(module)
         self._look_at_called(module, moment)
         known = self._world
-        autocast = _autocast() if any_autocast() else _NO_AUTOCAST
+        autocast = autocast_now()
         is_dual = tensors_may_be_dual()
         if (
             known is not None
@@ -366,7 +366,10 @@ class History:
             seen.change(field, found, since)
 
 
-def _autocast() -> dict[str, torch.dtype]:
+def autocast_now() -> dict[str, torch.dtype]:
+    """Return where autocast is enabled now, by device type, and for which dtype."""
+    if not any_autocast():
+        return _NO_AUTOCAST
     return {
         device: torch.get_autocast_dtype(device)
         for device in AUTOCAST_DEVICES

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from gradlib.errors import NotStorableError
@@ -98,6 +99,10 @@ class Block:
         default_factory=dict[int, tuple[int, int]]
     )
     unfinished: set[int] = field(default_factory=set[int])  # our numbers: they raised
+    # By our number of a pass: the autocast it ran under, by device type.
+    autocast: dict[int, dict[str, torch.dtype]] = field(
+        default_factory=dict[int, dict[str, torch.dtype]]
+    )
     copies: Transfers = field(default_factory=Transfers)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))

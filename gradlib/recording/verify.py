@@ -219,8 +219,6 @@ def _check(
     passes = trace.passes()
     if not passes:
         raise CannotReplayError(note(trace))
-    least = rtol_of(_dtypes_inside(trace))
-    tolerance = dataclasses.replace(tolerance, least=least)
     others = False  # whether it returned something else
     left = dict(_not_whole(trace, passes))
     replayable = [number for number in passes if number not in left]
@@ -230,6 +228,8 @@ def _check(
         yield Skipped(trace.name, trace.index, reason, number)
     through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
     for number in replayable:
+        least = rtol_of(_dtypes_inside(trace, number))
+        tolerance = dataclasses.replace(tolerance, least=least)
         # In the state after the forward, a backward could draw what it drew then.
         replayed = replay(trace, number, turn=partial(seed_all, SEED))
         if number == replayable[0]:
@@ -267,10 +267,11 @@ def _check(
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
 
 
-def _dtypes_inside(trace: CallTrace) -> set[torch.dtype]:
-    """Return those of autocast, which may have been on in the backward too."""
-    autocast = trace.world.autocast.values() if trace.world else ()
-    return {*autocast, *trace.summed_in}
+def _dtypes_inside(trace: CallTrace, number: int) -> set[torch.dtype]:
+    """Return those of autocast, in the call's forward and in the pass."""
+    forward = trace.world.autocast.values() if trace.world else ()
+    backward = trace.block.autocast.get(number, {}).values()
+    return {*forward, *backward, *trace.summed_in}
 
 
 def _wrong(
@@ -289,7 +290,7 @@ def _wrong(
     for key, error in wrong.items():
         yield key, error, NO_SLOPE
     if replayed and all(map(math.isnan, wrong.values())):
-        inside = _dtypes_inside(trace)
+        inside = _dtypes_inside(trace, number)
         wrong = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
         for key, error in wrong.items():
             yield key, error, OWN_DTYPE

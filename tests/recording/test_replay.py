@@ -299,6 +299,22 @@ def test_autocast() -> None:
         assert_replays(recording, model)
 
 
+def test_a_backward_pass_is_replayed_under_its_own_autocast() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 8))
+    with gradlib.record(net) as recording:
+        loss = net(torch.randn(4, 16)).square().sum()
+        loss.backward(retain_graph=True)
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+            loss.backward()
+    whole, rounded = recording["2"].passes
+    assert not torch.equal(whole.param_grads["weight"], rounded.param_grads["weight"])
+    for found in (whole, rounded):
+        again = found.replay().param_grads["weight"]
+        torch.testing.assert_close(again, found.param_grads["weight"])
+    assert recording.verify(rtol=1e-5).ok
+
+
 def test_the_shares_of_all_calls_add_up() -> None:
     model = Thrice()
     with gradlib.record(model) as recording:
