@@ -263,8 +263,10 @@ def _first_output(call: HookedCall) -> str:
     if len(tensors_in(call.output.build())) < 2:
         return "the output"
     first = first_tensor(call.output.build())
-    place = next(i for i, it in enumerate(call.output.leaves) if it is first)
-    return f"output{call.output.path(place)}"
+    for place, leaf in enumerate(call.output.leaves):
+        if leaf is first:
+            return f"output{call.output.path(place)}"
+    return "the first tensor in the output"  # in an object that is not opened
 
 
 def _why_full(call: HookedCall, length: int) -> str:

@@ -15,6 +15,7 @@ from gradlib.recording.difference import (
     Difference,
     Gap,
     Tolerance,
+    difference_at,
     gaps,
     gaps_of_gradients,
     in_one_scale,
@@ -197,10 +198,8 @@ def _rtol(traces: Iterable[CallTrace]) -> float:
 def _difference(
     trace: CallTrace, place: str, it: Gap, pairs: Mapping[int, CallTrace]
 ) -> Difference:
-    direction = "backward" if "grad" in place else "forward"
     reasons = _other_type(trace, pairs[id(trace)]), it.reason
-    reason = ", ".join(filter(None, reasons))
-    return Difference(trace.name, trace.index, direction, place, it.error, reason)
+    return difference_at(trace, place, it.error, ", ".join(filter(None, reasons)))
 
 
 def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradlib.errors import RecordingArgumentError, in_brief
 from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
-from gradlib.recording.trace import Key
+from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import (
     TensorStats,
     UnknownToClassError,
@@ -52,6 +52,16 @@ class Difference:
     field: str
     error: float
     reason: str = ""
+
+
+def difference_at(
+    trace: CallTrace, field: str, error: float, reason: str = ""
+) -> Difference:
+    """Say where something of a call is not what it should be."""
+    # One of several passes stands before a field of its own.
+    is_forward = field.startswith(("args", "kwargs", "output"))
+    direction = "forward" if is_forward else "backward"
+    return Difference(trace.name, trace.index, direction, field, error, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +232,8 @@ def _gaps(
     if one.spec != other.spec:  # a dict is in the order of its keys, or has its own
         places = _as_saved(one.spec.paths())
         known = dict(zip(_as_saved(other.spec.paths()), leaves, strict=True))
-        alike = len(known) < len(leaves)  # some keys are: their order has to do
+        # Some keys are, in the one or the other: their order has to do.
+        alike = len(known) < len(leaves) or len({*places}) < len(places)
         if not alike and known.keys() == set(places):
             leaves = [known[place] for place in places]
         elif not alike and (reason := _other_names(places, known)):

@@ -45,6 +45,7 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
         outputs: What one goes back from.
     """
     before: dict[int, tuple[Any, Tensor | None, list[Any]]] = {}
+    watched: dict[Any, Callable[..., Any]] = {}  # nodes of checkpoints
 
     def watch(outputs: Iterable[Tensor]) -> None:
         edges = [*edges_behind(map(edge_of, outputs))]
@@ -57,7 +58,8 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
                 hooks.clear()
         node: Any
         for node in dict.fromkeys(node for node, _ in edges):
-            if type(node).__name__ == CHECKPOINT:
+            if type(node).__name__ == CHECKPOINT and node not in watched:
+                watched[node] = node.run_function
                 node.run_function = partial(again, node.run_function)
 
     def again(run: Callable[..., Any], *args: Any) -> Any:
@@ -69,6 +71,8 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
         watch(outputs)
         yield
     finally:
+        for node, run in watched.items():  # some were made outside of the call
+            node.run_function = run
         for leaf, grad, items in before.values():
             leaf.grad = grad
             if items:

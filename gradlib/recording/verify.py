@@ -20,6 +20,7 @@ from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
     Difference,
     Tolerance,
+    difference_at,
     gaps,
     gaps_of_shares,
     rtol_of,
@@ -237,7 +238,7 @@ def _check(
             yield from wrong
             others = bool(wrong)
             if replayed.shares is None and not others:
-                yield _difference(trace, "output", math.inf, NO_SUCH_OUTPUT)
+                yield difference_at(trace, "output", math.inf, NO_SUCH_OUTPUT)
         if replayed.shares is None or not through[number]:
             continue
         prefix = of_pass(passes.index(number), len(passes))
@@ -252,7 +253,7 @@ def _check(
             )
         for key, it in apart:
             field = prefix + share_name(trace, key)
-            yield _difference(trace, field, it.error, it.reason or why)
+            yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
             is_compared = not (apart or others)
             for key, error, why in _wrong(
@@ -262,7 +263,7 @@ def _check(
                     yield str(key)
                     continue
                 field = prefix + share_name(trace, key)
-                yield _difference(trace, field, error, why)
+                yield difference_at(trace, field, error, why)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
 
@@ -307,7 +308,7 @@ def _other_outputs(
     drawn = bool(apart) and _draws_elsewhere(trace, number)
     why = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
     for path, it in apart:
-        yield _difference(trace, "output" + path, it.error, it.reason or why)
+        yield difference_at(trace, "output" + path, it.error, it.reason or why)
 
 
 def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -344,8 +345,3 @@ def _differs_again(
     return again is None or not all(
         tolerance.allows(it) for _, it in gaps_of_shares(shares, again)
     )
-
-
-def _difference(trace: CallTrace, field: str, error: float, reason: str) -> Difference:
-    direction = "forward" if field.startswith("output") else "backward"
-    return Difference(trace.name, trace.index, direction, field, error, reason)

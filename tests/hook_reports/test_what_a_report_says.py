@@ -298,3 +298,20 @@ def test_a_module_that_returns_what_it_has_kept() -> None:
 def test_an_empty_str_before_the_output() -> None:
     report = report_of(Of(lambda x: ("", x * 2)), given(3))
     assert "IndexError" in report.kinds[LEGACY].error
+
+
+@pytest.mark.filterwarnings("ignore:Using non-full backward hooks")
+def test_the_first_tensor_in_an_object_that_is_not_opened() -> None:
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+        def __getitem__(self, place: int) -> Tensor:
+            return self.tensor
+
+    def run(x: Tensor) -> Any:
+        h = x * 2
+        return Box(h), h + 3, h + 4
+
+    why = report_of(Of(run), given(3)).kinds[LEGACY].why
+    assert "MulBackward0, the node of the first tensor in the output" in why

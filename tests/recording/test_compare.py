@@ -891,6 +891,43 @@ def test_keys_that_no_file_holds_are_known_again(tmp_path: Path, key: Any) -> No
     assert found.first.reason == "'another' and 'other'"
 
 
+class Key:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def test_keys_that_look_alike_in_one_of_two() -> None:
+    x = torch.arange(3.0)
+    one = returned({Key("a"): x, Key("b"): x + 1})
+    other = returned({Key("a"): x, Key("a"): x + 1})
+    assert one.compare(other).ok
+    assert other.compare(one).ok
+    assert not other.compare(returned({Key("a"): x, Key("b"): x + 2})).ok
+
+
+def test_names_of_values_are_no_gradients() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, *, grad_scale: Tensor) -> Any:
+            return {"grad_norm": x * grad_scale}
+
+    x, model = torch.ones(3, requires_grad=True), Scaled()
+    recordings: list[gradlib.Recording] = []
+    for scale in (1.0, 2.0):
+        with gradlib.record(model) as recording:
+            model(x, grad_scale=torch.tensor(scale))["grad_norm"].sum().backward()
+        recordings.append(recording)
+    one, other = recordings
+    found = [(it.direction, it.field) for it in one.compare(other).errors if it.error]
+    assert found == [
+        ("forward", "kwargs['grad_scale']"),
+        ("forward", "output['grad_norm']"),
+        ("backward", "grad_input[0]"),
+    ]
+
+
 def test_arrays_in_another_order_of_bytes(tmp_path: Path) -> None:
     one, other = (returned(np.array([1.0, 2.0], dtype=it)) for it in (">f8", "<f8"))
     assert one.compare(other).ok

@@ -535,3 +535,20 @@ def test_a_checkpoint_of_what_is_outside_of_the_model(nested: bool) -> None:
     assert len(fired) == 1
     head(x).sum().backward()
     assert len(fired) == 2
+
+
+def test_a_checkpoint_outside_of_the_model_is_left_as_it_was() -> None:
+    head = nn.Linear(3, 3)
+    x = torch.ones(2, 3, requires_grad=True)
+    made = checkpoint(lambda z: head(z), x, use_reentrant=True)
+    before = made.grad_fn.run_function
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * made
+
+    model = Scaled()
+    with gradlib.record(model) as recording:
+        model(x).sum().backward(retain_graph=True)
+    recording[""].replay()
+    assert made.grad_fn.run_function is before
