@@ -45,26 +45,27 @@ class Checkpoints:
             self._inside[number].append(call)
         call.checkpoints |= numbers
 
-    def again(self, frame: FrameType, name: str, running: int) -> CallTrace | None:
+    def again(self, python: FrameType, name: str, running: int) -> CallTrace | None:
         """Return the call of a name that a reentrant checkpoint computes again, if any.
 
         Args:
-            frame: Where torch runs its backward.
+            python: The frame in which torch runs its backward.
             name: The module's.
             running: torch's number of the backward pass.
         """
-        number = _number(frame)
+        number = _number(python)
         to_come = self._next.setdefault((number, running), iter(self._inside[number]))
         return _marked(next((it for it in to_come if it.name == name), None), running)
 
-    def pass_around(self, frame: FrameType | None, running: int) -> int:
+    def pass_around(self, python: FrameType | None, running: int) -> int:
         """Return torch's number of the pass that runs all others now running.
 
         Args:
-            frame: Where torch runs a call that a reentrant checkpoint computes again.
+            python: The frame in which torch runs a call that a reentrant checkpoint
+                computes again.
             running: torch's number of the pass that does.
         """
-        numbers = [_number(found) for found in _frames_of(frame, "backward")]
+        numbers = [_number(found) for found in _frames_of(python, "backward")]
         if len(numbers) == 1:
             self._outermost[numbers[0]] = running
         return self._outermost.get(numbers[-1], running)
@@ -95,19 +96,19 @@ def _marked(call: CallTrace | None, running: int) -> CallTrace | None:
     return call
 
 
-def around_forward(frame: FrameType | None) -> set[int]:
+def around_forward(python: FrameType | None) -> set[int]:
     """Return the numbers of the reentrant checkpoints whose forward runs."""
-    return {_number(found) for found in _frames_of(frame, "forward")}
+    return {_number(found) for found in _frames_of(python, "forward")}
 
 
-def checkpoint_around(frame: FrameType | None) -> FrameType | None:
+def checkpoint_around(python: FrameType | None) -> FrameType | None:
     """Return the frame of the checkpoint that computes again, if one does."""
-    return next(_frames_of(frame, "backward", "unpack_hook"), None)
+    return next(_frames_of(python, "backward", "unpack_hook"), None)
 
 
-def is_reentrant(frame: FrameType) -> bool:
+def is_reentrant(python: FrameType) -> bool:
     """Tell of which kind the checkpoint is that `checkpoint_around` found."""
-    return frame.f_code.co_name == "backward"
+    return python.f_code.co_name == "backward"
 
 
 def goes_on_with_pass() -> bool:
@@ -119,31 +120,31 @@ def goes_on_with_pass() -> bool:
     return began is None or next(_frames_of(began, "backward"), None) is began
 
 
-def _frames_of(frame: FrameType | None, *names: str) -> Iterator[FrameType]:
+def _frames_of(python: FrameType | None, *names: str) -> Iterator[FrameType]:
     """Go outwards through the frames of torch's checkpoints."""
-    while frame is not None:
-        code = frame.f_code
+    while python is not None:
+        code = python.f_code
         is_one = code.co_filename == FILE and code.co_name in names
-        if is_one and (code.co_name == "unpack_hook" or "ctx" in frame.f_locals):
-            yield frame
-        frame = frame.f_back
+        if is_one and (code.co_name == "unpack_hook" or "ctx" in python.f_locals):
+            yield python
+        python = python.f_back
 
 
-_NUMBER = "_gradlib_number"
+_ATTRIBUTE = "_gradlib_number"
 _count = itertools.count()
 
 
-def _number(frame: FrameType) -> int:
+def _number(python: FrameType) -> int:
     """Return the number of the checkpoint whose forward or backward a frame runs.
 
     It stands on the checkpoint's node. The node's sequence number will not do: threads
     count theirs alike.
     """
-    node = frame.f_locals["ctx"]
-    number = getattr(node, _NUMBER, None)
+    node = python.f_locals["ctx"]
+    number = getattr(node, _ATTRIBUTE, None)
     if number is None:
         number = next(_count)
-        setattr(node, _NUMBER, number)
+        setattr(node, _ATTRIBUTE, number)
     return number
 
 

@@ -1,6 +1,6 @@
 """The tensors that one forward meets, each as it was at a moment."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -13,11 +13,19 @@ from gradlib.recording.kept import UNKNOWN
 from gradlib.values import Keep, copied, place_of, same_values
 
 
+class Base(NamedTuple):
+    """What a view is a view of."""
+
+    tensor: Tensor
+    end: End
+    region: Region  # which part of it the view shows
+
+
 class Value:
     """A tensor as it was at one moment of a forward: until somebody overwrites it."""
 
     # Most need none of these, so what they share stands in the class.
-    base: tuple[Tensor, End, Region] | None = None
+    base: Base | None = None
     # Its gradient, all uses together: `Grads`, or None as long as it is not hooked.
     grads: Any = None
     tap: Tap | None = None
@@ -110,6 +118,6 @@ class Values:
         self._known.clear()
 
 
-def _base_of(tensor: Tensor) -> tuple[Tensor, End, Region] | None:
+def _base_of(tensor: Tensor) -> Base | None:
     found = base_of(tensor)
-    return found and (found[0], end_of(found[0]), found[1])
+    return found and Base(found[0], end_of(found[0]), found[1])

@@ -135,10 +135,10 @@ class Frame:
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
-                _, end, region = value.base
-                if end not in ends:
-                    grads, part = ends[value.end], OfView(region, value.end)
-                    for _, node, entry, _ in made_to(end, since, until):
+                base, grads = value.base, ends[value.end]
+                if base.end not in ends:
+                    part = OfView(base.region, value.end)
+                    for _, node, entry, _ in made_to(base.end, since, until):
                         found[node].append((entry, grads, part, flow))
 
     def _made(self, node: Node) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, cast
 
+from optree import PyTreeSpec
 from torch import Tensor, nn
 
 from gradlib.opaque import keep_opaque
@@ -147,13 +148,12 @@ class ModuleCalls:
         running = backward_pass_id()
         around = None if running == -1 else checkpoint_around(python)
         if why := _has_no_values(stack):
-            if around is not None:
-                return  # it had none in the first computation
-            call = self._begin(now, hooked, -1)
-            call.no_pass_because = why
-            frame = _frame_of(call, hooked, module, python, stack)
-            frame.has_no_values = why
-            stack.append(frame)
+            if around is None:  # or it had none in the first computation
+                call = self._begin(now, hooked, -1)
+                call.no_pass_because = why
+                frame = _frame_of(call, hooked, module, python, stack)
+                frame.has_no_values = why
+                stack.append(frame)
             return
         leaves, spec = flatten_call(args, kwargs)
         call, within = None, None
@@ -174,10 +174,17 @@ class ModuleCalls:
         frame = _frame_of(call, hooked, module, python, stack)
         if running != -1:
             frame.in_backward, frame.within = True, within
+        self._enter(now, frame, leaves, spec)
+
+    def _enter(
+        self, now: Running, frame: Frame, leaves: list[Any], spec: PyTreeSpec
+    ) -> None:
+        """Take what a call is given, and write down that it runs."""
+        call, stack = frame.call, now.stack
         is_enabled = grad_is_enabled()
         # Inside of one it may be enabled again, as for forces.
         if not is_enabled or (stack and stack[-1].call.checkpoints):
-            self._checkpoints.meet(call, around_forward(python))
+            self._checkpoints.meet(call, around_forward(frame.python))
         if not self._gathers:
             call.no_pass_because = notes.NOT_ASKED
         elif is_enabled:
@@ -189,7 +196,7 @@ class ModuleCalls:
         if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
         call.idle = [*frame.idle]  # once they are there: an interrupt may come between
-        if own := parameters_at_call(module):
+        if own := parameters_at_call(frame.module):
             self.parameters.take(frame, own)
         if not stack:
             self._leave_out_older(now, frame)
@@ -423,6 +430,26 @@ class ModuleCalls:
             call.closed_outputs = closed
         if not frame.gathers:
             return
+        self._hook_outputs(now, frame, asked)
+        may_go_back = self._end_in_graph(now, frame, (*args, *kwargs.values()))
+        if not (asked or closed):
+            call.no_pass_because = notes.NO_GRAD_OUT
+        else:
+            if idle is not call.idle_outputs:
+                call.idle_outputs = idle
+            if len(asked) > 1 and "grad_output" in self._block.fields:
+                self._values.take_off_inner(frame, asked)
+        if frame.has_views:
+            frame.find_overwritten()
+        # What has come of a value that is not opened shows as the forward ends.
+        (now.closed.append if closed else self._returned.add)(frame)
+        if frame.in_backward or may_go_back:
+            self._returned.hook()
+
+    def _hook_outputs(
+        self, now: Running, frame: Frame, asked: dict[int, Value]
+    ) -> None:
+        """Take the gradients of what a call returns, by its place in the output."""
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():
             if value.node is not None:
@@ -439,9 +466,21 @@ class ModuleCalls:
             outputs[place] = value.grads
             if value.grads and not frame.in_backward:  # of passes inside, as for forces
                 frame.flow.earlier = {*frame.flow.earlier, *value.grads}
+
+    def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
+        """Note where in the graph ends what a call has made, and what it left there.
+
+        Args:
+            now: What runs in this thread.
+            frame: The call.
+            given: Its arguments, in which it may have left something.
+
+        Returns:
+            Whether it may have run a backward pass through a part of it.
+        """
         may_go_back = not (frame.in_backward or is_of_torch(type(frame.module)))
         if may_go_back:  # itself, and through what it has left somewhere too
-            left = nodes_left_in(frame.module, (*args, *kwargs.values()))
+            left = nodes_left_in(frame.module, given)
             frame.roots = [*frame.roots, *left]
         if frame.has_threads:
             frame.stand_alone()
@@ -449,23 +488,11 @@ class ModuleCalls:
             frame.until = next_sequence_number()
             frame.graph.roots += frame.roots
             # Of torch's modules none casts anything itself, but those inside of it may.
-            if (may_go_back or call.calls_others) and not frame.graph.autocasts:
+            if (may_go_back or frame.call.calls_others) and not frame.graph.autocasts:
                 frame.owns_casts = not any_autocast()
             if may_go_back:
                 self._returned.look_for_others(now.stack, frame)
-        if not (asked or closed):
-            call.no_pass_because = notes.NO_GRAD_OUT
-        else:
-            if idle is not call.idle_outputs:
-                call.idle_outputs = idle
-            if len(asked) > 1 and "grad_output" in self._block.fields:
-                self._values.hook_inner(frame, asked)
-        if frame.has_views:
-            frame.find_overwritten()
-        # What has come of a value that is not opened shows as the forward ends.
-        (now.closed.append if closed else self._returned.add)(frame)
-        if frame.in_backward or may_go_back:
-            self._returned.hook()
+        return may_go_back
 
     def _note_when(self, number: int) -> None:
         """Write down inside of which call a pass runs, under what, and when it ends."""

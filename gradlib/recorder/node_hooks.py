@@ -22,17 +22,17 @@ class NodeHooks:
     """Gives what the nodes of a block compute to the calls that it belongs to."""
 
     def __init__(
-        self, passes: Numbered, attached: Attached, sums: Sums, keep: Keep
+        self, numbered: Numbered, attached: Attached, sums: Sums, keep: Keep
     ) -> None:
         """Begin with no node hooked.
 
         Args:
-            passes: The passes of the block.
+            numbered: The passes of the block.
             attached: Its hooks.
             sums: Its gradients that come in parts.
             keep: Gives what to keep of a gradient.
         """
-        self.passes = passes
+        self.numbered = numbered
         self.sums = sums
         self.keep = keep
         self._attached = attached
@@ -78,7 +78,7 @@ class NodeHooks:
 
         def note(*_: object) -> None:
             running = backward_pass_id()
-            if running in self.passes.numbers or self.passes.admits(running, None):
+            if running in self.numbered.numbers or self.numbered.admits(running, None):
                 flow.gone_through |= {running}
 
         self._remember(node.register_hook(note))
@@ -134,7 +134,7 @@ class NodeHooks:
         """
         if not grad_is_enabled():
             return
-        behind = len(set(self.passes.numbers.values()))
+        behind = len(set(self.numbered.numbers.values()))
         for *_, flow in receivers:
             if flow.behind_batched is None:
                 flow.behind_batched = behind
@@ -143,11 +143,11 @@ class NodeHooks:
 class NodeHook:
     """The hook of a graph node: it adds what the node computes to where it belongs."""
 
-    __slots__ = ("every", "known", "passes", "receivers", "thread", "within")
+    __slots__ = ("block_hooks", "known", "numbered", "receivers", "thread", "within")
 
     def __init__(
         self,
-        every: NodeHooks,
+        block_hooks: NodeHooks,
         receivers: list[Receiver],
         within: int | None,
         thread: int,
@@ -155,8 +155,8 @@ class NodeHook:
         """Say where the node's gradients go; the arguments are those of `NodeHooks`."""
         self.known = 0  # autograd's sequence number when it was followed last
         self.thread = thread
-        self.every = every
-        self.passes = every.passes
+        self.block_hooks = block_hooks
+        self.numbered = block_hooks.numbered
         self.receivers = receivers
         self.within = within
 
@@ -167,23 +167,29 @@ class NodeHook:
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
         """Keep the parts of `grads_in` in the running pass."""
-        every, passes, running = self.every, self.passes, backward_pass_id()
-        if running not in passes.numbers and not passes.admits(running, self.within):
-            every.note_batched(self.receivers)
+        block_hooks, numbered, running = (
+            self.block_hooks,
+            self.numbered,
+            backward_pass_id(),
+        )
+        if running not in numbered.numbers and not numbered.admits(
+            running, self.within
+        ):
+            block_hooks.note_batched(self.receivers)
             return
-        keep_share = every.keep
-        with_graph, reduces = passes.with_graph, every.sums.reduces
+        keep_share = block_hooks.keep
+        with_graph, reduces = numbered.with_graph, block_hooks.sums.reduces
         if with_graph and grad_is_enabled():
-            every.follow(self, grads_in, grads_out)
+            block_hooks.follow(self, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
             grad = grads_in[entry]
             if grad is None:
                 continue
             if with_graph:
-                every.hook_way_back(grad, grads_out, flow)
+                block_hooks.hook_way_back(grad, grads_out, flow)
             if part is not None and (grad := part(grad)) is None:
                 continue
             if reduces or running in grads:
-                every.sums.add(grads, running, grad)
+                block_hooks.sums.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)

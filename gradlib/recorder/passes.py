@@ -107,7 +107,7 @@ class Passes:
         for node in nodes:
             self.attached.remember(node.register_hook(take))
 
-    def hook_inner(self, edges: Iterable[tuple[Node, int]]) -> dict[int, Inner]:
+    def sum_inner(self, edges: Iterable[tuple[Node, int]]) -> dict[int, Inner]:
         """Add up what nodes give to one tensor, each with which of its gradients.
 
         Returns:

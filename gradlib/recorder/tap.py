@@ -29,15 +29,15 @@ class Tap(TensorHook):
         "keep",
         "maker",
         "number",
+        "numbered",
         "part",
-        "passes",
         "reaches_call",
         "within",
     )
 
     def __init__(
         self,
-        passes: Numbered,
+        numbered: Numbered,
         attached: Attached,
         tensor: Tensor,
         grads: Grads,
@@ -49,7 +49,7 @@ class Tap(TensorHook):
         """Hook a tensor.
 
         Args:
-            passes: The passes of the block.
+            numbered: The passes of the block.
             attached: Its hooks.
             tensor: The tensor.
             grads: Where the gradient goes.
@@ -61,7 +61,7 @@ class Tap(TensorHook):
         self.within = within
         self.part = part
         self.reaches_call = reaches_call
-        self.passes = passes
+        self.numbered = numbered
         self.attached = attached
         self.grads = grads
         self.keep = keep
@@ -82,7 +82,7 @@ class Tap(TensorHook):
             return
         hooks, running = self.hooks() or {}, backward_pass_id()
         if (  # as most are: alone, and in a pass that has reached a call
-            running in self.passes.numbers and len(hooks) == 1 and self.part is None
+            running in self.numbered.numbers and len(hooks) == 1 and self.part is None
         ):
             self.grads[running] = self.keep(grad)
             return
@@ -96,8 +96,8 @@ class Tap(TensorHook):
 
     def take(self, grad: Tensor) -> bool:
         """Keep a gradient in the running pass, and tell whether that could be."""
-        running, passes = backward_pass_id(), self.passes
-        if running not in passes.numbers and not passes.admits(
+        running, numbered = backward_pass_id(), self.numbered
+        if running not in numbered.numbers and not numbered.admits(
             running, self.within, reaches_call=self.reaches_call
         ):
             return False

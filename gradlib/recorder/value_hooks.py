@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gradlib.private.modes import unseen
 from gradlib.private.passes import backward_pass_id
-from gradlib.recorder.forward_values import Value
+from gradlib.recorder.forward_values import Base, Value
 from gradlib.recorder.frame import Frame
-from gradlib.recorder.graph import End, inner_edges, overwriting
+from gradlib.recorder.graph import inner_edges, overwriting
 from gradlib.recorder.inner import Inner
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.second_order import Part, Receiver
@@ -60,10 +60,9 @@ class ValueHooks:
         if value.node is None:
             self._remember_leaf(id(value.tensor), tap)
         if value.base is not None:
-            base, _, region = value.base
-            part = partial(_if_overwritten, watch(value.tensor), region)
+            part = partial(_if_overwritten, watch(value.tensor), value.base.region)
             of_base = passes.hook_tensor(
-                base, grads, within, part=part, is_output=is_output
+                value.base.tensor, grads, within, part=part, is_output=is_output
             )
             views.append((value, tap, of_base))
 
@@ -110,14 +109,14 @@ class ValueHooks:
         It returned a view of an input, or of what that is a view of, and the view was
         overwritten: that is what the view's own gradient is made of.
         """
-        base, end, region = cast(tuple[Tensor, End, Region], view.base)
+        base, end, region = cast(Base, view.base)
         receivers: dict[int, Receiver] = {}
         for place, value in frame.inputs.items():
             part: Part | None = None
             if value.end == end:
                 part = region.alone
-            elif value.base is not None and value.base[1] == end:
-                part = partial(_seen_through, value.base[2], region)
+            elif value.base is not None and value.base.end == end:
+                part = partial(_seen_through, value.base.region, region)
             if part is not None:
                 share = frame.flow.shares[place]
                 receivers[id(share)] = 0, share, part, frame.flow
@@ -125,7 +124,7 @@ class ValueHooks:
             for node in overwriting(base, end):
                 self._passes.nodes.hook(node, [*receivers.values()], frame.within)
 
-    def hook_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
+    def take_off_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
         """Take off what a call itself gives to an output, to make another of it.
 
         Args:
@@ -138,7 +137,7 @@ class ValueHooks:
         for place, value in outputs.items():
             inner = [(node, entry) for node, entry, end in edges if end == value.end]
             if inner:
-                less = partial(_without, self._passes.hook_inner(inner))
+                less = partial(_without, self._passes.sum_inner(inner))
                 grads = frame.flow.outputs[place] = Grads()
                 self._passes.hook_tensor(
                     value.tensor, grads, frame.within, part=less, is_output=True
