@@ -50,11 +50,11 @@ from gradlib.jacobian.per_sample import (
 from gradlib.jacobian.plan import Plan
 from gradlib.recorder.record import record
 from gradlib.recording.call import Call, Pass
-from gradlib.recording.compare import Comparison, Unmatched
+from gradlib.recording.comparison import Comparison, Unmatched
 from gradlib.recording.difference import Difference
 from gradlib.recording.nonfinite import Nonfinite
 from gradlib.recording.recording import Recording, load_recording
-from gradlib.recording.verify import Skipped, Verification
+from gradlib.recording.verification import Skipped, Verification
 from gradlib.stats import TensorStats, tensor_stats
 from gradlib.storage import NotSaved
 from gradlib.vjp.explain import explain_vjp

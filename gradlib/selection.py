@@ -79,14 +79,14 @@ def selector(
     if isinstance(choice, str | type | nn.Module):  # the last two are callable too
         patterns = [cast(str, choice)]
     elif callable(choice):
-        _must_take_both(choice, model)
+        _require_both(choice, model)
         return choice
     else:
         several = isinstance(cast(object, choice), Iterable)
         patterns = list(choice) if several else [cast(str, choice)]
     names = recorded_names(modules_of(model, remove_duplicate=False))
     for pattern in patterns:
-        _must_be_a_name(pattern, model)
+        _require_name(pattern, model)
         if not any(_is_meant(name, pattern) for name in names):
             raise NoSuchModuleError(
                 f'record(modules=...): no module of the model fits "{pattern}". '
@@ -106,7 +106,7 @@ def _is_meant(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _must_be_a_name(given: object, model: nn.Module) -> None:
+def _require_name(given: object, model: nn.Module) -> None:
     """Raise unless a name or pattern was given."""
     if isinstance(given, str):
         return
@@ -122,7 +122,7 @@ def _must_be_a_name(given: object, model: nn.Module) -> None:
     raise NoSuchModuleError(f"record(modules=...): {said}")
 
 
-def _must_take_both(choice: Callable[..., Any], model: nn.Module) -> None:
+def _require_both(choice: Callable[..., Any], model: nn.Module) -> None:
     """Raise unless a function can be called with a name and a module."""
     try:
         signature = inspect.signature(choice)

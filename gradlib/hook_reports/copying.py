@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from gradlib.errors import NotCopyableError
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 from gradlib.private.tensors import has_values
-from gradlib.recording.attributes import be_like, fill_slots, in_slots
+from gradlib.recording.attributes import be_like, extent, fill_slots, in_slots
 from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.tree import Tree, tensors_in
@@ -57,9 +57,9 @@ def copies_of(
         NotCopyableError: The module cannot be copied, or an input is nested, or
             they have no values.
     """
-    none_nested(inputs, "Pass")
-    _must_have_values(module, inputs)
-    _must_be_whole(module, inputs)
+    require_none_nested(inputs, "Pass")
+    _require_values(module, inputs)
+    _require_whole(module, inputs)
     own = _tensors(module)  # one that is passed to it, too, stays one tensor
     given = {id(it): it for it in inputs.leaves if isinstance(it, Tensor)}
     copies = {key: _copied(it, change) for key, it in given.items() if key not in own}
@@ -301,12 +301,10 @@ def _exact_copy(tensor: Tensor) -> Tensor:
         or tensor.is_quantized
     ):
         return source.clone()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps)
     made = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
-    if tensor.numel():
+    if span := extent(tensor):
         whole = source.as_strided((span,), (1,), source.storage_offset())
         made.as_strided((span,), (1,)).copy_(whole)
     return made
@@ -346,7 +344,7 @@ def stands_for_another(tensor: Tensor) -> bool:
     return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
 
 
-def none_nested(tree: Tree, do: str) -> None:
+def require_none_nested(tree: Tree, do: str) -> None:
     """Refuse a nested tensor, and say what to do with a padded one."""
     if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
         raise NotCopyableError(
@@ -356,7 +354,7 @@ def none_nested(tree: Tree, do: str) -> None:
         )
 
 
-def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
+def _require_whole(module: nn.Module, inputs: Tree) -> None:
     if is_sharded(module) or any(map(is_distributed, inputs.leaves)):
         raise NotCopyableError(
             f"hook_report works on a copy, and of {type(module).__name__} or its inputs"
@@ -365,7 +363,7 @@ def _must_be_whole(module: nn.Module, inputs: Tree) -> None:
         )
 
 
-def _must_have_values(module: nn.Module, inputs: Tree) -> None:
+def _require_values(module: nn.Module, inputs: Tree) -> None:
     if any(map(is_lazy, module.buffers())):  # as a parameter may be
         raise NotCopyableError(
             "hook_report works on a copy, and torch copies no buffer that a lazy "

@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 from gradlib.edges import Edge, edge_of, edges_of
 from gradlib.errors import counted
 from gradlib.hook_reports.first_tensor import first_node
-from gradlib.hook_reports.tensor_names import End, EndAt, Names, tell_places_apart
+from gradlib.hook_reports.tensor_names import EndAt, NamedEnd, Names, tell_places_apart
 from gradlib.hook_reports.trial import Trial, differentiable, requires_grad
 from gradlib.tree import Tree
 
@@ -131,10 +131,10 @@ def name_of(node: Node) -> str:
 
 def _behind(
     starts: Iterable[Node], end_at: EndAt
-) -> tuple[list[Node], dict[Node, End]]:
+) -> tuple[list[Node], dict[Node, NamedEnd]]:
     """Return the nodes of a call, and where they end."""
     nodes: dict[Node, None] = {}
-    ends: dict[Node, End] = {}
+    ends: dict[Node, NamedEnd] = {}
     stack = [*starts]
     while stack:
         node = stack.pop()
@@ -201,7 +201,7 @@ def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, 
     return key, edge[1]
 
 
-def _key_of(node: Node, end: End) -> Key:
+def _key_of(node: Node, end: NamedEnd) -> Key:
     # What is outside has no name of its own.
     return end.kind, id(node) if end.kind == "outside" else end.name
 

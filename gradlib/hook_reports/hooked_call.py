@@ -24,6 +24,7 @@ from gradlib.hook_reports.tensor_names import (
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
 from gradlib.private.modules import own_parameters
 from gradlib.recording.attributes import overlap, storage_of
+from gradlib.recording.kept import version_of
 from gradlib.tree import Tree, tensors_in
 
 
@@ -106,10 +107,9 @@ class HookedCall:
             self.inner[edge_of(tensor)] = name
             self.names_at[edge_of(tensor)].add(name)
 
-        for place, tensor in differentiable(plain.inputs).items():
-            name = self._names.of_input(plain.inputs, place)
+        for name, tensor in self._names.differentiable_inputs(plain).items():
             self.names_at[edge_of(tensor)].add(name)
-        twice = [(it, _version(it), pair) for it, *pair in self._in_two_places(plain)]
+        twice = [(it, version_of(it), pair) for it, *pair in self._in_two_places(plain)]
         own = {id(it) for _, it in with_gradients(plain.module)}
         self.in_several_places = {name for *_, pair in twice for name in pair} | {
             self._names.of_input(plain.inputs, place)
@@ -126,7 +126,7 @@ class HookedCall:
         for name, tensor in with_gradients(plain.module):
             self.names_at[edge_of(tensor)].add(name)
         self.overwritten = [
-            pair for it, version, pair in twice if _version(it) > version
+            pair for it, version, pair in twice if version_of(it) > version
         ]
         nodes = nodes_behind(differentiable(self.output).values())
         self.cut = [*self._cut_off(plain, nodes)]
@@ -151,11 +151,8 @@ class HookedCall:
             nodes: Those of its graph.
         """
         own = {id(it): name for name, it in own_tensors(self.module)}
-        given = {
-            self._names.of_input(plain.inputs, place): it
-            for place, it in differentiable(plain.inputs).items()
-        }
-        for name, tensor in {**given, **dict(with_gradients(plain.module))}.items():
+        given = self._names.differentiable_inputs(plain)
+        for name, tensor in (given | dict(with_gradients(plain.module))).items():
             before = plain.stands_for.get(cast(Any, tensor.grad_fn))
             if before is not None and tensor.grad_fn in nodes:
                 leaves = leaves_at(edges_behind([(before, 0)]))
@@ -179,16 +176,12 @@ class HookedCall:
         }
         if kind == TENSOR or not outputs:
             return outputs
-        given = {
-            self._names.of_input(trial.inputs, i): it
-            for i, it in differentiable(trial.inputs).items()
-        }
         own = {
             name: it
             for name, it in own_parameters(trial.module).items()
             if it is not None and it.requires_grad
         }
-        named = given | own
+        named = self._names.differentiable_inputs(trial) | own
         if kind == ACCUMULATED:
             return {name: it for name, it in named.items() if it.is_leaf}
         return named
@@ -248,7 +241,3 @@ class HookedCall:
     @cached_property
     def _idle(self) -> dict[str, Tensor]:
         return gradients_of_idle(self.trial(), self._names)
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

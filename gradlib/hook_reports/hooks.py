@@ -53,7 +53,7 @@ class Got(NamedTuple):
     tensor: str = ""
 
 
-Grads: TypeAlias = Sequence[Tensor | None]
+GradTuple: TypeAlias = Sequence[Tensor | None]
 
 Write: TypeAlias = Callable[[list[Got]], None]
 """Takes what a hook got; of a hook that is called again, what it got last."""
@@ -104,11 +104,11 @@ def hook_set(
                 handle.remove()
 
 
-def _take_of_module(write: Write, _module: object, *tuples: Grads) -> None:
+def _take_of_module(write: Write, _module: object, *tuples: GradTuple) -> None:
     _take_tuples(write, *tuples)
 
 
-def _take_tuples(write: Write, *tuples: Grads) -> None:
+def _take_tuples(write: Write, *tuples: GradTuple) -> None:
     fields = zip(FIELDS[-len(tuples) :], tuples, strict=True)
     write(
         [
@@ -138,7 +138,7 @@ def _on_tensors(
             found[name] = None if grad is None else kept(grad)
         write([Got("grad", i, it, name) for i, (name, it) in enumerate(found.items())])
 
-    def take_all(grads: Grads) -> None:
+    def take_all(grads: GradTuple) -> None:
         take(dict(zip(found, grads, strict=True)))
 
     def take_one(name: str, grad: Tensor) -> None:

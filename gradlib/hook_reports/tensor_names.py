@@ -26,7 +26,7 @@ COMPUTED = "a tensor that was computed outside"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-class End(NamedTuple):
+class NamedEnd(NamedTuple):
     """A tensor where gradients end.
 
     Attributes:
@@ -40,7 +40,7 @@ class End(NamedTuple):
     tensor: Tensor | None
 
 
-EndAt: TypeAlias = Callable[[Node], End | None]
+EndAt: TypeAlias = Callable[[Node], NamedEnd | None]
 """Tells the tensor whose gradient a node takes on, if there is one."""
 
 
@@ -75,26 +75,33 @@ class Names:
         start = next(start for start in self._by_path if path.startswith(start))
         return self._by_path[start] + path.removeprefix(start)
 
+    def differentiable_inputs(self, trial: Trial) -> dict[str, Tensor]:
+        """Return the inputs of a trial that gradients can flow to, by their names."""
+        return {
+            self.of_input(trial.inputs, place): it
+            for place, it in differentiable(trial.inputs).items()
+        }
+
     def ends(self, trial: Trial) -> EndAt:
         """Return what tells the tensor whose gradient a node takes on.
 
         That is an input or parameter: what the module computes has no name.
         """
-        by_node: dict[Node, End] = {}
-        by_leaf: dict[int, End] = {}
+        by_node: dict[Node, NamedEnd] = {}
+        by_leaf: dict[int, NamedEnd] = {}
         for place, made_by in trial.made_by.items():
             tensor = trial.inputs.leaves[place]
-            end = End("input", self.of_input(trial.inputs, place), tensor)
+            end = NamedEnd("input", self.of_input(trial.inputs, place), tensor)
             by_leaf.setdefault(id(tensor), end)
             if made_by:
                 by_node.setdefault(made_by, end)
         for name, tensor in with_gradients(trial.module):
-            end = End("parameter", name, tensor)
+            end = NamedEnd("parameter", name, tensor)
             by_leaf.setdefault(id(tensor), end)
             if tensor.grad_fn:
                 by_node.setdefault(tensor.grad_fn, end)
 
-        def end_at(node: Node) -> End | None:
+        def end_at(node: Node) -> NamedEnd | None:
             if node in by_node:
                 return by_node[node]
             leaf = leaf_of(node)
@@ -102,12 +109,12 @@ class Names:
                 since = trial.since
                 older = sequence_number(node) < since
                 if older and not leads_to_newer([node], since):
-                    return End("outside", COMPUTED, None)
+                    return NamedEnd("outside", COMPUTED, None)
                 return None
             if id(leaf) in by_leaf:
                 return by_leaf[id(leaf)]
             name = self._originals.get(id(leaf))
-            return End("parameter" if name else "outside", name or OUTSIDE, leaf)
+            return NamedEnd("parameter" if name else "outside", name or OUTSIDE, leaf)
 
         return end_at
 

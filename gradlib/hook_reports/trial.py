@@ -18,7 +18,7 @@ from gradlib.edges import (
     leaves_at,
     nodes_behind,
 )
-from gradlib.hook_reports.copying import as_it_is, copies_of, none_nested
+from gradlib.hook_reports.copying import as_it_is, copies_of, require_none_nested
 from gradlib.private.modes import any_autocast
 from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.private.tensors import has_values
@@ -96,7 +96,7 @@ class Trial:
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             self.given = args, kwargs = self.inputs.build()
             output = Tree.of(self.module(*args, **kwargs))
-            none_nested(output, "Return")
+            require_none_nested(output, "Return")
             on_output(output)
             if backward:
                 _backward(output, self.since)

@@ -25,7 +25,7 @@ from gradlib.private.modules import (
     own_buffers,
     own_parameters,
 )
-from gradlib.recording.attributes import Copies, attributes, fill_slots, in_slots
+from gradlib.recording.attributes import Copies, fill_slots, in_slots
 from gradlib.values import keep, same_values
 
 
@@ -112,11 +112,9 @@ class _States:
             if inner not in self._before:
                 self._exchange_tensors(inner)
         for inner in list(self._before)[known:]:  # they may hold any of the parameters
-            for name, value in attributes(inner):
-                vars(inner)[name] = self._copies.of(value)
             if filled := in_slots(inner):
                 self._slots[inner] = filled
-                fill_slots(inner, {it: self._copies.of(filled[it]) for it in filled})
+            self._copies.put_into(inner)
 
     def put_back(self) -> None:
         """Give every module what it had."""

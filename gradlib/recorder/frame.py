@@ -42,7 +42,7 @@ class Frame:
     roots: Sequence[Node] = ()  # of what it returned
     has_no_values = ""  # why its tensors have none: then it is only counted
     overwritten: Sequence[Value] = ()  # of these, by the call
-    hooks = 0  # how many others have set, as it began
+    hooks_of_others = 0  # how many they had set as it began
     # Whether what it casts is its own: autocast, which keeps casts for later calls, was
     # off when it returned.
     owns_casts = False

@@ -118,7 +118,7 @@ class ForwardGraph:
                     if edges.setdefault(edge, made) is not made:
                         grown[edge] = self._added(edge, made)
         for found in grown.values():
-            found.sort(key=_NUMBER)
+            found.sort(key=_number_of)
 
     def may_be_mixed(self) -> bool:
         """Tell whether there are numbers that another thread may have given."""
@@ -185,8 +185,8 @@ class ForwardGraph:
         """
         if end in self._several:
             every = self._several[end]
-            first = bisect_left(every, since, key=_NUMBER)
-            return every[first : bisect_left(every, until, key=_NUMBER)]
+            first = bisect_left(every, since, key=_number_of)
+            return every[first : bisect_left(every, until, key=_number_of)]
         only = self._edges.get(end)
         return (only,) if only is not None and since <= only[0] < until else ()
 
@@ -211,7 +211,7 @@ class ForwardGraph:
         return inside if len(inside) == len(self._several.get(end, (end,))) else ()
 
 
-_NUMBER: Callable[[Made], int] = itemgetter(0)
+_number_of: Callable[[Made], int] = itemgetter(0)
 
 
 def _leads_to_later(node: Node) -> bool:

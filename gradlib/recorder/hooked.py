@@ -22,7 +22,7 @@ class Hooked:
 
     was_called = False
     # The numbers of the hooks that run when a call begins, and when it returns.
-    before = after = 0
+    before_id = after_id = 0
     names: Sequence[str] = ()  # of its own parameters
     _own: tuple[object, ...] = ()  # the ids of those it had, and their names
     _is_for_good = False

@@ -131,7 +131,7 @@ class ModuleCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
     ) -> None:
-        if kwargs is None or hooked.before not in forward_pre_hooks(module):
+        if kwargs is None or hooked.before_id not in forward_pre_hooks(module):
             return  # somebody has set it anew: the module has one of its own
         if module is not hooked.module and not is_replica(module):
             return  # a copy, which shares the hooks of what it is one of
@@ -143,7 +143,7 @@ class ModuleCalls:
                 break
         # Somebody's was set in this forward.
         has_new_hook = len(forward_hooks(module)) > 1 and put_hooks_around(
-            module, hooked.before, hooked.after
+            module, hooked.before_id, hooked.after_id
         )
         running = backward_pass_id()
         around = None if running == -1 else checkpoint_around(python)
@@ -203,7 +203,7 @@ class ModuleCalls:
         elif frame.graph.is_mixed:
             frame.has_threads, frame.older = True, nodes_in(frame.module)
         frame.since = next_sequence_number()  # after a look at views, which makes nodes
-        frame.hooks = self._attached.set_by_others()
+        frame.hooks_of_others = self._attached.set_by_others()
         stack.append(frame)
 
     def end(self) -> None:
@@ -350,7 +350,7 @@ class ModuleCalls:
         kwargs: dict[str, Any],
         output: object,
     ) -> None:
-        if output is _NOT_GIVEN or hooked.after not in forward_hooks(module):
+        if output is _NOT_GIVEN or hooked.after_id not in forward_hooks(module):
             return  # somebody has set it anew
         if module is not hooked.module and not is_replica(module):
             return
@@ -406,7 +406,7 @@ class ModuleCalls:
     ) -> None:
         """Keep what the call returns, and hook all that gradients will pass."""
         call = frame.call
-        if self._attached.set_by_others() > frame.hooks:
+        if self._attached.set_by_others() > frame.hooks_of_others:
             call.hooks_inside = True
         asked: dict[int, Value] = {}
         idle: tuple[int, ...] = ()

@@ -139,7 +139,7 @@ def record(
             "record(model): model must be a torch.nn.Module, but "
             + no_module(model, "Put a function into the forward() of a module.")
         )
-    _check(reduce, device)
+    _require_usable(reduce, device)
     copies = Transfers()
     return _Recorder(
         model,
@@ -152,7 +152,7 @@ def record(
     )
 
 
-def _check(reduce: object, device: Any) -> None:
+def _require_usable(reduce: object, device: Any) -> None:
     """Raise here, and not in the middle of the model."""
     if not (reduce is None or callable(reduce)):
         raise RecordingArgumentError(
@@ -349,7 +349,7 @@ class _Recorder(AbstractContextManager[Recording]):
             calls.parameters.meet(hooked, own)
         before = ModuleHook(calls.before, hooked)
         after = ModuleHook(calls.after, hooked)
-        hooked.before, hooked.after = id(before), id(after)
+        hooked.before_id, hooked.after_id = id(before), id(after)
         self._hooks[module] = before, after
         views = self._flattened.get(module)
         if views is not None or swaps_parameters(module):
@@ -403,7 +403,7 @@ class _Recorder(AbstractContextManager[Recording]):
         hook_modules(self._hooks)  # new ones, and those that somebody took away
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
-                put_hooks_around(module, hooked.before, hooked.after)
+                put_hooks_around(module, hooked.before_id, hooked.after_id)
         if self._block.history is not None:
             self._block.history.has_changed = True
         self._hook_dicts = hook_dicts(self._places)

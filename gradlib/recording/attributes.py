@@ -151,6 +151,13 @@ class Copies:
             self._made[id(original)] = original, self._copied(value)
         return self._made[id(original)][1]
 
+    def put_into(self, module: nn.Module) -> None:
+        """Give a module copies of what its attributes and slots hold."""
+        state, filled = vars(module), in_slots(module)
+        for name, value in attributes(module):
+            state[name] = self.of(value)
+        fill_slots(module, {slot: self.of(value) for slot, value in filled.items()})
+
     def __contains__(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is one of the copies."""
         return any(made is tensor for _, made in self._made.values())
@@ -225,7 +232,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """
     if a.dtype != b.dtype:  # their entries lie between each other's
         return True
-    far = max(it.storage_offset() + _extent(it) for it in (a, b))
+    far = max(it.storage_offset() + extent(it) for it in (a, b))
     met = torch.zeros(far, dtype=torch.bool, device="cpu")
     met.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
     return bool(met.as_strided(b.size(), b.stride(), b.storage_offset()).any())
@@ -237,8 +244,8 @@ def _covers(whole: Tensor, part: Tensor) -> bool:
     return (
         whole.dtype == part.dtype
         and not (part.is_conj() or part.is_neg())
-        and whole.numel() == _extent(whole)  # it has no gaps
-        and 0 <= shift <= _extent(whole) - _extent(part)
+        and whole.numel() == extent(whole)  # it has no gaps
+        and 0 <= shift <= extent(whole) - extent(part)
     )
 
 
@@ -246,7 +253,7 @@ def _lies_like(made: Tensor, whole: Tensor) -> bool:
     return made.size() == whole.size() and made.stride() == whole.stride()
 
 
-def _extent(tensor: Tensor) -> int:
+def extent(tensor: Tensor) -> int:
     """Return from its first to its last entry how many there are in memory."""
     sizes = zip(tensor.size(), tensor.stride(), strict=True)
     return 1 + sum((size - 1) * step for size, step in sizes) if tensor.numel() else 0

@@ -199,7 +199,7 @@ class Pass(Printable):
     def _gradients(self, field: str, gathered: str) -> Mapping[Any, Any]:
         if gathered == "shares" and self._replayed is not None:
             return self._replayed
-        _must_be_kept(self._call, field)
+        _require_kept(self._call, field)
         return self._call.gradients(gathered, self._backward)
 
     def _table(self) -> Table:
@@ -254,7 +254,7 @@ class Call(Printable):
     @property
     def output(self) -> Any:
         """What the call returned, as it was then; ``None`` where it raised."""
-        _must_be_kept(self._trace, "output")
+        _require_kept(self._trace, "output")
         self._trace.block.copies.wait()
         return None if self._trace.output is None else self._trace.output.build()
 
@@ -344,7 +344,7 @@ class Call(Printable):
         return f"<{_title(self._trace)}>"
 
     def _of_only_pass(self, field: str) -> Any:
-        _must_be_kept(self._trace, PASS_FIELDS[field])
+        _require_kept(self._trace, PASS_FIELDS[field])
         only = self._only_pass(field)
         return None if only is None else getattr(only, field)
 
@@ -359,7 +359,7 @@ class Call(Printable):
         return passes[0] if passes else None
 
     def _arguments(self) -> Any:
-        _must_be_kept(self._trace, "args")
+        _require_kept(self._trace, "args")
         self._trace.block.copies.wait()
         return self._trace.inputs.build()
 
@@ -395,7 +395,7 @@ def _is_kept(call: CallTrace, field: str) -> bool:
     return field in call.block.fields
 
 
-def _must_be_kept(call: CallTrace, field: str) -> None:
+def _require_kept(call: CallTrace, field: str) -> None:
     if not _is_kept(call, field):
         kept = tuple(name for name in FIELDS if _is_kept(call, name))
         raise NotKeptError(

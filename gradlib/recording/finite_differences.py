@@ -52,7 +52,7 @@ OTHER_STEP, ROOM = 1.5, 10
 SEED = 7_105_243
 
 
-def wrong_shares(trace: CallTrace, number: int, rtol: float = 0.0) -> dict[Key, float]:
+def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]:
     """Return each input and own parameter whose gradient is wrong, with the error.
 
     Args:

@@ -19,6 +19,11 @@ def shown(name: str) -> str:
     return name or "(root)"
 
 
+def quoted(name: str) -> str:
+    """Return a module's name for a sentence."""
+    return f'"{name}"' if name else "the root"
+
+
 NAMES = 4
 
 
@@ -89,10 +94,10 @@ def _short(number: Any) -> str:
 def numbers_in(structure: object) -> list[Any]:
     """Return the plain numbers of a nested structure, those of NumPy too, in order."""
     leaves = Tree.of(structure).leaves
-    return [it for it in leaves if isinstance(it, _NUMBER) and not _is_duration(it)]
+    return [it for it in leaves if isinstance(it, _NUMBERS) and not _is_duration(it)]
 
 
-_NUMBER = int, float, complex, np.number
+_NUMBERS = int, float, complex, np.number
 
 
 def _is_duration(value: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
-from gradlib.recording.in_words import of_pass
+from gradlib.recording.in_words import of_pass, quoted
 from gradlib.recording.order import rounds
 from gradlib.recording.places import (
     full_name,
@@ -60,11 +60,11 @@ class Nonfinite(Printable):
     _was_reduced: bool = dataclasses.field(default=False, repr=False, compare=False)
 
     def _table(self) -> Table:
-        where = f'"{self.name}"' if self.name else "the root"
         said = self._remark or _meaning(self.field)
         return Table(
-            f"NaN or inf first appeared in the {self.direction} of {where}, call "
-            f"{self.index}: {self.field}. {said}{REDUCED * self._was_reduced}",
+            f"NaN or inf first appeared in the {self.direction} of "
+            f"{quoted(self.name)}, call {self.index}: {self.field}. "
+            f"{said}{REDUCED * self._was_reduced}",
             (),
             [],
         )
@@ -98,8 +98,7 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
 
 def _has_tensors(call: CallTrace) -> bool:
     """Tell whether a tensor of a call was kept as one."""
-    leaves = (*call.inputs.leaves, *(call.output.leaves if call.output else ()))
-    return any(isinstance(it, Tensor | TensorStats) for it in leaves)
+    return any(isinstance(it, Tensor | TensorStats) for it in call.leaves())
 
 
 def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
@@ -132,7 +131,7 @@ class _Look:
         self, call: CallTrace, by_moment: Mapping[int, CallTrace]
     ) -> Nonfinite | None:
         """Look at what a call returned."""
-        outputs = [*enumerate(call.output.leaves if call.output else ())]
+        outputs = [*enumerate(call.output_leaves())]
         place = self._first(outputs)
         if place is None:
             return None
@@ -239,8 +238,8 @@ def _outwards(
 
 
 def _first_nan(call: CallTrace) -> str:
-    where = f'"{call.name}"' if call.name else "the root"
-    return f"The first output with NaN is that of {where}, call {call.index}."
+    name = quoted(call.name)
+    return f"The first output with NaN is that of {name}, call {call.index}."
 
 
 def _holder(call: CallTrace, name: str) -> str:

@@ -33,7 +33,7 @@ def wrong_in_own_dtype(
     number: int,
     replayed: Replayed,
     inside: Iterable[torch.dtype],
-    rtol: float = 0.0,
+    rtol: float,
 ) -> dict[Key, float]:
     """Return each input and own parameter whose gradient is another, with the error.
 

@@ -10,8 +10,12 @@ def full_name(call: CallTrace, path: str) -> str:
 
 def input_name(call: CallTrace, place: int) -> str:
     """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
+    return _of_input(call, place, "args", "kwargs")
+
+
+def _of_input(call: CallTrace, place: int, args: str, kwargs: str) -> str:
     path = call.inputs.path(place)
-    return ("args" if path.startswith("[0]") else "kwargs") + path[3:]
+    return (args if path.startswith("[0]") else kwargs) + path[3:]
 
 
 def output_name(call: CallTrace, place: int) -> str:
@@ -23,8 +27,7 @@ def share_name(call: CallTrace, key: Key) -> str:
     """Return how one asks for a share: ``grad_input[0]``, ``param_grads['bias']``."""
     if isinstance(key, str):
         return f"param_grads[{key!r}]"
-    path = call.inputs.path(key)
-    return ("grad_input" if path.startswith("[0]") else "grad_kwargs") + path[3:]
+    return _of_input(call, key, "grad_input", "grad_kwargs")
 
 
 def total_name(call: CallTrace, key: Key) -> str:

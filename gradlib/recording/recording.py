@@ -13,7 +13,8 @@ from gradlib.errors import (
 )
 from gradlib.recording import saving
 from gradlib.recording.call import Call
-from gradlib.recording.compare import Comparison, compare
+from gradlib.recording.compare import compare
+from gradlib.recording.comparison import Comparison
 from gradlib.recording.data_frame import data_frame
 from gradlib.recording.difference import Tolerance
 from gradlib.recording.in_words import shown
@@ -21,7 +22,8 @@ from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
 from gradlib.recording.pairing import require_names
 from gradlib.recording.table import table_of, title_of
 from gradlib.recording.trace import Block, CallTrace
-from gradlib.recording.verify import Verification, verify
+from gradlib.recording.verification import Verification
+from gradlib.recording.verify import verify
 from gradlib.render import Printable, Table
 from gradlib.selection import nearest
 
@@ -430,7 +432,7 @@ class Recording(Printable):
                 or quantized one, a value is nested too deep, or at `path` is something
                 that is no regular file.
         """
-        saving.must_be_a_path(path)
+        saving.require_path(path)
         storage.save(
             path, saving.plain(self._block, self._names, self._traces), saving.CLASSES
         )
@@ -516,7 +518,7 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
         #> tensor([[3., 3.]])
         ```
     """
-    saving.must_be_a_path(path)
+    saving.require_path(path)
     return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
 
 

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradlib.errors import CannotReplayError
 from gradlib.opaque import keep_opaque
 from gradlib.private.modes import values_are_stand_ins
+from gradlib.recording.in_words import quoted
 from gradlib.recording.notes import note
 from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
@@ -20,8 +21,7 @@ from gradlib.storage import NotSaved
 
 def label(trace: CallTrace) -> str:
     """Return how a message names a call."""
-    name = f'"{trace.name}"' if trace.name else "the root"
-    return f"call {trace.index} of {name}"
+    return f"call {trace.index} of {quoted(trace.name)}"
 
 
 def no_pass(trace: CallTrace) -> CannotReplayError:
@@ -31,7 +31,7 @@ def no_pass(trace: CallTrace) -> CannotReplayError:
     )
 
 
-def must_be_replayable(block: Block) -> History:
+def require_replayable(block: Block) -> History:
     """Return the model's history in a block.
 
     Raises:
@@ -59,7 +59,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
     Raises:
         CannotReplayError: It is not there; the message says why.
     """
-    history = must_be_replayable(trace.block)
+    history = require_replayable(trace.block)
     if values_are_stand_ins():
         raise CannotReplayError(
             "A call is computed again from values, and inside of torch.func (vmap, "
@@ -101,13 +101,13 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
                 "replay it under torch.backends.cudnn.flags(enabled=False), or without "
                 "dropout."
             )
-    _must_be_kept(trace)
+    _require_inputs(trace)
     if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
         raise CannotReplayError(
             f"{label(trace)} was given tensors without values, or they were kept on "
             'the device "meta". Record with another device.'
         )
-    _must_compute_differences(trace)
+    _require_differences(trace)
     return history, world
 
 
@@ -137,10 +137,9 @@ def require_whole(trace: CallTrace, number: int) -> None:
         )
 
 
-def _must_compute_differences(trace: CallTrace) -> None:
+def _require_differences(trace: CallTrace) -> None:
     """Raise where a class of tensors lacks what tells whether a call repeats."""
-    leaves = [*trace.inputs.leaves, *(trace.output.leaves if trace.output else ())]
-    for leaf in leaves:
+    for leaf in trace.leaves():
         if not (isinstance(leaf, Tensor) and is_of_other_class(leaf)):
             continue
         try:
@@ -153,7 +152,7 @@ def _must_compute_differences(trace: CallTrace) -> None:
             ) from error
 
 
-def _must_be_kept(trace: CallTrace) -> None:
+def _require_inputs(trace: CallTrace) -> None:
     """Raise unless all that the call was given can be given again."""
     for place, leaf in enumerate(trace.inputs.leaves):
         kept = None if isinstance(leaf, Tensor) else keep_opaque(leaf)

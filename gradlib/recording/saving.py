@@ -29,10 +29,13 @@ AS_IT_IS = (
     "passes_over_casts",
     "no_pass_because",
 )
+# Which of its inputs and own parameters, and which of its outputs.
+OF_INPUTS = ("idle", "closed_inputs", "returned")
+OF_OUTPUTS = ("idle_outputs", "closed_outputs")
 GATHERED = ("shares", "totals", "outputs")
 
 
-def must_be_a_path(path: object) -> None:
+def require_path(path: object) -> None:
     """Raise unless `path` may name a file."""
     if not isinstance(path, str | os.PathLike):
         raise RecordingArgumentError(
@@ -82,7 +85,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         flow.behind_batched for flow in trace.flows if flow.behind_batched is not None
     ]
     return {
-        **{name: getattr(trace, name) for name in AS_IT_IS},
+        **{it: getattr(trace, it) for it in (*AS_IT_IS, *OF_INPUTS, *OF_OUTPUTS)},
         "passes": passes,
         "gone_through": sorted(gone_through),
         "behind_batched": min(behind, default=None),
@@ -91,11 +94,6 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         "gathers": bool(trace.flows),
         "inputs": _plain_tree(trace.inputs),
         "output": None if trace.output is None else _plain_tree(trace.output),
-        "idle": trace.idle,
-        "idle_outputs": trace.idle_outputs,
-        "closed_inputs": trace.closed_inputs,
-        "closed_outputs": trace.closed_outputs,
-        "returned": trace.returned,
         "nonfinite_state": nonfinite_state(trace),
         **{gathered: _plain_grads(trace, gathered, passes) for gathered in GATHERED},
     }
@@ -130,11 +128,9 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
     trace.inputs, trace.output = inputs, output
     trace.nonfinite_state = call["nonfinite_state"]
     trace.recomputed_in = 0 if call["recomputed"] else None
-    trace.idle = [input_places.get(key, key) for key in call["idle"]]
-    trace.idle_outputs = [output_places[key] for key in call["idle_outputs"]]
-    trace.closed_inputs = [input_places[key] for key in call["closed_inputs"]]
-    trace.closed_outputs = [output_places[key] for key in call["closed_outputs"]]
-    trace.returned = [input_places.get(key, key) for key in call["returned"]]
+    for names, places in ((OF_INPUTS, input_places), (OF_OUTPUTS, output_places)):
+        for name in names:
+            setattr(trace, name, [places.get(key, key) for key in call[name]])
     flow = Flow()
     for gathered in GATHERED:
         places = output_places if gathered == "outputs" else input_places

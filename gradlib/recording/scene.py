@@ -148,7 +148,7 @@ class Scene:
         tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
         with (
             _hooks_of_others_put_aside(tensors, self._hooks_set),
-            _autocast(autocast),
+            _autocast_set_to(autocast),
             self._explained("Computing the gradients of {} again"),
         ):
             go_back(list(roots.values()), list(self._leaves.values()))
@@ -275,11 +275,7 @@ class Scene:
                     if value is not NOT_KEPT
                 )
             with self._explained("Copying the attributes for {}"):
-                for name, value in attributes(module):
-                    state[name] = self._copies.of(value)
-                filled = in_slots(module)
-                made = map(self._copies.of, filled.values())
-                fill_slots(module, dict(zip(filled, made, strict=True)))
+                self._copies.put_into(module)
 
     def _weight(self, kept: Kept) -> nn.Parameter:
         known = self._weights.get(id(kept.value))
@@ -408,12 +404,12 @@ def _surrounded_by(world: World) -> Generator[None]:
     torch.set_rng_state(random)
     for device, state in enumerate(world.cuda_random):
         torch.cuda.set_rng_state(state, device)
-    with _autocast(world.autocast):
+    with _autocast_set_to(world.autocast):
         yield
 
 
 @contextmanager
-def _autocast(dtypes: Mapping[str, torch.dtype]) -> Generator[None]:
+def _autocast_set_to(dtypes: Mapping[str, torch.dtype]) -> Generator[None]:
     with ExitStack() as stack:
         for device in AUTOCAST_DEVICES:
             dtype = dtypes.get(device)

@@ -160,7 +160,7 @@ class CallTrace:
     closed_outputs: Sequence[int] = ()
     # Several where a checkpoint computed the call again, inside a backward pass.
     flows: Sequence[Flow] = ()
-    # The sequence numbers of the reentrant checkpoints that compute it again.
+    # Our numbers of the reentrant checkpoints that compute it again.
     checkpoints: Set[int] = frozenset[int]()
     recomputed_in: int | None = None  # torch's number of the pass that did
     returned: Sequence[Key] = ()  # inputs and own parameters it returned as they were
@@ -190,6 +190,14 @@ class CallTrace:
         self.index = index
         self.module_type = module_type
         self.moment = moment  # it grows from call to call
+
+    def output_leaves(self) -> list[Any]:
+        """Return the leaves of what it returned: none if it has not."""
+        return self.output.leaves if self.output else []
+
+    def leaves(self) -> list[Any]:
+        """Return those of what it was given, and of what it returned."""
+        return [*self.inputs.leaves, *self.output_leaves()]
 
     def passes(self) -> list[int]:
         """Return our numbers of the backward passes that reached the call."""

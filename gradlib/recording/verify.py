@@ -5,16 +5,14 @@ import itertools
 import math
 import pickle
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy
 import torch
 
-from gradlib.errors import CannotReplayError, listed
+from gradlib.errors import CannotReplayError
 from gradlib.progress import reported
 from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
@@ -26,104 +24,15 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
-from gradlib.recording.in_words import calls_text, numbered, of_pass, passes_text
+from gradlib.recording.in_words import of_pass
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.places import full_name, share_name
 from gradlib.recording.replay import Replayed, replay
-from gradlib.recording.replayable import label, must_be_replayable, require_whole
+from gradlib.recording.replayable import label, require_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.render import Printable, Table
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A call that was not replayed, or not for all passes.
-
-    Attributes:
-        name: The module's name; the root is ``""``.
-        index: Which call of this module in the block, from 0.
-        reason: Why not.
-        backward: For which backward pass, as `Pass.backward` gives it; ``None`` for
-            no pass.
-    """
-
-    name: str
-    index: int
-    reason: str
-    backward: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verification(Printable):
-    """What `Recording.verify` found.
-
-    Attributes:
-        disagreements: What came out differently, in the order of the calls. Where a
-            call inside another disagrees, the one around it is not listed, nor checked.
-        skipped: The calls that could not be replayed, or not for all passes.
-        agreed: How many calls agree, in every pass that was replayed.
-        calls: How many there are.
-        unchecked: With ``numerical=True``, the names of the parameters whose gradients
-            were not checked by finite differences: those that calls may have used and
-            that stand in modules without a recorded call, as those of ``out_proj`` in
-            attention, those without values, and those to which a call itself has
-            written, or in whose place it has used others.
-    """
-
-    disagreements: tuple[Difference, ...]
-    skipped: tuple[Skipped, ...]
-    agreed: int
-    calls: int
-    unchecked: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether calls were replayed, and all of them agree."""
-        return bool(self.agreed) and not self.disagreements
-
-    def _table(self) -> Table:
-        title = f"Verification: {self.agreed} of {self.calls} calls agree"
-        rows = [
-            (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
-            for it in self.disagreements[:ROWS]
-        ]
-        more = len(self.disagreements) - len(rows)
-        footer = [f"and {more} more, all in .disagreements"] if more else []
-        footer += _not_replayed(self.skipped)
-        whole = [it for it in self.skipped if it.backward is None]
-        said = {(it.name, it.index) for it in (*self.disagreements, *whole)}
-        around = self.calls - self.agreed - len(said)
-        if around:
-            footer.append(f"not checked: {around}, with a disagreement inside")
-        if self.unchecked:
-            footer.append(
-                f"not checked: the gradients of {listed(self.unchecked)}, which stand "
-                "in modules without a recorded call, have no values, or are written to "
-                "or replaced in a call"
-            )
-        return Table(title, COLUMNS if rows else (), rows, tuple(footer))
-
-
-def _not_replayed(skipped: Iterable[Skipped]) -> list[str]:
-    """Say which calls were not replayed, those with a reason in common together."""
-    calls: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
-    for it in skipped:
-        calls[it.reason, it.backward].append(numbered(it.name, it.index))
-    passes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for (reason, backward), names in calls.items():
-        passes[reason, calls_text(names)] += [] if backward is None else [backward]
-    return [
-        f"not replayed, {f'{passes_text(numbers)} of ' if numbers else ''}{names} "
-        f"({reason})"
-        for (reason, names), numbers in passes.items()
-    ]
-
-
-COLUMNS = ("module", "field", "error", "reason")
-ROWS = 20
-
+from gradlib.recording.verification import Skipped, Verification
 
 ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "
@@ -151,7 +60,7 @@ def verify(
 ) -> Verification:
     """Replay each call and compare; see `Recording.verify`."""
     if traces:
-        must_be_replayable(traces[0].block)
+        require_replayable(traces[0].block)
     found: list[Difference] = []
     skipped: list[Skipped] = []
     unchecked = _of_no_call(traces) if numerical else {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording.compare import BY_NAME
+from gradlib.recording.comparison import BY_NAME
 from gradlib.recording.trace import FIELDS
 from gradlib.storage import NotSaved
 

@@ -1,0 +1,114 @@
+"""What a comparison of two recordings has found."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradlib.errors import counted
+from gradlib.recording.difference import Difference
+from gradlib.recording.in_words import numbered
+from gradlib.render import Printable, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = ("module", "direction", "field", "error", "reason")
+ROWS = 10
+BY_NAME = "calls are matched by name; compare(other, names={...}) pairs other names"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A call that only one of two recordings has.
+
+    Attributes:
+        name: The module's name; the root is ``""``.
+        index: Which call of this module in the block, from 0.
+        only_in: ``"this"`` recording or the ``"other"``.
+    """
+
+    name: str
+    index: int
+    only_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Printable):
+    """What `Recording.compare` found.
+
+    Attributes:
+        first: Where the two first differ; ``None`` if they agree.
+        errors: How far apart each value is, in the order in which it happened; also of
+            those that agree.
+        unmatched: The calls that only one of them has.
+        skipped: What could not be compared, in words.
+        compared: How many calls both have; none if nothing of them is in both.
+        rtol: How far their values may be apart, as a part of the value; of a narrow
+            dtype more than of float32. See `Recording.compare`.
+    """
+
+    first: Difference | None
+    errors: tuple[Difference, ...] = dataclasses.field(repr=False)
+    unmatched: tuple[Unmatched, ...]
+    skipped: tuple[str, ...]
+    compared: int
+    rtol: float
+    _returned: tuple[tuple[str, int], ...] = dataclasses.field(repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether calls were compared, both have the same ones, and these agree."""
+        return bool(self.compared) and self.first is None and not self.unmatched
+
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draw how far apart the two are, module by module.
+
+        Whether an error grows from module to module, as rounding does, or jumps at one
+        of them, is seen better than read. The modules stand in the order in which they
+        returned; of each are drawn the output, ``grad_output``, and of the gradients of
+        its parameters the one that is furthest apart. What is equal has no marker.
+
+        Args:
+            ax: Where to draw; a new figure without it.
+
+        Returns:
+            The figure drawn on.
+
+        Raises:
+            RecordingArgumentError: `ax` is no Axes.
+        """
+        # Not before: to import matplotlib takes longer than all the rest.
+        from gradlib.recording.errors_picture import draw
+
+        return draw(self.errors, self._returned, self.first, self.rtol, ax)
+
+    def _table(self) -> Table:
+        count = f"Comparison of {counted(self.compared, 'call')}"
+        here, there = self._only_in("this"), self._only_in("other")
+        footer = [*here, *there, *[BY_NAME] * bool(here and there)]
+        footer += [f"not compared: {reason}" for reason in self.skipped]
+        first = self.first
+        if first is None:
+            return Table(f"{count}: {self._agreement()}", (), [], tuple(footer))
+        row = (
+            numbered(first.name, first.index),
+            first.direction,
+            first.field,
+            f"{first.error:.2g}",
+            first.reason,
+        )
+        return Table(f"{count}: they part first at", COLUMNS, [row], tuple(footer))
+
+    def _only_in(self, which: str) -> list[str]:
+        found = [it for it in self.unmatched if it.only_in == which]
+        where = "this" if which == "this" else "the other"
+        lines = [f"only in {where}: {numbered(it.name, it.index)}" for it in found]
+        more = f"and {len(found) - ROWS} more only in {where}"
+        return [*lines[:ROWS], more] if len(found) > ROWS else lines
+
+    def _agreement(self) -> str:
+        if not self.compared:
+            return "the two have nothing in common"
+        others = ", but not all are in both" if self.unmatched else ""
+        return f"they agree, rtol {self.rtol:.2g}{others}"
