@@ -11,6 +11,7 @@ import torch
 import torch.testing
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
 
 _C = cast(Any, torch._C)
 
@@ -38,6 +39,11 @@ is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
 
 # Where a tensor's data begins, without the copy that asking data_ptr() may cause.
 data_address: Callable[[Tensor], int] = _C._data_address
+
+
+def tangent_of(tensor: Tensor) -> Tensor | None:
+    """Return the tangent that forward-mode AD has given a tensor, if it has."""
+    return cast(Any, forward_ad).unpack_dual(tensor).tangent
 
 
 def memory_is_held(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ compute alone. Where each gradient is seen:
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -27,6 +27,7 @@ from gradlib.private.modes import (
     functions_are_seen,
     grad_is_enabled,
     graph_is_captured,
+    tensors_may_be_dual,
     values_are_fake,
     values_are_stand_ins,
 )
@@ -42,6 +43,7 @@ from gradlib.private.passes import (
     running_frame,
     when_pass_ends,
 )
+from gradlib.private.tensors import tangent_of
 from gradlib.recorder.attached import kept_from_compile
 from gradlib.recorder.checkpoints import (
     Checkpoints,
@@ -466,6 +468,8 @@ class ModuleCalls:
             outputs[place] = value.grads
             if value.grads and not frame.in_backward:  # of passes inside, as for forces
                 frame.flow.earlier = {*frame.flow.earlier, *value.grads}
+        if tensors_may_be_dual():
+            _note_tangents(frame, asked.values())
 
     def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
         """Note where in the graph ends what a call has made, and what it left there.
@@ -523,6 +527,15 @@ class ModuleCalls:
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
+
+
+def _note_tangents(frame: Frame, outputs: Iterable[Value]) -> None:
+    """Count what tangents of a call's outputs were made by to what it has made."""
+    tangents = [tangent_of(it.tensor) for it in outputs]
+    nodes = [it.grad_fn for it in tangents if it is not None]
+    if found := [node for node in nodes if node is not None]:
+        frame.roots = [*frame.roots, *found]
+        frame.call.has_tangents = True
 
 
 def _mark_returned(frame: Frame, leaf: Tensor) -> None:

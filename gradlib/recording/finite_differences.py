@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from gradlib.double import Double, wider
 from gradlib.errors import CannotReplayError
 from gradlib.private.tensors import has_values
+from gradlib.recording.difference import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import wide
+from gradlib.tree import Tree
 
 TOLERANCE = 1e-4
 """The error that a wrong backward exceeds, where no larger one is allowed."""
@@ -61,9 +63,9 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
         rtol: The error to allow, where it is more than `TOLERANCE`.
 
     Returns:
-        The errors; NaN for a parameter to which the call itself writes, as it does
-        where it is initialised from the first batch, or in whose place a hook puts
-        another: no slope tells then.
+        The errors; NaN where no slope tells: for a parameter to which the call itself
+        writes, as it does where it is initialised from the first batch, or in whose
+        place a hook puts another; and for what decides the form of the output.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
@@ -108,7 +110,8 @@ class _Checked:
         """Return the smallest error of all looks: who is right once is right.
 
         It is NaN where no slope tells. Where rounding may hide an error a look counts
-        only if there is no other.
+        only if there is no other. Where the form of the output hangs on which entries
+        are 0, as if padding is dropped, these stay what they are.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
         for away, step, least_step in LOOKS:
@@ -120,15 +123,24 @@ class _Checked:
                 least[is_clear] = min(error, least.get(is_clear, math.inf))
             if least.get(True, math.inf) <= self.allowed:
                 break
-        return least.get(True, least.get(False, 0.0))
+        if not least:
+            look = self._look(*LOOKS[0], holds_zeros=True)
+            return math.nan if look is None else look[0]
+        return least.get(True, least.get(False, math.nan))
 
     def _look(
-        self, away: float, step: float, least_step: float
+        self, away: float, step: float, least_step: float, *, holds_zeros: bool = False
     ) -> tuple[float, bool] | None:
         """Return the error at one point, and whether rounding leaves it clear.
 
         It is ``None`` where there are no slopes. The error is NaN where they say
         nothing, as the call uses something else than what is moved.
+
+        Args:
+            away: How far that point is from the recorded one.
+            step: How far from there to go.
+            least_step: And how far at least.
+            holds_zeros: Whether no entry is moved that is 0.
         """
         if not has_values(self.value):
             return math.nan, True
@@ -145,6 +157,8 @@ class _Checked:
         if grad is not None and not grad.is_nested and grad.shape != point.shape:
             return math.nan, True
         directions = [self._direction(point) for _ in range(DIRECTIONS)]
+        if holds_zeros:
+            directions = [it * (point != 0) for it in directions]
         slopes = [self._slope(point, it, h) for it in directions]
         for slope, direction in zip(slopes, directions, strict=True):
             if grad is not None:
@@ -164,7 +178,10 @@ class _Checked:
         return direction
 
     def _slope(self, point: Tensor, direction: Tensor, h: float) -> "_Slope":
-        """Return what finite differences say of the slope at a point."""
+        """Return what finite differences say of the slope at a point.
+
+        It is NaN where the output has another form there.
+        """
         trace = self.trace
         ahead, behind = (
             forward_again(trace, self._moved(point + shift * direction))
@@ -178,9 +195,11 @@ class _Checked:
             if id(kept) in counted:
                 continue  # what is returned twice is one tensor, with one gradient
             counted.add(id(kept))
-            y = ahead.leaves[place]
+            y, before = (_leaf_like(v, it, place) for it in (ahead, behind))
+            if y is None or before is None:
+                return _Slope(math.nan, 0.0)
             v = doubled(v).to(y.device)
-            rise += _dot(v, y - behind.leaves[place])
+            rise += _dot(v, y - before)
             rounding += _dot(v.abs(), y.abs())
         noise = 100 * torch.finfo(torch.float64).eps * rounding / h
         return _Slope(rise / (2 * h), noise)
@@ -213,6 +232,13 @@ def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
     size = max(math.hypot(*seen), math.hypot(*known))
     is_clear = math.hypot(*(it.noise for it in slopes)) <= HIDING * size
     return (math.hypot(*apart) / size if any(apart) else 0.0), is_clear
+
+
+def _leaf_like(grad: Tensor, output: Tree, place: int) -> Tensor | None:
+    """Return a leaf of an output, if it has the shape of its recorded gradient."""
+    leaf = output.leaves[place] if place < len(output.leaves) else None
+    fits = isinstance(leaf, Tensor) and shape_of(leaf) == shape_of(grad)
+    return leaf if fits else None
 
 
 def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:

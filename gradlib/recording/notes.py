@@ -52,6 +52,10 @@ GAVE_BACK = (
     "its backward returned a tensor that it had saved, in a pass with "
     "create_graph=True: what a later pass brings through that is in totals alone"
 )
+TANGENTS = (
+    "it returned tangents of forward-mode AD: what flows back through these is in its "
+    "shares, but grad_output has no place for it"
+)
 
 # What else there is to know.
 BATCHED = "a backward pass with is_grads_batched is not recorded"
@@ -71,6 +75,8 @@ def note(call: CallTrace) -> str:
     remarks += _second_order(call, passes)
     if passes and call.hooks_inside and call.passes_over_casts:
         remarks.append(HOOKED_CASTS)
+    if passes and call.has_tangents:
+        remarks.append(TANGENTS)
     return "; ".join(remarks)
 
 

@@ -25,6 +25,7 @@ AS_IT_IS = (
     "parameters",
     "holds_state",
     "calls_others",
+    "has_tangents",
     "hooks_inside",
     "passes_over_casts",
     "no_pass_because",

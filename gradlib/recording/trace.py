@@ -176,6 +176,7 @@ class CallTrace:
     # `nonfinite_state` gives it.
     nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
+    has_tangents = False  # whether what it returned had any, made in a graph
     hooks_inside = False  # whether somebody set hooks of autograd's while it ran
     # Whether its shares are from before what casts a leaf: autocast does so for others.
     passes_over_casts = False

@@ -41,11 +41,13 @@ class Verification(Printable):
         skipped: The calls that could not be replayed, or not for all passes.
         agreed: How many calls agree, in every pass that was replayed.
         calls: How many there are.
-        unchecked: With ``numerical=True``, the names of the parameters whose gradients
-            were not checked by finite differences: those that calls may have used and
-            that stand in modules without a recorded call, as those of ``out_proj`` in
-            attention, those without values, and those to which a call itself has
-            written, or in whose place it has used others.
+        unchecked: With ``numerical=True``, the names of the parameters and inputs whose
+            gradients were not checked by finite differences: those that calls may have
+            used and that stand in modules without a recorded call, as those of
+            ``out_proj`` in attention, those without values, those to which a call
+            itself has written, or in whose place it has used others, and those along
+            which there is no slope, as where the output is not finite, or gets another
+            shape with every value.
     """
 
     disagreements: tuple[Difference, ...]
@@ -76,8 +78,8 @@ class Verification(Printable):
         if self.unchecked:
             footer.append(
                 f"not checked: the gradients of {listed(self.unchecked)}, which stand "
-                "in modules without a recorded call, have no values, or are written to "
-                "or replaced in a call"
+                "in modules without a recorded call, have no values, are written to or "
+                "replaced in a call, or along which there is no slope"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 

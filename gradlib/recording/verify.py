@@ -28,7 +28,7 @@ from gradlib.recording.in_words import of_pass
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import other_way
 from gradlib.recording.own_dtype import wrong_in_own_dtype
-from gradlib.recording.places import full_name, share_name
+from gradlib.recording.places import full_name, input_name, share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import label, require_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
@@ -36,7 +36,7 @@ from gradlib.recording.verification import Skipped, Verification
 
 ANOTHER_OUTPUT = (
     "it may use what was not kept as it was then, such as an object of another class, "
-    "a hook or a setting"
+    "a hook, a setting or what parametrize.cached() held"
 )
 NO_SUCH_OUTPUT = (
     f"the recorded gradient fits no output of it this time: {ANOTHER_OUTPUT}"
@@ -121,7 +121,7 @@ def _check(
 ) -> Iterator[Difference | Skipped | str]:
     """Return what comes out differently in a call, and what was not checked of it.
 
-    These are the passes not replayed, and names of own parameters.
+    These are the passes not replayed, and names of inputs and own parameters.
 
     Raises:
         CannotReplayError: None was, or none says anything.
@@ -169,7 +169,7 @@ def _check(
                 trace, number, replayed if is_compared else None, tolerance
             ):
                 if math.isnan(error):
-                    yield str(key)
+                    yield key if isinstance(key, str) else input_name(trace, key)
                     continue
                 field = prefix + share_name(trace, key)
                 yield difference_at(trace, field, error, why)

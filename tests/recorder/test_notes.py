@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
@@ -216,6 +217,14 @@ def autocast(model: nn.Module, x: Tensor) -> None:
     y.sum().backward()
 
 
+def through_tangents(model: nn.Module, x: Tensor) -> None:
+    with forward_ad.dual_level():
+        y = model(forward_ad.make_dual(x, torch.ones_like(x)))
+        tangent = forward_ad.unpack_dual(y).tangent
+    assert tangent is not None
+    tangent.square().sum().backward()
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.CAPTURED, nn.Linear(2, 1), captured),
@@ -234,6 +243,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.HOOKS_INSIDE, Slopes(), penalty),
     (notes.HOOKED_CASTS, HookedCast(), autocast),
     (notes.GAVE_BACK, Products(), penalty),
+    (notes.TANGENTS, nn.Linear(2, 1), through_tangents),
     (notes.NOT_OPENED, Wrapped(), forward_only),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),

@@ -167,6 +167,7 @@ def test_where_differences_are_no_numbers_they_say_nothing() -> None:
     )
     assert found.ok
     assert found.agreed == 1
+    assert found.unchecked == ("args[0]",)
 
 
 def test_a_backward_that_does_not_repeat_is_named(

@@ -57,7 +57,7 @@ def test_what_a_call_reads_from_another_object_may_have_changed() -> None:
     assert (output.field, grad.field) == ("output", "grad_input[0]")
     assert output.reason == (
         "it may use what was not kept as it was then, such as an object of another "
-        "class, a hook or a setting"
+        "class, a hook, a setting or what parametrize.cached() held"
     )
     assert grad.reason == ""  # it is that of another output
 

@@ -450,7 +450,7 @@ def test_what_a_call_does_not_use_as_it_is_said_to_be_left_out() -> None:
     found = recorded(net, torch.randn(3, 4)).verify(numerical=True)
     assert found.ok
     assert set(found.unchecked) == {"0.unused", "1.weight"}
-    assert "have no values, or are written to or replaced in a call" in " ".join(
+    assert "have no values, are written to or replaced in a call" in " ".join(
         str(found).split()
     )
 
@@ -474,3 +474,55 @@ def test_a_parameter_in_eight_bits(factor: float) -> None:
     assert found.ok == (factor == 1.0)
     fields = {it.field for it in found.disagreements}
     assert fields == ({"param_grads['narrow']"} if factor > 1 else set())
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize(
+    "x", [[0.0, 3.0], [[1.0, 2.0], [0.0, 0.0], [1.0, 1.0]]], ids=["entries", "rows"]
+)
+def test_the_shape_of_an_output_that_hangs_on_zeros(x: Any, factor: float) -> None:
+    class NotPadding(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            y = x[x != 0] if x.dim() == 1 else x[x.abs().sum(1) > 0]
+            return factor * y + (1 - factor) * y.detach()
+
+    model, inputs = NotPadding(), torch.tensor(x, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(inputs).square().sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok == (factor == 1), str(found)
+    assert found.unchecked == ()
+
+
+def test_an_output_of_another_shape_for_each_value_is_said_to_be_unchecked() -> None:
+    class Some(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x[: 1 + next(lengths) % 3]
+
+    lengths = iter(range(1, 1000))
+    model, x = Some(), torch.ones(4, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    lengths = iter([1, *range(1000)])  # the first call again, and then any
+    found = recording.verify(numerical=True)
+    assert not found.disagreements
+    assert found.unchecked == ("args[0]",)
+    assert "along which there is no slope" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loss_over_other_random_numbers_in_float64_is_not_accused(seed: int) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 8) / 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy((x * torch.rand_like(x)) @ self.weight.T, y)
+
+    torch.manual_seed(seed)
+    model, x = Noisy(), torch.randn(32, 8, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x, torch.randint(0, 3, (32,))).backward()
+    found = recording.verify(numerical=True)
+    assert found.ok, str(found)
