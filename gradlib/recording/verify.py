@@ -17,6 +17,7 @@ from gradlib.progress import reported
 from gradlib.random_state import seed_all
 from gradlib.recording.difference import (
     Difference,
+    Gap,
     Tolerance,
     difference_at,
     gaps,
@@ -151,8 +152,7 @@ def _check(
         if replayed.shares is None or not through[number]:
             continue
         prefix = of_pass(passes.index(number), len(passes))
-        shares = gaps_of_shares(trace.gradients("shares", number), replayed.shares)
-        apart = [(key, it) for key, it in shares if not tolerance.allows(it)]
+        apart = _other_shares(trace, number, replayed.shares, tolerance)
         why = ""  # of gradients of another output there is nothing to say
         if apart and not others:
             why = (
@@ -164,15 +164,13 @@ def _check(
             field = prefix + share_name(trace, key)
             yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
-            is_compared = not (apart or others)
-            for key, error, why in _wrong(
-                trace, number, replayed if is_compared else None, tolerance
-            ):
+            repeats = None if apart or others else replayed
+            for key, error, why in _wrong(trace, number, repeats, tolerance):
                 if math.isnan(error):
                     yield key if isinstance(key, str) else input_name(trace, key)
-                    continue
-                field = prefix + share_name(trace, key)
-                yield difference_at(trace, field, error, why)
+                else:
+                    field = prefix + share_name(trace, key)
+                    yield difference_at(trace, field, error, why)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
 
@@ -182,6 +180,14 @@ def _dtypes_inside(trace: CallTrace, number: int) -> set[torch.dtype]:
     forward = trace.world.autocast.values() if trace.world else ()
     backward = trace.block.autocast.get(number, {}).values()
     return {*forward, *backward, *trace.summed_in}
+
+
+def _other_shares(
+    trace: CallTrace, number: int, again: Mapping[Key, Any], tolerance: Tolerance
+) -> list[tuple[Key, Gap]]:
+    """Return which of a call's shares are not what was recorded, and how far."""
+    found = gaps_of_shares(trace.gradients("shares", number), again)
+    return [(key, it) for key, it in found if not tolerance.allows(it)]
 
 
 def _wrong(
