@@ -1,15 +1,17 @@
 """The random generators of devices, of NumPy and of Python: kept, and seeded."""
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy
 import torch
 
 from gradlib.finishing import finish
+
+T = TypeVar("T")
 
 
 def cuda_devices() -> range:
@@ -32,6 +34,22 @@ def random_state_kept() -> Generator[None]:
         finally:
             put_back = partial(random.setstate, python)
             finish((put_back, partial(numpy.random.set_state, numpys)))
+
+
+def moving_no_generator(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that leaves the generators of devices where they stand."""
+
+    def call(*args: object) -> T:
+        before = [(it, it.get_state()) for it in generators_of_devices()]
+        try:
+            return function(*args)
+        finally:
+            for generator, state in before:
+                # Once one was set, cuDNN draws the dropout of RNNs anew from it.
+                if not torch.equal(generator.get_state(), state):
+                    generator.set_state(state)
+
+    return call
 
 
 def seed_all(seed: int) -> None:

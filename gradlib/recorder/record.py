@@ -42,6 +42,7 @@ from gradlib.private.hooks import (
     unhook_modules,
 )
 from gradlib.private.modules import own_parameters, what_stands_in
+from gradlib.random_state import moving_no_generator
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
@@ -58,6 +59,7 @@ from gradlib.selection import (
     uncompiled,
 )
 from gradlib.sharded import flattened, is_sharded, swaps_parameters
+from gradlib.stats import tensor_stats
 from gradlib.values import Keep, Transfers, keeper
 
 
@@ -89,7 +91,8 @@ def record(
             ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. ``"args"``
             includes keyword arguments, and each share its total.
         reduce: A function of a tensor, such as `tensor_stats`. What it returns is kept
-            instead of the tensor. It gets each tensor detached, on its own device.
+            instead of the tensor. It gets each tensor detached, on its own device. If
+            it draws random numbers of torch, the model draws what it would without.
         device: Where to put the kept tensors, such as ``"cpu"`` to save a GPU's memory.
             The end of the block, or reading a value, waits for the copies.
 
@@ -140,6 +143,8 @@ def record(
             + no_module(model, "Put a function into the forward() of a module.")
         )
     _require_usable(reduce, device)
+    if reduce is not None and reduce is not tensor_stats:  # which draws nothing
+        reduce = moving_no_generator(reduce)
     copies = Transfers()
     return _Recorder(
         model,

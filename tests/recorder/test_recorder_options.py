@@ -694,3 +694,19 @@ def test_what_has_no_values_is_not_moved() -> None:
         model(x).sum().backward()
     assert recording["0"].output.is_meta
     assert recording["0"].param_grads["weight"].is_meta
+
+
+def test_a_reduction_that_draws_moves_no_generator() -> None:
+    def some(tensor: Tensor) -> Tensor:
+        return tensor.flatten()[torch.randint(tensor.numel(), (3,))]
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Dropout())
+    results: list[tuple[Tensor, Tensor]] = []
+    for reduce in (None, some):
+        torch.manual_seed(0)
+        with gradlib.record(model, reduce=reduce):
+            output = model(torch.ones(2, 4))
+            output.sum().backward()
+        results.append((output, torch.rand(3)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
