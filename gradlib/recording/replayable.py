@@ -75,32 +75,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
             "tensors may have carried tangents, which are not kept."
         )
     for module in history.inside(called, trace.moment):
-        kind = history.kind(module, trace.moment)
-        if kind is not type(module) and not issubclass(kind, LazyModuleMixin):
-            raise CannotReplayError(
-                f"{label(trace)} contains what was a {kind.__name__} then and is a "
-                f"{type(module).__name__} now, whose forward may be another. Replay "
-                "before you give a module another class, as "
-                "torch.nn.utils.parametrize does."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise CannotReplayError(
-                f"{label(trace)} contains a ScriptModule, whose weights cannot be "
-                "replaced for a replay. Record the module it was made of."
-            )
-        if isinstance(module, DistributedDataParallel):
-            raise CannotReplayError(
-                f"{label(trace)} goes through DistributedDataParallel, which talks to "
-                "other processes when it is called. Replay the module that it wraps, "
-                'as recording["module"].replay().'
-            )
-        if _draws_by_itself(module, history.training(module, trace.moment)):
-            raise CannotReplayError(
-                f"{label(trace)} contains an {type(module).__name__} with dropout, "
-                "whose random numbers cuDNN draws from a state of its own. Record and "
-                "replay it under torch.backends.cudnn.flags(enabled=False), or without "
-                "dropout."
-            )
+        _require_module(trace, history, module)
     _require_inputs(trace)
     if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
         raise CannotReplayError(
@@ -134,6 +109,36 @@ def require_whole(trace: CallTrace, number: int) -> None:
         raise CannotReplayError(
             "The backward pass raised, or has not ended yet: what it gave this call "
             "may be a part."
+        )
+
+
+def _require_module(trace: CallTrace, history: History, module: nn.Module) -> None:
+    """Raise unless a module can run as it did inside of a call."""
+    kind = history.kind(module, trace.moment)
+    if kind is not type(module) and not issubclass(kind, LazyModuleMixin):
+        raise CannotReplayError(
+            f"{label(trace)} contains what was a {kind.__name__} then and is a "
+            f"{type(module).__name__} now, whose forward may be another. Replay "
+            "before you give a module another class, as "
+            "torch.nn.utils.parametrize does."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CannotReplayError(
+            f"{label(trace)} contains a ScriptModule, whose weights cannot be "
+            "replaced for a replay. Record the module it was made of."
+        )
+    if isinstance(module, DistributedDataParallel):
+        raise CannotReplayError(
+            f"{label(trace)} goes through DistributedDataParallel, which talks to "
+            "other processes when it is called. Replay the module that it wraps, "
+            'as recording["module"].replay().'
+        )
+    if _draws_by_itself(module, history.training(module, trace.moment)):
+        raise CannotReplayError(
+            f"{label(trace)} contains an {type(module).__name__} with dropout, "
+            "whose random numbers cuDNN draws from a state of its own. Record and "
+            "replay it under torch.backends.cudnn.flags(enabled=False), or without "
+            "dropout."
         )
 
 
