@@ -1,16 +1,15 @@
 """What the graph of a forward pass offers: a chain, structure, known operations."""
 
+from contextlib import suppress
 from typing import TypeAlias
 
+import torch
+
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
-from gradlib.jacobian.fast.parameters.by_sample import BySample
-from gradlib.jacobian.fast.parameters.by_sample import find as find_by_sample
-from gradlib.jacobian.fast.pushed.pushed import Pushed
-from gradlib.jacobian.fast.pushed.pushed import find as find_pushed
-from gradlib.jacobian.fast.stacked.stacked import Stacked
-from gradlib.jacobian.fast.stacked.stacked import find as find_stacked
-from gradlib.jacobian.fast.structure.structured import Structured
-from gradlib.jacobian.fast.structure.structured import find as find_structure
+from gradlib.jacobian.fast.parameters.by_sample import BySample, find_by_sample
+from gradlib.jacobian.fast.pushed.pushed import Pushed, find_pushed
+from gradlib.jacobian.fast.stacked.stacked import Stacked, find_stacked
+from gradlib.jacobian.fast.structure.structured import Structured, find_structured
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import Plan
 
@@ -24,11 +23,11 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
         graph: What it is of.
         plan: How it would be computed otherwise.
     """
-    if all(graph.shared):
-        return find_by_sample(graph, plan)
-    return (
-        find_straight(graph, plan)
-        or find_structure(graph, plan)
-        or find_pushed(graph, plan)
-        or find_stacked(graph, plan)
-    )
+    of_inputs = find_straight, find_structured, find_pushed, find_stacked
+    for find in (find_by_sample,) if all(graph.shared) else of_inputs:
+        # What a node has saved may be overwritten, or gone.
+        with suppress(RuntimeError), torch.no_grad():
+            found = find(graph, plan)
+            if found is not None:
+                return found
+    return None

@@ -43,15 +43,12 @@ def exchanged(op: Operation) -> tuple[int, int]:
     return op.dim("dim0"), op.dim("dim1")
 
 
-def selected(op: Operation) -> tuple[int, int]:
+def row(op: Operation) -> tuple[int, int]:
     """Return the dimension of which one row was taken, and which."""
-    dim = dim_of(op.saved("dim"), len(op.shapes[0]))
-    return dim, dim_of(op.saved("index"), op.shapes[0][dim])
-
-
-def unbound(op: Operation) -> tuple[int, int]:
-    """Return the same where each row is an output."""
-    return dim_of(op.saved("dim"), len(op.shapes[0])), op.number
+    dim, index = dim_of(op.saved("dim"), len(op.shapes[0])), op.saved("index")
+    if index is None:  # each row is an output
+        return dim, op.number
+    return dim, dim_of(index, op.shapes[0][dim])
 
 
 def sliced(op: Operation) -> Rows:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.form import Form
@@ -45,7 +46,8 @@ class Operation:
 
     def saved(self, name: str) -> Any:
         """Return what the node has saved, or ``None``."""
-        return getattr(self.node, "_saved_" + name, None)
+        value = getattr(self.node, "_saved_" + name, None)
+        return value.detach() if isinstance(value, Tensor) else value
 
     def dim(self, name: str = "dim") -> int:
         """Return a dimension that the node has saved, not negative."""

@@ -14,7 +14,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import Call, asks_no_more, is_open
 from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
-from gradlib.jacobian.fast.structure.structured import find as find_structure
+from gradlib.jacobian.fast.structure.structured import find_structured
 from gradlib.jacobian.fast.transformers import Read, has_transformer, read
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import of_tensors
@@ -86,7 +86,7 @@ class Replicas(NamedTuple):
         for step in self.read.steps:
             y = step(y)
         graph, _ = of_tensors(y, point)
-        structured = find_structure(
+        structured = find_structured(
             graph, planning.make(graph, "reverse", "auto", 2 * MOST)
         )
         if structured is None:

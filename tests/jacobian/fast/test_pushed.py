@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian import planning
-from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find
+from gradlib.jacobian.fast.in_graph import find_in_graph
+from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
 
 from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
@@ -33,7 +34,7 @@ def wider(x: Tensor) -> Tensor:
 
 def found_for(graph: Graph) -> Pushed | None:
     """Return the way forward."""
-    return find(graph, planning.make(graph, "forward", "auto", None))
+    return find_pushed(graph, planning.make(graph, "forward", "auto", None))
 
 
 IMAGES: dict[str, Function] = {
@@ -280,7 +281,8 @@ def test_what_a_node_has_saved_may_be_overwritten() -> None:
         matrix.zero_()
         return y
 
-    assert found_for(graph_of(fn, double(4, 5))) is None
+    graph = graph_of(fn, double(4, 5))
+    assert find_in_graph(graph, planning.make(graph, "forward", "auto", None)) is None
     with pytest.raises(gradlib.NoSuchWayError, match="inplace operation"):
         gradlib.per_sample_jacobian(fn, double(4, 5), check=False)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian.fast.chains import convolutions, mapped, through_maps
+from gradlib.jacobian.fast.chains import bends, convolutions, mapped, through_maps
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
 from gradlib.jacobian.fast.chains.layers import aten
@@ -302,15 +302,15 @@ def test_no_rows_at_all() -> None:
 @pytest.mark.cpu  # a GPU's convolutions return them as they like
 def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     are_last: list[bool] = []
-    pulled = through_maps.pulled
+    pulled = bends.pulled
 
-    def noting(v: Tensor, bends: list[Bend], *, ours: bool) -> Tensor:
-        both = v[0], bends[0].value  # the first vectors are the same for all samples
+    def noting(v: Tensor, passed: list[Bend], *, ours: bool) -> Tensor:
+        both = v[0], passed[0].value  # the first vectors are the same for all samples
         last = torch.channels_last
         are_last.extend(it.is_contiguous(memory_format=last) for it in both)
-        return pulled(v, bends, ours=ours)
+        return pulled(v, passed, ours=ours)
 
-    monkeypatch.setattr(through_maps, "pulled", noting)
+    monkeypatch.setattr(bends, "pulled", noting)
     body = nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh()
     model = nn.Sequential(*body, nn.Flatten(), nn.Linear(512, 3)).double()
     require_same(model, double(10, 2, 12, 12))

@@ -17,6 +17,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.compute import compute
+from gradlib.jacobian.fast.in_graph import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked import stacked
 from gradlib.jacobian.fast.stacked.rules import RULES
@@ -53,7 +54,7 @@ def _few_rows_will_do(  # pyright: ignore (pytest uses it)
 
 def found_for(graph: Graph, chunk: int = 3) -> stacked.Stacked | None:
     """Look for the way, with so many rows at once."""
-    return stacked.find(
+    return stacked.find_stacked(
         graph, replace(planning.make(graph, "reverse", "auto", None), chunk=chunk)
     )
 
@@ -288,14 +289,18 @@ def test_few_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_asked_for_is_taken() -> None:
     graph = graph_of(torch.sin, double(4, 4, 4))
     for mode in ("forward", "loop"):
-        assert stacked.find(graph, planning.make(graph, mode, "auto", None)) is None
+        assert (
+            stacked.find_stacked(graph, planning.make(graph, mode, "auto", None))
+            is None
+        )
 
 
 def test_what_a_node_has_saved_may_be_overwritten() -> None:
     weight = W.clone()
     graph = graph_of(lambda x: F.linear(x, weight), double(4, 4, 4))
     weight.zero_()
-    assert found_for(graph) is None
+    plan = planning.make(graph, "reverse", "auto", None)
+    assert find_in_graph(graph, plan) is None
 
 
 def test_weights_are_read_at_every_call() -> None:
@@ -371,7 +376,7 @@ def test_a_hook_inside_is_heard(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         HOOKS[name](y)
         return y.tanh()
 
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
     x = double(4, 4, 4)
     assert found_for(graph_of(fn, x)) is not None, "a hook is not seen there"
     found = gradlib.per_sample_jacobian(fn, x, check=False)
@@ -387,7 +392,7 @@ def _unhooked(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_a_hook_of_a_module_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the old kind leaves no sign in the graph either."""
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
     model, x = Block(4, 2, random.Random(0)).double(), double(2, 3, 4)
     cast(Any, model).register_backward_hook(lambda _, grads, __: _doubled(grads))
     found = gradlib.per_sample_jacobian(model, x, check=False)
@@ -407,7 +412,7 @@ def test_what_is_proven(
     check: bool, proven: bool, fn: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a hook rows take autograd's steps: a pass would only say so again."""
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
     asked = looks_asked(monkeypatch)
     gradlib.per_sample_jacobian(fn, double(4, 4, 4).abs(), check=check)
     assert len(asked) == (proven or not ON_CPU)
@@ -442,7 +447,7 @@ def _nothing(*_: Any) -> None:
 @pytest.mark.parametrize("check", [False, True])
 def test_a_block_as_a_whole(check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structure", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
     block = Block(4, 2, random.Random(0)).double()
     x = double(3, 5, 4)
     plan = gradlib.plan_jacobian(block, x, check=check)

@@ -13,6 +13,7 @@ import gradlib
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.between import in_order
+from gradlib.jacobian.fast.in_graph import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure import chunks, structured
 from gradlib.jacobian.fast.structure.rules import RULES
@@ -53,7 +54,7 @@ def found_for(graph: Graph, rows: int, room: int) -> structured.Structured | Non
     otherwise = planning.make(graph, "loop", "auto", None)
     counts = otherwise.counts | {"loop": rows}
     instead = replace(otherwise, counts=counts, max_bytes=room, result_bytes=0)
-    return structured.find(graph, instead)
+    return structured.find_structured(graph, instead)
 
 
 def by_structure(graph: Graph) -> Tensor | None:
@@ -278,7 +279,8 @@ def test_what_a_node_has_saved_may_be_overwritten() -> None:
     weight = W.clone()
     graph = graph_of(lambda x: F.linear(x, weight), double(4, 4, 4))
     weight.zero_()
-    assert by_structure(graph) is None
+    plan = planning.make(graph, "reverse", "auto", None)
+    assert find_in_graph(graph, plan) is None
 
 
 def test_weights_are_read_at_every_call() -> None:

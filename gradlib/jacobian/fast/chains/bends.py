@@ -21,6 +21,15 @@ class Bend(NamedTuple):
     layer: Layer
     value: Tensor
 
+    def part(self, start: int, stop: int) -> "Bend":
+        """Return it for some samples."""
+        return self._replace(value=self.value[start:stop])
+
+    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+        """Go back."""
+        found = pulled(v, [self], ours=ours)
+        return found, ours or found is not v
+
 
 def bent(
     layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool, begun: bool = False

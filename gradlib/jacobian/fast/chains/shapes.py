@@ -43,17 +43,12 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             if ins != shape[-1]:  # who waits for a shape would wait for ever
                 return None
             shape = *shape[:-1], outs
-        elif kind is nn.Conv2d:
-            size = size_after(layer, shape[1:])
-            if size is None:
-                return None
-            shape = (*shape[:1], *size)
         elif kind is nn.Flatten:
             if not flattens(layer):
                 return None
             shape = (*shape[:1], math.prod(shape[1:]))
-        elif kind in _POOLED:
-            size = _POOLED[kind](layer, shape[1:])
+        elif kind in _SIZES:
+            size = _SIZES[kind](layer, shape[1:])
             if size is None:
                 return None
             shape = (*shape[:1], *size)
@@ -173,7 +168,8 @@ def pair(option: Any) -> tuple[int, int]:
     return option, option
 
 
-_POOLED: dict[type[Any], Callable[[Any, Sequence[int]], Shape | None]] = {
+_SIZES: dict[type[Any], Callable[[Any, Sequence[int]], Shape | None]] = {
+    nn.Conv2d: size_after,
     nn.MaxPool2d: _largest,
     nn.AvgPool2d: _means,
     nn.AdaptiveAvgPool2d: _means_of_parts,

@@ -98,10 +98,7 @@ class Straight(NamedTuple):
         )
 
     def _of(self, start: int, stop: int, into: Tensor) -> Tensor:
-        bends = [
-            [it._replace(value=it.value[start:stop]) for it in place]
-            for place in self.factors.bends
-        ]
+        bends = [[it.part(start, stop) for it in place] for place in self.factors.bends]
         with torch.no_grad():
             factors = Factors(self.factors.matrices, bends)
             return whole_product(factors, self.order.tree, into)
@@ -121,10 +118,7 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
         return None
     if plan.rows_worth < ROWS or root.dtype not in DTYPES:
         return None
-    try:
-        factors = _read(root, point, graph.ends[0][0])
-    except RuntimeError:  # what a node has saved was overwritten, or is gone
-        return None
+    factors = _read(root, point, graph.ends[0][0])
     if factors is None:
         return None
     widths = [it.shape[1] for it in factors.matrices] + [root.shape[1]]

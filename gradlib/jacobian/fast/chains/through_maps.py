@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
+from gradlib.jacobian.fast.chains.bends import Bend, bent
 from gradlib.jacobian.fast.chains.convolutions import (
     Convolved,
     channels_last,
@@ -36,25 +36,6 @@ from gradlib.jacobian.fast.chains.ways import (
 )
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private.modes import grad_is_enabled
-
-
-class Bent(NamedTuple):
-    """What is elementwise.
-
-    Attributes:
-        bend: The layer, and its value: ``(batch, channels, ...)``.
-    """
-
-    bend: Bend
-
-    def part(self, start: int, stop: int) -> "Bent":
-        """Return it for some samples."""
-        return Bent(self.bend._replace(value=self.bend.value[start:stop]))
-
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        found = pulled(v, [self.bend], ours=ours)
-        return found, ours or found is not v
 
 
 class ChannelsLast(NamedTuple):
@@ -211,7 +192,7 @@ def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tens
             ours = True
         else:
             (bend,), x = bent([layer], x, ours=ours, last=False)
-            seen.append(Bent(Bend(layer, _laid_out(of)(bend.value))))
+            seen.append(Bend(layer, _laid_out(of)(bend.value)))
             ours = False
     return seen, x
 

@@ -113,7 +113,7 @@ class BySample:
         return _rows(graph) * once
 
 
-def find(graph: Graph, plan: Plan) -> BySample | None:
+def find_by_sample(graph: Graph, plan: Plan) -> BySample | None:
     """Return how to compute a Jacobian with respect to parameters, or ``None``.
 
     Args:
@@ -135,11 +135,7 @@ def find(graph: Graph, plan: Plan) -> BySample | None:
     uses = find_uses(graph)
     if not uses:
         return None
-    try:
-        with torch.no_grad():
-            return _found(graph, plan, uses)
-    except RuntimeError:  # what a node has saved was overwritten, or is gone
-        return None
+    return _found(graph, plan, uses)
 
 
 def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:

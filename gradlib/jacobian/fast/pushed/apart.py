@@ -16,8 +16,8 @@ _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
     "PermuteBackward0": lambda op: moves.order(op)[0] == 0,
     "TransposeBackward0": lambda op: 0 not in moves.exchanged(op),
     "TBackward0": lambda op: 0 not in moves.exchanged(op),
-    "SelectBackward0": lambda op: moves.selected(op)[0] > 0,
-    "UnbindBackward0": lambda op: moves.unbound(op)[0] > 0,
+    "SelectBackward0": lambda op: moves.row(op)[0] > 0,
+    "UnbindBackward0": lambda op: moves.row(op)[0] > 0,
     "SoftmaxBackward0": lambda op: op.dim() > 0,
     "LogSoftmaxBackward0": lambda op: op.dim() > 0,
     "NativeLayerNormBackward0": lambda op: (

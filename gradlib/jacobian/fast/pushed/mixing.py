@@ -27,7 +27,7 @@ def _product(
     """Return the way through the product of what stands in a place with a matrix."""
     if matrix is None or set(op.shapes) != {place}:
         return None
-    matrix = matrix.detach() * scale if scale != 1 else matrix.detach()
+    matrix = matrix * scale if scale != 1 else matrix
     push = once(as_samples(lambda t: t @ matrix))
     return lambda given: push(given[place])
 
@@ -40,7 +40,7 @@ def softmax(op: Operation) -> Forth:
 
 def log_softmax(op: Operation) -> Forth:
     """Their logarithms."""
-    p, dim = op.saved("result").detach().exp(), 1 + op.dim()
+    p, dim = op.saved("result").exp(), 1 + op.dim()
     return of_one(lambda t: t - (t * p).sum(dim, keepdim=True))
 
 
@@ -61,7 +61,7 @@ def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
     """Return the way through a norm: without its weight its matrix is symmetric."""
     if back is None:
         return None
-    scale = 1 if weight is None else weight.detach()
+    scale = 1 if weight is None else weight
     return of_one(lambda t: _whole(back(t)) * scale)
 
 

@@ -28,12 +28,7 @@ def transposed(op: Operation) -> Forth:
 
 def selected(op: Operation) -> Forth:
     """One row of a dimension."""
-    return _row(*moves.selected(op))
-
-
-def unbound(op: Operation) -> Forth:
-    """All rows of a dimension, each an output."""
-    return _row(*moves.unbound(op))
+    return _row(*moves.row(op))
 
 
 def _row(dim: int, index: int) -> Forth:

@@ -127,7 +127,7 @@ class Pushed:
         return [there.get(root) for root in drawing.roots]
 
 
-def find(graph: Graph, plan: Plan) -> Pushed | None:
+def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
     """Return how to go forward with several columns; ``None`` where it is not known.
 
     Args:
@@ -144,11 +144,7 @@ def find(graph: Graph, plan: Plan) -> Pushed | None:
     chunk = _columns_at_once(graph, plan, slopes)
     if chunk < 1:
         return None
-    try:
-        with torch.no_grad():
-            steps = _steps(graph)
-    except RuntimeError:  # what a node has saved was overwritten, or is gone
-        return None
+    steps = _steps(graph)
     if steps is None:
         return None
     mixes = not all(it.keeps_apart for it in steps)

@@ -56,6 +56,5 @@ def summed(grad: Tensor, shape: Sequence[int]) -> Tensor:
     if grad.shape[1:] == shape:
         return grad
     more = grad.dim() - 1 - len(shape)
-    ones = [1 + more + i for i, size in enumerate(shape) if size == 1]
-    grad = grad.sum([*range(1, 1 + more), *ones], keepdim=True)
-    return grad.reshape(grad.size(0), *shape)
+    count = grad.size(0)
+    return grad.sum_to_size(count, *[1] * more, *shape).reshape(count, *shape)

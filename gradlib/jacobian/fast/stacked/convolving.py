@@ -93,7 +93,7 @@ def read(op: Operation, size: Sequence[int]) -> Convolution:
         op: The operation.
         size: Of a sample of its input.
     """
-    weight = op.saved("weight").detach()
+    weight = op.saved("weight")
     axes = weight.dim() - 2
     return Convolution(
         weight,

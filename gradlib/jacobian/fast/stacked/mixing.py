@@ -59,9 +59,9 @@ def _ways(
     """Return the ways back to the two factors of a product."""
     found: dict[int, Callable[[Tensor], Tensor]] = {}
     if right is not None:
-        found[0] = partial(_to_left, _one(right.detach()).mT, scale)
+        found[0] = partial(_to_left, _one(right).mT, scale)
     if left is not None:
-        found[1] = partial(_to_right, left.detach().mT, scale)
+        found[1] = partial(_to_right, left.mT, scale)
     return found
 
 
@@ -90,7 +90,7 @@ def _each(op: Operation, ways: dict[int, Callable[[Tensor], Tensor]]) -> Back | 
 
 def softmax(op: Operation) -> Back:
     """Probabilities."""
-    p, dim = op.saved("result").detach(), 1 + op.dim()
+    p, dim = op.saved("result"), 1 + op.dim()
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         slope = grad * p
@@ -101,7 +101,7 @@ def softmax(op: Operation) -> Back:
 
 def log_softmax(op: Operation) -> Back:
     """Their logarithms."""
-    p, dim = op.saved("result").detach().exp(), 1 + op.dim()
+    p, dim = op.saved("result").exp(), 1 + op.dim()
     return lambda grad: {0: grad.addcmul(p, grad.sum(dim, keepdim=True), value=-1)}
 
 
@@ -111,7 +111,7 @@ def layer_norm(op: Operation, *, plain: bool = False) -> Back | None:
         return None
     shape = list(op.saved("normalized_shape"))
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
-    weight = None if plain else _detached(op.saved("weight"))
+    weight = None if plain else op.saved("weight")
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         x, mean, rstd = (_repeated(it, grad.size(0)) for it in saved)
@@ -128,8 +128,8 @@ def rms_norm(op: Operation) -> Back | None:
     if not is_of_input_alone(op):
         return None
     dims = [*range(-len(op.saved("normalized_shape")), 0)]
-    rstd, weight = op.saved("result1").detach(), _detached(op.saved("weight"))
-    normal = op.saved("input").detach() * rstd
+    rstd, weight = op.saved("result1"), op.saved("weight")
+    normal = op.saved("input") * rstd
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         slope = grad if weight is None else grad * weight
@@ -145,7 +145,7 @@ def group_norm(op: Operation, *, plain: bool = False) -> Back | None:
         return None
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
     samples, *sizes = (int(op.saved(it)) for it in ("N", "C", "HxW", "group"))
-    weight = None if plain else _detached(op.saved("weight"))
+    weight = None if plain else op.saved("weight")
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
         count = grad.size(0)
@@ -170,8 +170,8 @@ def attention(op: Operation) -> Back | None:
     found = read(op)
     if found is None or not op.shapes.keys() <= {0, 1, 2}:
         return None
-    q, k, v = (it.detach() for it in found[:3])
-    p = found.probabilities().detach()
+    q, k, v = found[:3]
+    p = found.probabilities()
     keys, asked, scale = k.shape[-2], op.shapes.keys(), found.scale
 
     def with_vectors_inside(grad: Tensor) -> dict[int, Tensor]:
@@ -246,7 +246,3 @@ def _scaled(grad: Tensor, scale: float) -> Tensor:
 def _repeated(saved: Tensor, count: int) -> Tensor:
     """Return what was saved once for each vector, in memory of its own."""
     return saved.expand(count, *saved.shape).contiguous()
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()

@@ -28,12 +28,7 @@ def transposed(op: Operation) -> Back:
 
 def selected(op: Operation) -> Back:
     """One row of a dimension."""
-    return _row(*moves.selected(op))
-
-
-def unbound(op: Operation) -> Back:
-    """All rows of a dimension, each an output."""
-    return _row(*moves.unbound(op))
+    return _row(*moves.row(op))
 
 
 def sliced(op: Operation) -> Back:

@@ -180,7 +180,7 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
     return torch.cat([it.movedim(1, -2) for it in parts], -2).movedim(-2, 1)
 
 
-def find(graph: Graph, plan: Plan) -> Stacked | None:
+def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
     """Return how to go back with several rows at once; ``None`` where it is not known.
 
     Args:
@@ -195,12 +195,8 @@ def find(graph: Graph, plan: Plan) -> Stacked | None:
     steps = _steps(graph.drawing)
     if steps is None or graph.is_packed:
         return None
-    try:
-        with torch.no_grad():
-            chunk, each, slopes = _sizes(graph, plan)
-            ways = None if chunk < 2 else _ways(graph, steps)
-    except RuntimeError:  # what a node has saved was overwritten, or is gone
-        return None
+    chunk, each, slopes = _sizes(graph, plan)
+    ways = None if chunk < 2 else _ways(graph, steps)
     if ways is None:
         return None
     return Stacked(ways, graph.drawing, chunk, each, slopes)

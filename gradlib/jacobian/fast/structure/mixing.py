@@ -134,7 +134,7 @@ def _scaled(
     matrix = matrix - normal[..., None] * (normal[..., None, :] / size)
     matrix *= rstd[..., None]
     if op.saved("weight") is not None:
-        matrix *= op.saved("weight").detach().flatten()[:, None]
+        matrix *= op.saved("weight").flatten()[:, None]
     return {0: _along(op, range(len(op.shape) - count, len(op.shape)), matrix)}
 
 

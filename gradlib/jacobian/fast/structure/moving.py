@@ -42,12 +42,7 @@ def transposed(op: Operation) -> dict[int, Back]:
 
 def selected(op: Operation) -> dict[int, Back]:
     """One row of a dimension."""
-    return {0: _row(op, *moves.selected(op))}
-
-
-def unbound(op: Operation) -> dict[int, Back]:
-    """All rows of a dimension, each an output."""
-    return {0: _row(op, *moves.unbound(op))}
+    return {0: _row(op, *moves.row(op))}
 
 
 def sliced(op: Operation) -> dict[int, Back]:

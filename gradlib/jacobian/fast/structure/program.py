@@ -149,7 +149,7 @@ class Builder:
         return self._kept(Value(axes, (value,), _summer(gone), work))
 
     def _constant(self, tensor: Tensor, axes: Axes) -> Value:
-        whole = tensor.detach().view([axis.size for axis in axes])
+        whole = tensor.view([axis.size for axis in axes])
         self._constants.append(whole)
         return self._kept(Value(axes, (), lambda _, __: whole))
 

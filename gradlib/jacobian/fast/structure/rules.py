@@ -53,7 +53,7 @@ RULES: dict[str, Rule] = {
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
     "SelectBackward0": moving.selected,
-    "UnbindBackward0": moving.unbound,
+    "UnbindBackward0": moving.selected,
     "SliceBackward0": moving.sliced,
     "SplitBackward0": moving.split,
     "SplitWithSizesBackward0": moving.split,

@@ -80,7 +80,7 @@ class Structured:
         return {(0, 0): made}
 
 
-def find(graph: Graph, plan: Plan) -> Structured | None:
+def find_structured(graph: Graph, plan: Plan) -> Structured | None:
     """Return how to compute a Jacobian from the structure of its graph.
 
     Args:
@@ -99,11 +99,8 @@ def find(graph: Graph, plan: Plan) -> Structured | None:
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
     if not promises(graph, rows) or not all_is_known(graph.drawing, RULES):
         return None
-    try:
-        with torch.no_grad():
-            return _found(Walk(graph, MOST * size), root, rows, room)
-    except RuntimeError:  # what a node has saved was overwritten, or is gone
-        return None
+    with torch.no_grad():
+        return _found(Walk(graph, MOST * size), root, rows, room)
 
 
 def _found(walk: Walk, root: Tensor, rows: float, room: int) -> Structured | None:
