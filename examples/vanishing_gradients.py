@@ -159,7 +159,7 @@ for name, net in (("sigmoids", sigmoids), ("ReLUs", relus)):
 # scales of their own: look at the numbers beside them.
 
 # %% alt="Two heat maps of gradient norms over the steps of training. With sigmoids the colour changes from row to row, over eight orders of magnitude, and hardly at all over the steps: the first layers get next to nothing throughout. With ReLUs it changes from step to step, and the first layers get about as much as the last ones, or more."
-figure, axes = plt.subplots(2, 1, figsize=(7, 10), layout="constrained")
+figure, axes = plt.subplots(2, 1, figsize=(6, 10), layout="constrained")
 for ax, (name, recording) in zip(axes, trained.items(), strict=True):
     recording.plot("steps", ax=ax)
     ax.set_title(name, loc="left")

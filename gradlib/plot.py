@@ -335,13 +335,13 @@ def _tell_zeros(distributions: Sequence[Ridge], named: Sequence[int], ax: Axes) 
     if not any(ridge.zeros for ridge in distributions):
         return
     beside = ax.get_yaxis_transform()  # 1 is the right edge
-    ax.text(1.05, -0.6, "zeros", transform=beside, va="bottom", size="small")
+    ax.text(1.05, -0.6, "zeros", transform=beside, va="bottom")
     for row in named:
         ridge = distributions[row]
         count = sum(ridge.counts) + ridge.zeros + ridge.nonfinite
         if count:
             text = f"{ridge.zeros / count:.0%}"
-            ax.text(1.05, row, text, transform=beside, va="center", size="small")
+            ax.text(1.05, row, text, transform=beside, va="center")
 
 
 def _mark_lost(rows: set[int], ax: Axes) -> None:

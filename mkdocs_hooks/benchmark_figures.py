@@ -88,8 +88,8 @@ def jacobian_ratios(results: Results) -> Picture:
         ax.plot(ratios, [place] * len(ratios), "o", color=GREY, alpha=0.6, label=label)
     ax.plot(best, range(len(best)), "o", markersize=9, label="the fastest of them")
     ax.plot(checked, range(len(checked)), "^", label="gradlib with check=True")
-    said = "time, as a multiple of gradlib's with check=False"
-    _compared(ax, [*nets], said, columns=3)
+    said = "time, as a multiple of\ngradlib's with check=False"
+    _compared(ax, [*nets], said, columns=2)
     return Picture(
         figure,
         f"For {len(nets)} networks, the time of other ways as a multiple of gradlib's, "
@@ -135,7 +135,7 @@ def recorder_ratios(results: Results) -> Picture:
         places = [names.index(it) for it in ratios]
         ax.plot([*ratios.values()], places, marker, alpha=0.8, label=net)
         said.append(f"{ratios[OURS]:.2f} times for {net}")
-    _compared(ax, names, f"time, as a multiple of that of {BY_HAND}", columns=1)
+    _compared(ax, names, f"time, as a multiple of that\nof {BY_HAND}", columns=1)
     return Picture(
         figure,
         f"For {len(names)} ways to record a step, the time as a multiple of that with "
@@ -150,7 +150,7 @@ def measured_and_counted(results: Results) -> Picture:
         for row in results["rows"]
         if row["threads"] == 1 and "ms" in row
     }
-    figure = Figure(figsize=(7, 4.5))
+    figure = Figure(figsize=(6, 4.5))
     ax = figure.subplots()
     modes = dict.fromkeys(plan["mode"] for plan in results["plans"]) | COUNTED
     for mode, marker in zip(modes, "o^svDP", strict=False):
@@ -190,7 +190,7 @@ def _ratio(row: dict[str, Any]) -> float:
 
 def _figure(lines: int) -> tuple[Figure, Axes]:
     """Return a figure with room for so many lines, one below the other."""
-    figure = Figure(figsize=(7, 1.4 + 0.34 * lines))
+    figure = Figure(figsize=(6, 1.4 + 0.34 * lines))
     return figure, figure.subplots()
 
 

@@ -8,6 +8,7 @@ below it.
 
 import hashlib
 import html
+import math
 import os
 import re
 from textwrap import dedent
@@ -27,8 +28,11 @@ FENCE = re.compile(
 )
 PIXELS_PER_POINT = 4 / 3
 
-LEAST = 0.58
-"""How small a telephone may make a figure: its letters are 7 pixels high then."""
+SIZE = re.compile(r"scale\(([\d.]+) -\1\)")
+"""How matplotlib scales a text: by a hundredth of the points of its letters."""
+
+LEAST = 9
+"""How small a telephone may make letters, in pixels; a wider figure scrolls."""
 
 PHONE = range(359, 400)
 """Widths that are a little more than a telephone has: there a bit smaller will do."""
@@ -79,7 +83,7 @@ def image(
     width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
     # So `run_code.svg` marks what would say the reverse if it were turned.
     kind = "figure as-drawn" if 'data-scale="lightness"' in svg else "figure"
-    least = round(LEAST * width)
+    least = min(width, math.ceil(LEAST / letters(svg) * width))
     least = PHONE.start - 1 if least in PHONE else least
     return (
         f'<span class="scrolls" tabindex="0"><img class="{kind}"'
@@ -87,6 +91,12 @@ def image(
         f' width="{width}" height="{height}"'
         f' style="min-width: {least}px"></span>'
     )
+
+
+def letters(svg: str) -> float:
+    """Return the size in pixels of the smallest letters of a drawing."""
+    sizes = [100 * float(size) for size in SIZE.findall(svg)]
+    return PIXELS_PER_POINT * min(sizes, default=100)
 
 
 def on_page_markdown(

@@ -53,7 +53,7 @@ def test_the_figure_stands_below_its_block(tmp_path: Path) -> None:
     image = (
         '<span class="scrolls" tabindex="0">'
         '<img class="figure" src="../page-1.svg" alt="A &lt;line&gt; that rises."'
-        ' width="672" height="346" style="min-width: 358px"></span>'
+        ' width="576" height="346" style="min-width: 354px"></span>'
     )
     assert shown == f"Before.\n\n```python\n{DRAW}```\n\n{image}\n\n\nAfter.\n"
     svg = files.src_uris["topic/page-1.svg"].content_string
@@ -71,6 +71,28 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(figures, "draw", draw)
     return blocks
+
+
+@pytest.mark.parametrize(
+    ("inches", "points", "least"),
+    [
+        (6, 11, 354),  # where its letters are 9 pixels high
+        (6.5, 11, 358),  # as wide as a telephone, which is almost enough
+        (9, 9, 648),  # it scrolls
+        (2, 4, 192),  # no larger than it was drawn
+    ],
+)
+def test_letters_can_be_read_on_a_telephone(
+    tmp_path: Path, inches: float, points: float, least: int
+) -> None:
+    code = (
+        "import matplotlib.pyplot as plt\n"
+        f"figure = plt.figure(figsize=({inches}, 1))\n"
+        f'figure.text(0, 0.5, "text", size={points})\n'
+        'figure.text(0, 0, "larger", size=14)\n'
+    )
+    shown, _ = render(f'```python {{figure="Texts."}}\n{code}```\n', tmp_path)
+    assert f'style="min-width: {least}px"' in shown
 
 
 def test_in_an_indented_block(tmp_path: Path, drawn: list[str]) -> None:
