@@ -8,7 +8,6 @@ What torch says becomes the page's tags, by which `searched_messages.py` finds i
 """
 
 import re
-from html import escape
 from itertools import groupby
 
 from mkdocs.exceptions import PluginError
@@ -16,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import cache
 from mkdocs_hooks.hook_recordings import recorded_in, span
-from mkdocs_hooks.recorded_programs import highlighted
+from mkdocs_hooks.recorded_programs import highlighted, said
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
 MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
@@ -44,18 +43,18 @@ def messages(code: str) -> list[str]:
     """Return what the newest release says of the mistakes of a code."""
     *_, newest = recorded_in(FOLDER).values()
     mistakes = newest["mistakes"][code]
-    said = [it["error"].partition(": ")[2] for it in mistakes if it["error"]]
-    return list(dict.fromkeys(said))
+    texts = [it["error"].partition(": ")[2] for it in mistakes if it["error"]]
+    return list(dict.fromkeys(texts))
 
 
 def wordings(code: str) -> str:
     """Return each mistake of a code, and what the releases say of it."""
     recorded = recorded_in(FOLDER)
     *_, newest = recorded.values()
-    said = {build: recorded[build]["mistakes"][code] for build in recorded}
+    errors = {build: recorded[build]["mistakes"][code] for build in recorded}
     mistakes = [
         highlighted(mistake["program"])
-        + listed({build: said[build][i]["error"] for build in said})
+        + listed({build: errors[build][i]["error"] for build in errors})
         for i, mistake in enumerate(newest["mistakes"][code])
     ]
     begin = f"<p>Run in torch {', '.join(recorded)}. Each program begins with</p>"
@@ -73,5 +72,5 @@ def listed(errors: dict[str, str | None]) -> str:
 
 
 def shown(error: str | None) -> str:
-    """Return an error as code, or that there is none."""
-    return "no error" if error is None else f"<code>{escape(error)}</code>"
+    """Return an error as a block of code, or that there is none."""
+    return "no error" if error is None else said(error)

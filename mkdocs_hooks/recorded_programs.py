@@ -106,6 +106,10 @@ def outcome(recording: dict[str, Any]) -> str:
     printed = f'<span class="printed ran-printed">{escape(recording["stdout"])}</span>'
     shown = f'<div class="highlight"><pre><code>{printed}</code></pre></div>'
     messages = [*recording["warnings"], *filter(None, [recording["error"]])]
-    items = "".join(f"<li><code>{escape(message)}</code></li>" for message in messages)
-    parts = [shown] * bool(recording["stdout"]) + [f"<ul>{items}</ul>"] * bool(items)
+    parts = [shown] * bool(recording["stdout"]) + [said(it) for it in messages]
     return "".join(parts) or "<p>It prints nothing.</p>"
+
+
+def said(message: str) -> str:
+    """Return a warning or an error as a block of code, whose lines are not kept."""
+    return f'<div class="said"><code>{escape(message)}</code></div>'

@@ -51,7 +51,7 @@ def test_what_it_gives_in_one_build(build: str) -> None:
     assert [it.get_text() for it in page.find_all("p")] == [f"torch {version}:"]
     assert [it.get_text() for it in page.select("pre code")] == [ran["stdout"]]
     messages = [*ran["warnings"], *filter(None, [ran["error"]])]
-    assert [it.get_text() for it in page.find_all("li")] == messages
+    assert [it.get_text() for it in page.select(".said")] == messages
 
 
 def test_what_it_gives_in_every_build() -> None:
@@ -94,7 +94,7 @@ def test_changing_one_recording_changes_the_page(folder: Path) -> None:
     page = built(marker)
     assert "torch 1.7.1:" in [it.get_text() for it in page.find_all("p")]
     assert "<changed>\n" in [it.get_text() for it in page.select("pre code")]
-    assert "W: w" in [it.get_text() for it in page.find_all("li")]
+    assert "W: w" in [it.get_text() for it in page.select(".said")]
 
 
 @pytest.mark.parametrize(

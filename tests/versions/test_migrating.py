@@ -53,7 +53,7 @@ def test_every_pair_shows_both_programs_and_what_they_gave() -> None:
             assert f"torch {build}:" in column.get_text()
             codes = [code.get_text() for code in column.select("pre code")]
             assert codes == [ran["source"], ran["stdout"]]
-            assert [it.get_text() for it in column.select("li")] == ran["warnings"]
+            assert [it.get_text() for it in column.select(".said")] == ran["warnings"]
 
 
 @pytest.mark.parametrize(
