@@ -1,8 +1,28 @@
-"""Let a table too wide for the screen scroll by itself, with the keyboard too."""
+"""Let a table too wide for the screen scroll by itself, with the keyboard too.
+
+Long names in it, and in the headings of the reference, are given places to break at:
+where their words end, and not in the middle of one. In tables a phone alone uses them.
+"""
+
+import re
+
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]+")
+HEADING = re.compile(r'(?<=-name">)[^<]+')
+END = re.compile(r"(?<=[a-z])[_.](?=[A-Za-z])")
+"""Where a word of a name ends, and another follows."""
 
 
 def on_page_content(content: str, **_: object) -> str:
     """Wrap every table of a page."""
-    return content.replace("<table>", '<div class="wide" tabindex="0"><table>').replace(
-        "</table>", "</table></div>"
-    )
+    return TABLE.sub(wide, HEADING.sub(breakable, content))
+
+
+def wide(table: re.Match[str]) -> str:
+    """Return a table in a box in which it scrolls."""
+    return f'<div class="wide" tabindex="0">{CODE.sub(breakable, table[0])}</div>'
+
+
+def breakable(name: re.Match[str]) -> str:
+    """Return a name with places to break at."""
+    return END.sub(r"\g<0><wbr>", name[0])

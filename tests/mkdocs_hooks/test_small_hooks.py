@@ -18,6 +18,17 @@ def test_tables_scroll_by_themselves() -> None:
     )
 
 
+def test_long_names_break_where_a_word_ends() -> None:
+    table = "<table><td><code>%s</code>, a_b</td></table>"
+    shown = wide_tables.on_page_content(table % "Node.register_hook(x) 0.5 __init__")
+    broken = table % "Node.<wbr>register_<wbr>hook(x) 0.5 __init__"
+    assert broken in shown
+    outside = "<code>register_hook</code>"
+    assert wide_tables.on_page_content(outside) == outside
+    heading = '<h2><span class="doc doc-object-name doc-function-name">a_b</span></h2>'
+    assert ">a_<wbr>b<" in wide_tables.on_page_content(heading)
+
+
 @pytest.mark.parametrize(
     ("site", "home"), [("", "/"), ("https://somewhere.org/gradlib/", "/gradlib/")]
 )
