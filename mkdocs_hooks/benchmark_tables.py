@@ -28,6 +28,26 @@ Rows = list[dict[str, Any]]
 Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
 
+TEXTS = (
+    "network",
+    "network, and how many samples",
+    "way",
+    "fastest other way",
+    "recorder",
+    "recorded by",
+    "kept",
+    "numbers",
+    "fewest of another way",
+    "most",
+    "part",
+    "why",
+    "gradlib with",
+)
+"""Which columns of tables hold texts; the others hold numbers."""
+
+WIDTHS = re.compile(r"\d+(x\d+)?(-\d+(x\d+)?)+")
+"""The widths of a network's layers, in its name."""
+
 FEW = 3
 """How many networks a sentence names; more stand in a table."""
 
@@ -65,10 +85,9 @@ def where(results: dict[str, Any]) -> str:
 def jacobian(results: dict[str, Any]) -> Iterable[str]:
     """Yield a table for each number of threads, and all ways of each network."""
     batches = {plan["net"]: plan["batch"] for plan in results["plans"]}
-    for threads, rows in grouped(results["rows"], "threads"):
+    for threads, rows in by_threads(results["rows"]):
         nets = by_net(rows)
-        yield f"### {counted_threads(threads)}"
-        yield summed_up(nets)
+        yield f"**{threads}:** {summed_up(nets)}" if threads else summed_up(nets)
         yield from calls(nets)
         yield table(
             (
@@ -211,7 +230,7 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
     peak = ours["peak_bytes"]  # None where a call takes long
     return (
         net,
-        str(batch),
+        f"{batch:,}",
         milliseconds(ours["ms"]),
         ratio(ways.get("gradlib, checked", {})),
         best["contender"],
@@ -232,7 +251,7 @@ def all_ways(rows: Rows) -> str:
                 milliseconds(row["ms"]),
                 times(row),
                 spread(row),
-                f"{row['peak_bytes'] / 2**20:.1f}" if row["peak_bytes"] else "",
+                mebibytes(row["peak_bytes"]) if row["peak_bytes"] else "",
                 f"{row['difference']:.0e}",
             )
             for row in rows
@@ -249,21 +268,22 @@ def recorder(results: dict[str, Any]) -> Iterable[str]:
     """Yield what each contender records, and a table for each network."""
     yield folded("What each one records", listed(results["contenders"]))
     for net, rows in grouped(results["times"], "net"):
-        yield f"**{net[:1].upper()}{net[1:]}**"
-        yield table(
-            ("recorder", "threads", "whole use, ms", "whole use", "step alone"),
-            [
-                (
-                    row["contender"],
-                    str(row["threads"]),
-                    milliseconds(row["use"]["ms"]),
-                    f"{row['use']['to_by_hand']['median']:.2f}",
-                    f"{row['step']['to_by_hand']['median']:.2f}" if row["step"] else "",
-                )
-                for row in rows
-                if not row["skipped"]
-            ],
-        )
+        for threads, of_threads in by_threads(rows):
+            yield f"**{net[:1].upper()}{net[1:]}{f', {threads}' * bool(threads)}**"
+            yield table(
+                ("recorder", "whole use, ms", "whole use", "step alone"),
+                [_recorded(row) for row in of_threads if not row["skipped"]],
+            )
+
+
+def _recorded(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of a recorder; some have no step apart from their whole use."""
+    return (
+        row["contender"],
+        milliseconds(row["use"]["ms"]),
+        f"{row['use']['to_by_hand']['median']:.2f}",
+        f"{row['step']['to_by_hand']['median']:.2f}" if row["step"] else "",
+    )
 
 
 def listed(contenders: Rows) -> str:
@@ -294,15 +314,31 @@ def grouped(rows: Rows, key: str) -> list[tuple[Any, Rows]]:
     ]
 
 
+def by_threads(rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """Yield the rows of each number of threads, with its words if there are several."""
+    parts = grouped(rows, "threads")
+    for threads, some in parts:
+        yield counted_threads(threads) if len(parts) > 1 else "", some
+
+
 def counted_threads(number: int) -> str:
     """Return a number of threads in words."""
     return "1 thread" if number == 1 else f"{number} threads"
 
 
 def milliseconds(found: dict[str, Any]) -> str:
-    """Return a median with three digits, or all those before the point."""
-    median = found["median"]
-    return f"{median:.3g}" if median < 999.5 else f"{median:,.0f}"
+    """Return a median as a table shows it."""
+    return number(found["median"])
+
+
+def mebibytes(count: int) -> str:
+    """Return a number of bytes in MiB."""
+    return number(count / 2**20)
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, or all those before the point."""
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def ratio(row: dict[str, Any]) -> str:
@@ -324,9 +360,16 @@ def spread(row: dict[str, Any]) -> str:
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table; all but the first column are numbers, or short."""
-    lines = [heads, ("---", *["---:"] * (len(heads) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return a Markdown table; a dash stands where there is nothing to say."""
+    sides = tuple("---" if head in TEXTS else "---:" for head in heads)
+    dash = "\N{EN DASH}"
+    shown = [(whole(first), *(it or dash for it in rest)) for first, *rest in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, sides, *shown])
+
+
+def whole(name: str) -> str:
+    """Return the name of a network, whose widths stay in one line."""
+    return WIDTHS.sub(r'<span class="whole">\g<0></span>', name)
 
 
 def folded(title: str, text: str) -> str:

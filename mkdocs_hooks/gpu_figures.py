@@ -16,6 +16,8 @@ from mkdocs_hooks.benchmark_tables import (
     folded,
     grouped,
     jacobian,
+    mebibytes,
+    milliseconds,
     recorder,
     table,
     times,
@@ -77,10 +79,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     if "jacobian" in results:
         yield "#### The Jacobian of every sample"
         yield where(results["jacobian"])
-        # Its tables have a heading for each number of threads, one on a GPU.
-        yield from [
-            it for it in jacobian(results["jacobian"]) if not it.startswith("### ")
-        ]
+        yield from jacobian(results["jacobian"])
     if "numbers" in results:
         yield (
             "In other numbers, with the error against float64 as a part of the largest "
@@ -101,7 +100,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     if results["failed"]:
         yield "Not measured:"
         yield table(
-            ("part", "network", "error"),
+            ("part", "network", "why"),
             [
                 (it["part"], it["net"], _in_a_cell(it["error"]))
                 for it in results["failed"]
@@ -135,7 +134,7 @@ def _kept(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["net"],
         f"`{row['kept']}`" if "=" in row["kept"] else row["kept"],
-        f"{row['ms']['median']:.3g}",
+        milliseconds(row["ms"]),
         *_mebibytes(row),
         _count(row),
     )
@@ -177,19 +176,18 @@ def _against_ours(rows: Rows) -> str:
 
 
 def _mebibytes(row: dict[str, Any]) -> tuple[str, str]:
-    peak, held = row["peak_bytes"] / 2**20, row["held_bytes"] / 2**20
-    return f"{peak:.1f}", f"{held:.1f}"
+    return mebibytes(row["peak_bytes"]), mebibytes(row["held_bytes"])
 
 
 def _cell(row: dict[str, Any]) -> str:
     """Return what a way takes, or why it was left out."""
     if row.get("skipped"):
         return _in_a_cell(row["skipped"])
-    return f"{row['ms']['median']:.3g}"
+    return milliseconds(row["ms"])
 
 
 def _count(row: dict[str, Any]) -> str:
-    return "" if row["launches"] is None else str(row["launches"])
+    return "" if row["launches"] is None else f"{row['launches']:,}"
 
 
 def _in_a_cell(text: str) -> str:

@@ -126,14 +126,44 @@ def test_many_networks_in_short() -> None:
     assert calls.startswith("| gradlib with |")
     assert one.startswith("**1 thread:**")
     assert two.startswith("**2 threads:**")
-    assert all(f"| {net} |" in folded for net in nets for folded in (all_one, all_two))
+    assert all(
+        f"| {tables.whole(net)} |" in it for net in nets for it in (all_one, all_two)
+    )
     assert "3.00 to 3.00 times as long, 3.00 times in the middle" in one
     assert f"fastest on {len(nets)} of {len(nets)} networks." in one
     assert "0.50 to 3.00 times as long, 3.00 times in the middle" in two
     assert f"fastest on {len(rest)} of {len(nets)} networks, not on {last}" in two
     *_, two, _, _, of_those, _ = shown(nets[:5])
     assert f"fastest on {len(nets) - 5} of {len(nets)} networks. " in two
-    assert [net for net in nets if f"| {net} |" in of_those] == nets[:5]
+    listed = [net for net in nets if f"| {tables.whole(net)} |" in of_those]
+    assert listed == nets[:5]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.02944, "0.0294"), (9, "9.00"), (281.4, "281"), (1249.0, "1,249")],
+)
+def test_numbers_are_written_in_one_way(value: float, shown: str) -> None:
+    assert tables.number(value) == shown
+    assert tables.milliseconds({"median": value}) == shown
+    assert tables.mebibytes(round(value * 2**20)) == shown
+
+
+def test_texts_and_numbers_of_a_table() -> None:
+    shown = tables.table(("network", "way", "ms"), [("MLP 3-20-2", "a-b", "")])
+    assert shown.splitlines() == [
+        "| network | way | ms |",
+        "| --- | --- | ---: |",
+        '| MLP <span class="whole">3-20-2</span> | a-b | \N{EN DASH} |',
+    ]
+
+
+def test_threads_are_named_where_there_are_several() -> None:
+    found = results("recorder-cpu")
+    shown = [*tables.recorder(found)]
+    assert sum(", 1 thread**" in it for it in shown) == len(shown) // 4
+    found["times"] = [row for row in found["times"] if row["threads"] == 1]
+    assert not any("thread" in it for it in [*tables.recorder(found)][1:])
 
 
 def test_where_and_when_is_said() -> None:
