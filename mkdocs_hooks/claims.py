@@ -283,7 +283,8 @@ def counted(claims: list[Claim]) -> str:
         for verdict in VERDICTS
     ]
     heads = " | ".join(f"thread {thread}" for thread in threads)
-    table = [f"| verdict | {heads} | all |", "|---" * (len(threads) + 2) + "|", *rows]
+    sides = "|---:" * (len(threads) + 1)  # of numbers
+    table = [f"| verdict | {heads} | all |", f"|---{sides}|", *rows]
     return "\n".join([*table, "", mistaken(claims)])
 
 
