@@ -125,6 +125,7 @@ for ax, recording, title in zip(
 ):
     recording.plot(ax=ax)
     ax.set_title(title, loc="left", pad=32)
+    ax.label_outer()
 plt.show()
 
 # %% [markdown]
