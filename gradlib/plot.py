@@ -91,7 +91,7 @@ def gradient_flow(
     _mark_zero({i for i, column in columns if 0 in column}, ax)
     _mark_lost({i for i, column in columns if any(map(_is_lost, column))}, ax)
     _name_rows(labels, ax)
-    ax.set_ylabel("the gradient flows upwards")
+    ax.set_ylabel(_upright("the gradient", "flows upwards", ax))
     ax.set_xlabel("norm of the gradient")
     ax.grid(axis="x", alpha=0.3)
     return _finished(ax, "" if values else NO_PASS)
@@ -174,7 +174,7 @@ def errors(
     if first and first[1] == math.inf:
         _mark_beside({first[0]}, 1.02, ax, label=first[2], **RING)
     _name_rows(labels, ax)
-    ax.set_ylabel("the forward goes downwards")
+    ax.set_ylabel(_upright("the forward", "goes downwards", ax))
     ax.set_xlabel("difference, as a part of the value")
     ax.grid(axis="x", alpha=0.3)
     return _finished(ax, "" if any(values) else nothing)
@@ -303,7 +303,7 @@ def _draw_colours(
         vmax=high + widened,
     )
     bar = figure_of(ax).colorbar(image, ax=ax)
-    bar.set_label(f"norm of {kind}")
+    bar.set_label(_upright("norm of", kind, ax))
     _powers_of_ten(bar.ax.yaxis, *image.get_clim())
 
 
@@ -415,6 +415,12 @@ def _power_of_ten(exponent: float, _place: int) -> str:
     return f"{10.0 ** (exponent - power):.3g}e{power}"
 
 
+def _upright(first: str, rest: str, ax: Axes) -> str:
+    """Return what stands beside an upright axis: in two lines if that is short."""
+    is_short = inches_of(ax).height < LETTER * len(f"{first} {rest}")
+    return ("\n" if is_short else " ").join([first, rest])
+
+
 def _finished(ax: Axes, nothing: str) -> Figure:
     """Add the legend, or say why there is nothing, and return the figure."""
     labels = ax.get_legend_handles_labels()[1]
@@ -422,6 +428,8 @@ def _finished(ax: Axes, nothing: str) -> Figure:
         ax.set_title(nothing)
     elif labels:
         columns = min(max(int(inches_of(ax).width / ENTRY), 1), 3)
+        lines = math.ceil(len(labels) / columns)
+        columns = math.ceil(len(labels) / lines)  # all lines about as long
         ax.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )

@@ -129,6 +129,23 @@ def test_totals_are_drawn_where_they_differ_from_the_shares() -> None:
     ]
 
 
+def test_the_lines_of_a_legend_are_about_as_long() -> None:
+    shown = drawn(record(Residual()).plot()).get_legend()
+    assert shown is not None
+    assert len(shown.get_texts()) == 4
+    columns = {round(it.get_window_extent().x0) for it in shown.get_texts()}
+    assert len(columns) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 20])
+def test_what_stands_beside_an_axis_is_no_longer_than_it(count: int) -> None:
+    axes = drawn(record(layers(count)).plot())
+    label = axes.yaxis.label
+    assert " ".join(label.get_text().split()) == "the gradient flows upwards"
+    assert ("\n" in label.get_text()) == (count < 5)
+    assert label.get_window_extent().height < axes.get_window_extent().height * 1.1
+
+
 class TwoUses(nn.Module):
     """A layer whose input has another use."""
 
@@ -204,7 +221,7 @@ def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
     np.testing.assert_allclose(image(axes), expected, rtol=1e-6)
     assert row_names(axes) == ["0", "1"]
     assert axes.get_xlabel() == "forward pass"
-    assert axes.figure.axes[1].get_ylabel() == "norm of grad_output"
+    assert axes.figure.axes[1].get_ylabel().split() == ["norm", "of", "grad_output"]
 
 
 def test_the_grid_of_a_style_is_not_on_the_cells() -> None:
@@ -267,7 +284,7 @@ def test_a_forward_without_a_pass_is_blank_and_keeps_its_number() -> None:
 def test_without_grad_output_another_gradient_is_shown(keep: str) -> None:
     recording = record(layers(2), keep=keep)
     axes = drawn(recording.plot("steps"))
-    assert axes.figure.axes[1].get_ylabel() == f"norm of {keep}"
+    assert axes.figure.axes[1].get_ylabel().split() == ["norm", "of", keep]
     axes = drawn(recording.plot("histogram"))
     assert axes.get_xlabel() == f"magnitude of the entries of {keep}"
     assert legend(drawn(recording.plot()))[0] == keep
