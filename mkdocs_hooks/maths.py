@@ -22,6 +22,11 @@ FORMULA = re.compile(
 )
 
 
+# A prime is high and small by itself: raised once more, it parts from its letter.
+PRIMES = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[2-4];)</mi></msup>")
+BESIDE = r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>'
+
+
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace every formula of a page."""
     path = os.path.relpath(page.file.abs_src_path or page.file.src_uri, cache.ROOT)
@@ -57,6 +62,7 @@ def mathml(tex: str, display: bool) -> str:
     # latex2mathml shows the name of a command it does not know, as if it were text.
     if unknown := re.search(r"\\[A-Za-z]+", html.unescape(made)):
         raise ValueError(f"unknown command {unknown[0]} in the formula {tex}")
+    made = PRIMES.sub(BESIDE, made)
     made = made.replace("<math ", "<math data-search-exclude ", 1)
     # A wide formula scrolls by itself, with the keyboard too.
     return f'<div class="wide" tabindex="0">{made}</div>' if display else made

@@ -29,6 +29,13 @@ def test_display_scrolls_by_itself() -> None:
     assert 'display="block"' in shown
 
 
+def test_primes_stand_beside_what_they_belong_to() -> None:
+    shown = maths.mathml("u'' + u' + u^2", display=False)
+    assert shown.count("<msup>") == 1
+    for prime in ("&#x02033;", "&#x02032;"):
+        assert f'<mi>u</mi><mo lspace="0" rspace="0">{prime}</mo>' in shown
+
+
 @pytest.mark.parametrize(
     "tex",
     [
