@@ -39,6 +39,8 @@ class HookedCall:
         given: The positional arguments after its forward pre-hooks.
         keywords: The names of the keyword arguments that hold tensors, after these.
         output: What the module returned.
+        seen: What its hooks see of that, which a `__call__` of its own may change.
+        runs_hooks: Whether it runs any, which that need not.
         last_node: The node of the first output tensor.
         names_at: The names of the tensors whose gradient flows at each edge.
         uses: How often the module uses each value.
@@ -70,7 +72,7 @@ class HookedCall:
         self.names_at: dict[Edge, set[str]] = defaultdict(set)
         plain = self.trial()
         self._run(plain)
-        self.last_node = last_node(plain, self.output, self._names.ends(plain))
+        self.last_node = last_node(plain, self._names.ends(plain))
         self.uses = uses_in(differentiable(self.output).values())
         outputs = self.named(TENSOR, plain, self.output)
         several = self.named(SEVERAL, plain, self.output)
@@ -119,6 +121,7 @@ class HookedCall:
         plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
+        self.seen, self.runs_hooks = plain.seen, plain.runs_hooks
         self._plain_args, _ = plain.given
         # A module may call itself, and one with a __call__ of its own runs no hooks.
         self.given, kwargs = (*given, plain.given)[0]
@@ -192,10 +195,11 @@ class HookedCall:
             place = self.argument_at(i)
             name = f"args[{i}]" if place is None else self.arguments[place]
             return name, self.given[i]
-        output = self.output.build()
+        name = "output" if self.seen is self.output else "what forward returned"
+        output = self.seen.build()
         if isinstance(output, tuple):
-            return f"output[{i}]", cast("tuple[Any, ...]", output)[i]
-        return "output", output
+            return f"{name}[{i}]", cast("tuple[Any, ...]", output)[i]
+        return name, output
 
     def argument_at(self, i: int) -> int | None:
         """Return which argument of the caller's the module got in a place, if it is."""
@@ -212,7 +216,7 @@ class HookedCall:
             return {name, TOTAL.format(name)}
         last = self.last_node
         if got.field == "grad_output":
-            node = first_node(self.output)
+            node = first_node(self.seen)
             return self.names_at[node, got.number] if node else ()
         edges = last.edges[got.number], last.laid_out[got.number]
         return {name for edge in edges if edge for name in self.names_at[edge]}

@@ -5,12 +5,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
 from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.known import kept
+from gradlib.hook_reports.trial import Trial
+from gradlib.selection import has_own_call
 from gradlib.tree import Tree
 
 LEGACY = "register_backward_hook"
@@ -71,7 +73,7 @@ def place(kind: str, got: Got) -> str:
 @contextmanager
 def hook_set(
     kind: str,
-    module: nn.Module,
+    trial: Trial,
     named: Callable[[Tree], Mapping[str, Tensor]],
     write: Write,
 ) -> Generator[Callable[[Tree], None]]:
@@ -79,7 +81,7 @@ def hook_set(
 
     Args:
         kind: One of `KINDS`.
-        module: The module.
+        trial: The copy that is to run.
         named: Gives the tensors to hook by their names, once there is an output.
         write: Takes what a hook gets.
 
@@ -87,12 +89,15 @@ def hook_set(
         What is to be called with the output.
     """
     if kind in ON_MODULE:
+        module = trial.module
         handle = getattr(module, kind)(partial(_take_of_module, write))
         # A module may call itself: torch has taken up the hook of the outermost call.
-        module.register_forward_pre_hook(partial(_remove, handle))
+        # A __call__ of its own may have others come before that.
+        if not has_own_call(module):
+            module.register_forward_pre_hook(partial(_remove, handle))
         yield lambda _: None
     elif kind in ON_NODE:
-        yield lambda output: _on_node(kind, output, write)
+        yield lambda _: _on_node(kind, trial.seen, write)
     else:
         handles: list[RemovableHandle] = []
         try:

@@ -47,15 +47,14 @@ class LastNode:
     returned: str | None = None
 
 
-def last_node(trial: Trial, output: Tree, end_at: EndAt) -> LastNode:
+def last_node(trial: Trial, end_at: EndAt) -> LastNode:
     """Return the last node of a trial.
 
     Args:
         trial: The copy that has run.
-        output: What it returned.
         end_at: Tells the tensor whose gradient a node takes on.
     """
-    node = first_node(output)
+    node = first_node(trial.seen)
     if node is None:
         return LastNode()
     before = [it for it, _ in node.next_functions]
@@ -124,12 +123,12 @@ def _switched(module: nn.Module, inputs: Tree) -> Trial:
 def _tried(words: str, made: Callable[[], Trial]) -> Iterator[Variant]:
     try:
         trial = made()
-        output = trial.run(backward=False)
+        trial.run(backward=False)
     except Exception:
         return  # the module does not take that
-    node = first_node(output)
+    node = first_node(trial.seen)
     node = node and trial.stands_for.get(node, node)
-    yield Variant(words, node, first_tensor(output.build()))
+    yield Variant(words, node, first_tensor(trial.seen.build()))
 
 
 def _end_name(node: Node | None, end_at: EndAt) -> str | None:

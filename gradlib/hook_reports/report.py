@@ -257,7 +257,7 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
     error = ""
     try:
         named = partial(call.named, kind, trial)
-        with hook_set(kind, trial.module, named, write) as on_output:
+        with hook_set(kind, trial, named, write) as on_output:
             trial.run(on_output)
     except Exception as raised:
         said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels

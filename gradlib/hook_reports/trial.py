@@ -24,6 +24,7 @@ from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.private.tensors import has_values
 from gradlib.random_state import random_state_kept
 from gradlib.recording.kept import Kept
+from gradlib.selection import has_own_call
 from gradlib.tree import Tree
 
 SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
@@ -74,6 +75,10 @@ class Trial:
             for place, tensor in differentiable(self.inputs).items()
         }
         self.given: tuple[Any, Any] = (), {}
+        # What hooks of the module see of the output: a class may have a __call__ of its
+        # own, which makes something else of what they have seen.
+        self.seen = Tree.of(None)
+        self.runs_hooks = True  # whether the class does
 
     def run(
         self,
@@ -95,7 +100,18 @@ class Trial:
         """
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             self.given = args, kwargs = self.inputs.build()
-            output = Tree.of(self.module(*args, **kwargs))
+            seen: list[object] = []
+
+            def see(_module: object, _args: object, returned: object) -> None:
+                seen.append(returned)
+
+            if has_own_call(self.module):
+                self.module.register_forward_hook(see)
+            returned = self.module(*args, **kwargs)
+            output = self.seen = Tree.of(returned)
+            if seen and seen[-1] is not returned:
+                self.seen = Tree.of(seen[-1])
+            self.runs_hooks = bool(seen) or not has_own_call(self.module)
             require_none_nested(output, "Return")
             on_output(output)
             if backward:

@@ -28,7 +28,6 @@ from gradlib.hook_reports.hooks import (
 from gradlib.hook_reports.last_node import Variant, variants
 from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.hook_reports.trial import differentiable, requires_grad
-from gradlib.selection import has_own_call
 from gradlib.tree import tensors_in
 
 NOT_KNOWN = "not known: it is another gradient at each run"
@@ -260,6 +259,8 @@ def _what_then(variant: Variant) -> str:
 
 def _first_output(call: HookedCall) -> str:
     """Return what the output is called on whose node the old hook sits."""
+    if call.seen is not call.output:
+        return "what forward returned"
     if len(tensors_in(call.output.build())) < 2:
         return "the output"
     first = first_tensor(call.output.build())
@@ -306,7 +307,7 @@ def why_not_tried(call: HookedCall, kind: str) -> str:
     """Say why a kind of hook cannot even be tried, or ``""``."""
     if kind not in ON_LAST_NODE:
         return ""
-    if first_tensor(call.output.build()) is not ENDLESS:
+    if first_tensor(call.seen.build()) is not ENDLESS:
         return ""
     if kind == LEGACY:
         return "Not tried: torch would look for a tensor in the output for ever."
@@ -315,11 +316,12 @@ def why_not_tried(call: HookedCall, kind: str) -> str:
 
 def why_never_called(call: HookedCall, kind: str) -> str:
     """Say why a hook was never called, though nothing was raised."""
-    output = call.output.build()
+    tree = call.seen if kind in (LEGACY, *BORDER) else call.output
+    output = tree.build()
     if not tensors_in(output) and output is not None:
         kind_of = type(output).__name__
         return f"Never called: no tensor is found in the output, of type {kind_of}."
-    if not differentiable(call.output):
+    if not differentiable(tree):
         off = "" if torch.is_grad_enabled() else ": gradients are disabled"
         return f"Never called: no output requires grad{off}."
     if kind in ON_LAST_NODE and not call.last_node.name:
@@ -342,7 +344,7 @@ def why_never_called(call: HookedCall, kind: str) -> str:
         return _why_several_never(call)
     if kind in BORDER and (why := _why_border_never(call, kind, output)):
         return why
-    if has_own_call(call.module):
+    if not call.runs_hooks:
         kind_of = type(call.module).__name__
         return f"Never called: {kind_of} has a __call__ of its own, without hooks."
     return "Never called, for a reason that this report does not know."

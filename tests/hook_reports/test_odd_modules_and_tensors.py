@@ -473,3 +473,55 @@ def test_what_is_only_looked_at_warns_nobody() -> None:
         warnings.simplefilter("always")
         gradlib.hook_report(program, given(4, 3))
     assert not caught
+
+
+class Scaled(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x).relu()
+
+
+class Added(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.addmm(x.sum(0)[:2], super().__call__(x), torch.eye(2) * 3)
+
+
+class Twice(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        super().__call__(x)
+        return super().__call__(x)
+
+
+class First(nn.Linear):
+    def forward(self, input: Tensor) -> Any:  # noqa: A002 (its name)
+        y = super().forward(input)
+        return y, y.sum()
+
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("kind", [FULL, LEGACY])
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("made", [Scaled, Added, Twice, First])
+def test_a_call_that_makes_something_else_of_what_hooks_see(
+    made: type[nn.Linear], asks: bool, kind: str
+) -> None:
+    module, x = made(3, 2), torch.randn(4, 3, requires_grad=asks)
+    found: list[tuple[int, int]] = []
+
+    def hook(_module: object, grads: Any, outs: Any) -> None:
+        found.append((len(grads), len(outs)))
+
+    tried = report_of(module, x).kinds[kind]
+    handle = getattr(module, kind)(hook)
+    module(x).sum().backward()
+    handle.remove()
+    assert (len(tried.grad_input), len(tried.grad_output)) == found[-1]
+    whats = [it.what for it in tried.entries]
+    if kind == LEGACY:
+        assert whats[0] == "gradient of bias"
+        assert whats[2] == "gradient of weight, transposed"
+    is_output = [what.startswith("gradient of output") for what in whats]
+    assert any(is_output) == (made in (Twice, First))
