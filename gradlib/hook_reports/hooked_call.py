@@ -1,5 +1,6 @@
 """What is known of a module's call, from runs of copies without a hook."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
@@ -22,7 +23,9 @@ from gradlib.hook_reports.tensor_names import (
     with_gradients,
 )
 from gradlib.hook_reports.trial import Trial, differentiable, uses_in
+from gradlib.private.hooks import every_hook_of
 from gradlib.private.modules import own_parameters
+from gradlib.recorder.attached import TensorHook
 from gradlib.recording.attributes import overlap, storage_of
 from gradlib.recording.kept import version_of
 from gradlib.tree import Tree, tensors_in
@@ -237,6 +240,14 @@ class HookedCall:
                         yield name, other
                         break
             seen[id(memory)].append((memory, tensor, name))
+
+    def hooks_left_out(self) -> int:
+        """Count the hooks of others on tensors of the module and on inputs."""
+        given = (it for it in self.inputs.leaves if isinstance(it, Tensor))
+        tensors = {id(it): it for it in given}
+        tensors |= {id(it): it for _, it in own_tensors(self.module)}
+        hooks = itertools.chain.from_iterable(map(every_hook_of, tensors.values()))
+        return sum(not isinstance(hook, TensorHook) for hook in hooks)
 
     def name_of_idle(self, grad: Tensor) -> str | None:
         """Name a gradient by its value, if it is one of what does not require grad."""

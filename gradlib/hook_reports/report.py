@@ -295,6 +295,11 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
         )
     if hooks := sum(map(len, backward_hooks(module))):
         yield f"Left out of the copies: {hooks} backward hook(s), of it or inside it."
+    if hooks := call.hooks_left_out():
+        yield (
+            f"Left out of the copies: {hooks} hook(s) of parameters, of tensors in "
+            "attributes or of inputs. The entries are from before what such a hook changes."
+        )
     for name, other in call.sharing():
         yield (
             f"{name} shares memory with {other}, and its copy does not: what is "

@@ -38,6 +38,13 @@ def hooks_of(tensor: Tensor) -> dict[Any, Any]:
     return hooks
 
 
+def every_hook_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return a tensor's hooks, and those that run once ``.grad`` was added to."""
+    place: Any = tensor
+    kinds = place._backward_hooks, place._post_accumulate_grad_hooks
+    return tuple(hook for hooks in kinds if hooks for hook in hooks.values())
+
+
 def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Set a hook before all others of each module, and one after them.
 

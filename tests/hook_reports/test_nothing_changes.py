@@ -318,3 +318,17 @@ def test_a_function_that_closes_over_a_parameter(size: int) -> None:
 
     entries = report_of(Scales(), given(size)).kinds[LEGACY].grad_input
     assert [it.what for it in entries] == ["gradient of x", "gradient of w"]
+
+
+def test_hooks_of_tensors_are_left_out_and_counted() -> None:
+    module, x = nn.Linear(3, 2), given(4, 3)
+    assert gradlib.hook_report(module, x).notes == ()
+    module.weight.register_hook(lambda grad: grad * 2)
+    module.bias.register_post_accumulate_grad_hook(lambda _: None)
+    x.register_hook(lambda grad: grad * 5)
+    (note,) = gradlib.hook_report(module, x).notes
+    assert note.startswith("Left out of the copies: 3 hook(s) of parameters")
+    plain = nn.Linear(3, 2)
+    with gradlib.record(plain):  # whose own are none of the user's
+        plain(given(4, 3)).sum().backward()
+        assert gradlib.hook_report(plain, given(4, 3)).notes == ()
