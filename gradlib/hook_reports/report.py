@@ -298,7 +298,7 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
     if hooks := call.hooks_left_out():
         yield (
             f"Left out of the copies: {hooks} hook(s) of parameters, of tensors in "
-            "attributes or of inputs. The entries are from before what such a hook changes."
+            "attributes or of inputs. Entries are what came before such a hook."
         )
     for name, other in call.sharing():
         yield (

@@ -143,8 +143,9 @@ def record(
             + no_module(model, "Put a function into the forward() of a module.")
         )
     _require_usable(reduce, device)
-    if reduce is not None and reduce is not tensor_stats:  # which draws nothing
-        reduce = moving_no_generator(reduce)
+    is_reduced = reduce is not None and reduce is not tensor_stats
+    if reduce and is_reduced:
+        reduce = moving_no_generator(reduce)  # which tensor_stats does not
     copies = Transfers()
     return _Recorder(
         model,
@@ -153,6 +154,7 @@ def record(
         keeper(reduce, device, copies),
         copies,
         reduces=reduce is not None,
+        is_reduced=is_reduced,
         moves=device is not None,
     )
 
@@ -210,6 +212,7 @@ class _Recorder(AbstractContextManager[Recording]):
         copies: Transfers,
         *,
         reduces: bool,
+        is_reduced: bool,
         moves: bool,
     ) -> None:
         self._chosen = chosen
@@ -236,6 +239,7 @@ class _Recorder(AbstractContextManager[Recording]):
             self._passes.numbered.with_graph,
             self._passes.numbered.batched,
             history,
+            is_reduced=is_reduced,
             copies=copies,
         )
         keep_value = keep if values else nothing

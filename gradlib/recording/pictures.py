@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -31,11 +31,16 @@ Places: TypeAlias = dict[str, dict[int, list[Pass]]]
 """By place in the forward, and by forward: the passes of the calls made there."""
 
 BINS = 60  # of a histogram
+NO_ENTRIES = (
+    'plot("histogram") counts the entries of gradients, and record(..., reduce=...) '
+    "kept only what sums them up. Record without reduce; "
+    'plot("flow") and plot("steps") need no more than that.'
+)
 VISIBLY = 1.05  # by this factor a total differs from its share
 
 
 def draw(
-    kind: str, calls: Iterable[CallTrace], fields: Collection[str], ax: "Axes | None"
+    kind: str, calls: Sequence[CallTrace], fields: Collection[str], ax: "Axes | None"
 ) -> "Figure":
     """Draw a picture of some calls, of which `fields` were kept."""
     if kind not in tuple(KINDS):
@@ -45,6 +50,8 @@ def draw(
             f"{known}; where to draw is plot(ax=...)."
         )
     require_axes(ax)
+    if kind == "histogram" and any(call.block.is_reduced for call in calls):
+        raise NotKeptError(NO_ENTRIES)
     kept = [field for field in ORDER if field in fields]
     if not kept:
         raise NotKeptError(
@@ -140,11 +147,7 @@ def _tensors(field: str, pass_: Pass) -> list[Tensor]:
     """Return the tensors in a field of a pass."""
     measured = _measured(field, pass_)
     if not all(isinstance(it, Tensor) for it in measured):
-        raise NotKeptError(
-            'plot("histogram") counts the entries of gradients, and '
-            "record(..., reduce=...) kept only what sums them up. Record without "
-            'reduce; plot("flow") and plot("steps") need no more than that.'
-        )
+        raise NotKeptError(NO_ENTRIES)
     return measured
 
 

@@ -470,7 +470,8 @@ class Recording(Printable):
         return f'The model has no module "{name}". {nearest(name, self._names)}'
 
     def _table(self) -> Table:
-        return table_of([*self], self._block.fields)
+        block = self._block
+        return table_of([*self], block.fields, is_reduced=block.is_reduced)
 
 
 def load_recording(path: "str | PathLike[str]") -> Recording:

@@ -5,12 +5,14 @@ from collections.abc import Collection, Sequence
 from gradlib.errors import counted
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import (
+    measured_in,
     norm_text,
     numbered,
     numbers_in,
     shape_text,
 )
 from gradlib.render import Table
+from gradlib.stats import TensorStats
 
 ROWS = 60
 """How many rows it has before it leaves out the middle."""
@@ -26,12 +28,15 @@ NO_CALLS = (
 )
 
 
-def table_of(calls: Sequence[Call], fields: Collection[str]) -> Table:
+def table_of(
+    calls: Sequence[Call], fields: Collection[str], *, is_reduced: bool
+) -> Table:
     """Return the table of some calls.
 
     Args:
         calls: What it shows.
         fields: The fields that were kept.
+        is_reduced: Whether what somebody's function gave was kept, for each tensor.
     """
     if not calls:
         return Table(title_of(calls), (), [], (NO_CALLS,))
@@ -43,7 +48,8 @@ def table_of(calls: Sequence[Call], fields: Collection[str]) -> Table:
     if left_out:
         del found[ROWS // 2 : -ROWS // 2]
     rows = [_row(call, pass_, columns) for call, pass_ in found]
-    footer = [_legend(columns, next((pass_ for _, pass_ in found if pass_), None))]
+    example = next((pass_ for _, pass_ in found if pass_), None)
+    footer = [_legend(columns, example, is_reduced=is_reduced)]
     if left_out:
         gap = f"... {left_out} more rows", "", *[""] * len(columns)
         rows.insert(ROWS // 2, gap)
@@ -80,12 +86,21 @@ def _cell(call: Call, pass_: Pass | None, column: str) -> str:
     return norm_text(with_keywords(pass_, column))
 
 
-def _legend(columns: list[str], example: Pass | None) -> str:
+def _legend(columns: list[str], example: Pass | None, *, is_reduced: bool) -> str:
     """Say what the columns show, of which a pass is an example."""
     parts = ["backward: which backward pass"] if "backward" in columns else []
-    parts += ["output: shape"] if "output" in columns else []
+    if "output" in columns:
+        parts.append(f"output: shape{' of what reduce gave' * is_reduced}")
     if gradients := set(columns) - {"backward", "output"}:
         given = [with_keywords(example, it) for it in gradients] if example else []
-        what = "what reduce gave" if numbers_in(given) else "norm over all entries"
+        what = "norm over all entries"
+        if is_reduced and not _are_statistics(given):
+            norm = "" if numbers_in(given) else f"{what} of "
+            what = f"{norm}what reduce gave"
         parts.append(f"gradients: {what}, - where there is none")
     return "; ".join(parts)
+
+
+def _are_statistics(gradients: object) -> bool:
+    """Tell whether a function of somebody's has given what `tensor_stats` gives."""
+    return any(isinstance(it, TensorStats) for it in measured_in(gradients))

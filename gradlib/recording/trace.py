@@ -103,6 +103,8 @@ class Block:
     autocast: dict[int, dict[str, torch.dtype]] = field(
         default_factory=dict[int, dict[str, torch.dtype]]
     )
+    # Whether what was kept is what somebody's function gave, for each tensor.
+    is_reduced: bool = False
     copies: Transfers = field(default_factory=Transfers)  # of what is kept, under way
     # How many of `numbers` there were, and the other way around: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))

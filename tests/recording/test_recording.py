@@ -524,3 +524,33 @@ def test_a_duration_is_no_number() -> None:
     with gradlib.record(model := Takes()) as recording:
         model(torch.ones(3), np.timedelta64(2, "s"))
     assert "args[1]  -      -" in str(recording[""])
+
+
+@pytest.mark.parametrize(
+    ("reduce", "said"),
+    [
+        (None, "output: shape; gradients: norm over all entries,"),
+        (gradlib.tensor_stats, "output: shape; gradients: norm over all entries,"),
+        (
+            lambda tensor: tensor.min(),
+            "output: shape of what reduce gave; gradients: norm over all entries of "
+            "what reduce gave,",
+        ),
+        (
+            lambda tensor: tensor.min().item(),
+            "output: shape of what reduce gave; gradients: what reduce gave,",
+        ),
+    ],
+    ids=["none", "statistics", "tensors", "numbers"],
+)
+def test_what_was_reduced_is_called_so(reduce: Any, said: str, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    with gradlib.record(model, reduce=reduce) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    assert said in " ".join(str(recording).split())
+    recording.save(tmp_path / "run")
+    loaded = gradlib.load_recording(tmp_path / "run")
+    assert str(loaded) == str(recording)
+    if reduce is not None:
+        with pytest.raises(gradlib.NotKeptError, match="counts the entries"):
+            loaded.plot("histogram")
