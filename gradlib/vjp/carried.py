@@ -63,7 +63,7 @@ def _leads_back(name: str, value: object, arguments: Arguments) -> bool:
 def _makers(node: Node) -> Iterator[Node]:
     """Return a node, and those behind it whose results it only moves about."""
     yield node
-    if node.name().removesuffix("0").removesuffix("1") in _MOVES:
+    if node.name().rstrip("012") in _MOVES:
         for before, _ in edges_of(node):
             yield from _makers(before)
 
@@ -71,8 +71,9 @@ def _makers(node: Node) -> Iterator[Node]:
 _MOVES = {
     f"{it}Backward"
     for it in (
-        *("Alias", "Cat", "Permute", "Select", "Slice", "Split", "Squeeze", "Stack"),
-        *("Transpose", "T", "Unbind", "UnsafeView", "Unsqueeze", "View"),
+        *("Alias", "Cat", "Permute", "Select", "Slice", "Split", "SplitWithSizes"),
+        *("Squeeze", "Stack", "Transpose", "T", "Unbind", "UnsafeView", "Unsqueeze"),
+        "View",
     )
 }
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Sequence
 from contextlib import suppress
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -84,7 +84,9 @@ def _retaining(position: Position, site: Site) -> EarlierPass | None:
         call, lines = call_at(position, site)
         output = call.args[0] if call.args else None
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-            output = call.func.value
+            owner = call.func.value
+            if not isinstance(value_of(owner, site.frame), ModuleType):
+                output = owner
         if isinstance(output, ast.Name) and _runs(call):
             given = text_of(call, lines).removesuffix(")").rstrip(", ")
             separator = "" if given.endswith("(") else ", "

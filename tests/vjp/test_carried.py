@@ -67,6 +67,15 @@ def a_state_in_a_tuple() -> None:
         loss.backward()
 
 
+def a_state_that_is_moved_about() -> None:
+    net, state = nn.RNN(2, 4), torch.zeros(1, 1, 4)
+    for _ in range(2):
+        y, new = net(torch.ones(4, 1, 2), state)
+        state = torch.cat(new.unsqueeze(0).squeeze((0,)).split([1, 3], -1), -1)
+        loss = y.sum()
+        loss.backward()
+
+
 CARRIED: dict[Callable[[], None], list[str]] = {
     a_hidden_state: ["h = h.detach()", "loss = f(x, h)", "loss.backward()"],
     two_states: ["h = h.detach()", "c = c.detach()", "y = f(cell.weight_ih, h, c)"],
@@ -76,6 +85,7 @@ CARRIED: dict[Callable[[], None], list[str]] = {
         "state = tuple(it.detach() for it in state)",
         "loss = f(x, state)",
     ],
+    a_state_that_is_moved_about: ["state = state.detach()", "loss = f(x, state)"],
     a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
 }
 

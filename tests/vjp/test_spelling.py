@@ -628,6 +628,12 @@ EARLIER: dict[str, tuple[str, str]] = {
         "engine.backward(first); second.backward()",
         f"second = f(x)\n{SAME}",
     ),
+    "by a function of torch": (
+        "torch.autograd.backward(first); second.backward()",
+        "first, second = f(x)\n"
+        "torch.autograd.backward(first, retain_graph=True)  # the earlier pass\n"
+        "second.backward()",
+    ),
     "with a gradient of a function between": (
         "g = lambda it: f(it)[0]; first.backward(); "
         "torch.func.grad(g)(images.detach()); second.backward()",
