@@ -4,7 +4,8 @@ The modules it calls get copies of their parameters, buffers and other attribute
 it runs, and torch's generators begin where they did for the first call.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,12 @@ class Called:
     leaves: dict[int | str, Tensor]
     lifted: Lifted
 
+    def without_graph(self) -> "Called":
+        """Return the same with outputs that have no graph, which holds memory."""
+        leaves = self.outputs.leaves
+        values = [it.detach() if isinstance(it, Tensor) else it for it in leaves]
+        return Called(Tree(values, self.outputs.spec), {}, self.lifted)
+
 
 def call_again(
     arguments: Arguments,
@@ -44,6 +51,8 @@ def call_again(
     order: Tensor | None,
     double: bool,
     graph: bool,
+    watched: bool = True,
+    times: int = 1,
     widened: MutableMapping[Tensor, Tensor],
 ) -> Called:
     """Call the function, with inputs and parameters moved a little.
@@ -55,15 +64,20 @@ def call_again(
         order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
             are.
         double: Whether everything is computed in float64.
-        graph: Whether autograd records it.
+        graph: Whether autograd records it. In any case the same inputs require grad
+            as in the first call, for functions that look.
+        watched: Whether functions of torch are watched, in their own dtypes too, for
+            generators that they are given. Some are others then, as one of
+            torch.nn.functional that somebody has replaced.
+        times: How often in a row: modules keep what the calls before have left there.
         widened: What each parameter is in that dtype, for the next calls too: to make
             it takes as long as many a call. Those of modules that the function makes
             are gone after each.
     """
     change = _doubled if double else copied
     leaves: dict[int | str, Tensor] = {}
-    given: list[Any] = list(arguments.inputs.leaves)
     lifted = Lifted(random.own)
+    seeing = lifted if double else random.own if watched else nullcontext()
     names: dict[int, str] = {}
     if isinstance(arguments.fn, nn.Module):
         names = {id(it): name for name, it in arguments.fn.named_parameters()}
@@ -93,25 +107,40 @@ def call_again(
         run_eagerly(),
         own_state(arguments.fn, change, parameter_of),
     ):
-        for place, leaf in enumerate(given):
-            if isinstance(leaf, Tensor):
-                made = change(leaf)
-                if order is not None and not arguments.shared[place]:
-                    made = made[order.to(made.device)]
-                _move(made, moves, place)
-                if graph and made.is_floating_point():
-                    leaves[place] = made.requires_grad_()
-                    made = made.clone()
-                given[place] = made
-        random.set()
-        args = Tree(given, arguments.inputs.spec).build()
-        if double:
-            with lifted:
-                outputs = Tree.of(arguments.fn(*args))
-        else:
-            with random.own:
-                outputs = Tree.of(arguments.fn(*args))
+        returned: Any = None
+        for _ in range(times):
+            given = _given(arguments, moves, order, change)
+            if graph:
+                for place, it in given.items():
+                    if it.requires_grad:
+                        leaves[place] = it
+                        given[place] = it.clone()
+            random.set()
+            every = dict(enumerate(arguments.inputs.leaves)) | given
+            args = arguments.inputs.filled(every)
+            with seeing:
+                returned = arguments.fn(*args)
+        outputs = Tree.of(returned)
     return Called(outputs, leaves, lifted)
+
+
+def _given(
+    arguments: Arguments,
+    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
+    order: Tensor | None,
+    change: Callable[[Tensor], Tensor],
+) -> dict[int, Tensor]:
+    """Return what takes the place of each input that is a tensor."""
+    given: dict[int, Tensor] = {}
+    tracked = arguments.tracked()
+    for place, leaf in enumerate(arguments.inputs.leaves):
+        if isinstance(leaf, Tensor):
+            made = change(leaf)
+            if order is not None and not arguments.shared[place]:
+                made = made[order.to(made.device)]
+            _move(made, moves, place)
+            given[place] = made.requires_grad_(place in tracked)
+    return given
 
 
 def _move(

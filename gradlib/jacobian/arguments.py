@@ -109,6 +109,15 @@ class Arguments:
             if isinstance(leaf, Tensor) and not self.shared[place]
         ]
 
+    def tracked(self) -> set[int]:
+        """Return the places of the inputs that require grad in calls of a check."""
+        leaves = self.inputs.leaves
+        return {
+            *(it.place for it in self.asked if it.place is not None),
+            *(it for it in self.batched() if leaves[it].is_floating_point()),
+            *(i for i, it in enumerate(leaves) if getattr(it, "requires_grad", False)),
+        }
+
 
 def read(
     fn: Callable[..., Any], inputs: tuple[Any, ...], argnums: Argnums, in_dims: Any

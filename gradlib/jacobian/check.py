@@ -9,17 +9,12 @@ tells a kink from a path that autograd does not see.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import (
-    DetachedPathError,
-    GradlibError,
-    NoSuchWayError,
-)
-from gradlib.jacobian.again import Called
+from gradlib.errors import GradlibError, NoSuchWayError
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import (
     require_no_pair,
@@ -30,11 +25,10 @@ from gradlib.jacobian.differences import (
     IN_DOUBLE,
     ROUNDING,
     Caller,
-    by_sample,
-    slopes,
-    tensors_of,
+    OtherOutputsError,
 )
-from gradlib.jacobian.directions import Moves, key, meant
+from gradlib.jacobian.directions import key, meant
+from gradlib.jacobian.first_look import Slopes, first_slopes, length
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
@@ -44,6 +38,7 @@ from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.own_backward import require_derivatives
 from gradlib.jacobian.own_state import modules_known_to
 from gradlib.jacobian.pieces import Block
+from gradlib.jacobian.repeatable import REPEATS, require_as_first
 from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.warned import warn
 from gradlib.selection import modules_of
@@ -60,12 +55,6 @@ Of thousands a few do, along a random direction.
 SMALL = 100
 """By how many units in the last place of a sample's slopes one of them may be apart."""
 
-CLOSER = 0.1
-"""How much shorter the step is that a slope in doubt is asked for with once more.
-
-Among a million ReLUs one or two have a kink as near as the first step goes.
-"""
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -81,16 +70,7 @@ class Seen:
     caller: Caller
     mode: str
     look: Look | None
-    slopes: "_Slopes | None"
-
-
-@dataclass(frozen=True)
-class _Slopes:
-    """How steep each output is along a direction, and what of it may be rounding."""
-
-    caller: Caller
-    along: Moves
-    found: list[tuple[Tensor, Tensor]]
+    slopes: Slopes | None
 
 
 def may_look(values: Iterable[object]) -> bool:
@@ -144,12 +124,14 @@ def see(
             "parameters cannot be moved. Pass the module that it was made of."
         )
         return None
-    caller = Caller(arguments, random, meant(arguments, graph), IN_DOUBLE)
+    caller = Caller(arguments, random, meant(arguments, graph), IN_DOUBLE, graph.roots)
     with random.kept():
         look = require_own_samples(caller, graph, points)
         kept = look if mode in BY_COLUMNS else None
         del look
-        return Seen(caller, mode, kept, _in_float64_or_less(caller, graph, _slopes))
+        return Seen(
+            caller, mode, kept, _in_float64_or_less(caller, graph, first_slopes)
+        )
 
 
 def require_truth(
@@ -175,26 +157,40 @@ def require_truth(
     """
     slopes = seen.slopes
 
-    def require(caller: Caller) -> None:
-        assert slopes is not None, "it was there"
-        again = slopes if caller is slopes.caller else _slopes(caller)
-        unclear = _unclear_entries(again, graph, blocks)
-        if unclear and caller.how.double:
-            closer = _closer(again)
+    def require(found: Slopes) -> None:
+        unclear = _unclear_entries(found, graph, blocks)
+        if not unclear:
+            return
+        repeats = 1
+        if found.caller.how.double:
+            closer = found.closer()
             unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
+            if found.leaps(closer):
+                repeats = REPEATS
+            elif not unclear:
+                return
+        again = found.repeated(repeats)
+        if again is not found:
+            require(again)
+            return
+        require_as_first(found.caller, graph)
         for root, entries in unclear.items():
-            look_again(caller, graph, root, entries)
+            look_again(found.caller, graph, root, entries)
             # It says that autograd is right. Is what was computed what autograd gives?
             if seen.mode != "loop":  # which asked it for each row
                 entries = entries.expand(-1, graph.rows(root))
                 look = Look.at_entries(graph, root, entries)
                 _require_rows(seen, look, graph, points, blocks)
 
+    def ask(caller: Caller) -> None:
+        assert slopes is not None, "it was there"
+        require(slopes if caller is slopes.caller else first_slopes(caller))
+
     if seen.look is not None:
         _require_rows(seen, seen.look, graph, points, blocks)
     if slopes is not None and _unclear_entries(slopes, graph, blocks):
         with slopes.caller.random.kept():
-            _in_float64_or_less(slopes.caller, graph, require)
+            _in_float64_or_less(slopes.caller, graph, ask)
 
 
 def require_loss(seen: Seen, graph: Graph) -> None:
@@ -237,10 +233,17 @@ def _in_float64_or_less(
         if any(it.dtype.itemsize < 4 for it in graph.points):
             warn(
                 "check=True did not look for cut paths and randomness: in float64, "
-                f"which that takes, fn raised {type(error).__name__}: {error}"
+                f"which that takes, fn {_done(error)}"
             )
             return None
         return ask(caller.in_float())
+
+
+def _done(error: Exception) -> str:
+    """Return what a function did in float64 that kept us from looking."""
+    if isinstance(error, OtherOutputsError):
+        return str(error)
+    return f"raised {type(error).__name__}: {error}"
 
 
 def _require_rows(
@@ -269,27 +272,6 @@ def _has_script(fn: object) -> bool:
     )
 
 
-def _slopes(caller: Caller) -> _Slopes:
-    along, step = caller.direction(), caller.how.step
-    ahead, behind = caller.at((step, along)), caller.at((-step, along))
-    _require_no_cast(ahead, behind)
-    noises = [_noise(by_sample(it), step) for it in tensors_of(ahead)]
-    found = list(zip(slopes(ahead, behind, step), noises, strict=True))
-    return _Slopes(caller, along, found)
-
-
-def _closer(found: _Slopes) -> _Slopes:
-    """Ask along the same direction with a shorter step, which meets few kinks.
-
-    Nothing is allowed for rounding, of which there is more.
-    """
-    caller, along = found.caller, found.along
-    step = CLOSER * caller.how.step
-    ahead, behind = caller.at((step, along)), caller.at((-step, along))
-    steep = slopes(ahead, behind, step)
-    return _Slopes(caller, along, [(it, it.new_zeros(len(it))) for it in steep])
-
-
 def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the entries that are in both, of the outputs that have some."""
     both = {root: it & other[root] for root, it in one.items() if root in other}
@@ -297,15 +279,15 @@ def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tens
 
 
 def _unclear_entries(
-    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
+    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
 ) -> dict[int, Tensor]:
     """Return the outputs whose slope is not the Jacobian's, and in which entries."""
     every: dict[int, Tensor] = {}
     close = found.caller.how.sure or closeness(graph)
     eps = torch.finfo(narrowest_dtype(graph)).eps
-    for root, (slope, noise) in enumerate(found.found):
+    for root, slope in enumerate(found.steep):
         known = _known_slope(found, graph, blocks, root)
-        slope, noise = slope.to(known), noise.to(known)
+        slope, noise = slope.to(known), found.noise(root).to(known)
         unclear = _unclear(known, slope, noise, close, eps)
         samples = unclear.any(1)
         if 0 < MANY * samples.sum() <= graph.batch:
@@ -318,7 +300,7 @@ def _unclear_entries(
 
 
 def _known_slope(
-    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
+    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Tensor:
     """Return the slope of an output by the Jacobian, ``(batch, out)``, in float64."""
     total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
@@ -328,7 +310,7 @@ def _known_slope(
 
 
 def _rounding(
-    found: _Slopes,
+    found: Slopes,
     graph: Graph,
     blocks: Mapping[Block, Tensor],
     root: int,
@@ -350,7 +332,7 @@ def _rounding(
 
 
 def _factors(
-    found: _Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
+    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each block of an output, ``(batch, out, in)``, and the direction.
 
@@ -363,11 +345,6 @@ def _factors(
             block.reshape(graph.batch, graph.rows(root), graph.columns(point)),
             u.flatten() if it.shared else u.reshape(graph.batch, -1, 1),
         )
-
-
-def _noise(values: Tensor, step: float) -> Tensor:
-    """Return what rounding may make of each sample's slope, ``(batch,)``."""
-    return ROUNDING * torch.finfo(values.dtype).eps * _length(values) / step
 
 
 def _unclear(
@@ -387,9 +364,9 @@ def _unclear(
         close: By which part they may be apart.
         eps: That of the Jacobian.
     """
-    size = torch.maximum(_length(known), _length(slope))
+    size = torch.maximum(length(known), length(slope))
     off = known - slope
-    apart = _length(off)
+    apart = length(off)
     hidden = (noise > HIDING * size) & (size > 0)
     samples = apart.isfinite() & ((apart > close * size + noise) | hidden)
     samples, hidden = samples[:, None], hidden[:, None]
@@ -400,19 +377,3 @@ def _unclear(
         return samples
     own = off.square() > close**2 * (known.square() + slope.square()) / 2
     return (samples & (own | hidden)) | small
-
-
-def _length(rows: Tensor) -> Tensor:
-    return cast(Any, torch.linalg).vector_norm(rows, dim=1)
-
-
-def _require_no_cast(ahead: Called, behind: Called) -> None:
-    """Raise where numbers that depend on the input become integers, and numbers."""
-    for a, b in zip(ahead.lifted.casts, behind.lifted.casts, strict=False):
-        if a.used and b.used and not torch.equal(a.sums, b.sums):
-            raise DetachedPathError(
-                f"A value that depends on the input is cast to integers in {a.where}, "
-                "and they are used as numbers: no derivative goes through that, and "
-                "the Jacobian knows nothing of it. Leave the cast out; or, if it is "
-                "meant to be constant, pass check=False."
-            )

@@ -18,11 +18,15 @@ from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, every_pair, first_coupled
+from gradlib.jacobian.repeatable import (
+    ALIKE,
+    REPEATS,
+    alike,
+    close_for,
+    not_repeatable,
+)
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
-
-ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
-"""By which part the same numbers may differ, in float64 and below."""
 
 FEW_SAMPLES = 4
 """Of so many each pair is looked at."""
@@ -208,13 +212,23 @@ def _require_same_beside_others(caller: Caller) -> None:
     All stay in their places, as what is random, or somebody's own, may go by them.
     """
     try:
-        alone, close = beside(caller, None), ALIKE
+        alone = beside(caller, None)
     except Exception:  # it cannot run in float64
         caller = caller.in_float()
-        alone, close = beside(caller, None), ALIKE_IN_FLOAT
+        alone = beside(caller, None)
     for part in every_pair(caller.arguments.batch):
-        if not _same(alone, beside(caller, part), part, close):
+        among = beside(caller, part)
+        if not _same(alone, among, part, close_for(caller)):
+            _require_again(caller, None, alone)
+            _require_again(caller, part, among)
             raise coupled(caller, part, "the input")
+
+
+def _require_again(caller: Caller, half: Tensor | None, outputs: list[Tensor]) -> None:
+    """Raise where outputs beside others are others in the very same calls."""
+    close = close_for(caller)
+    if not all(alike(beside(caller, half), outputs, close) for _ in range(REPEATS)):
+        raise not_repeatable()
 
 
 def _same(a: list[Tensor], b: list[Tensor], half: Tensor, close: float = ALIKE) -> bool:

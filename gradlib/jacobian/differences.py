@@ -1,13 +1,15 @@
 """How steep a function is along a direction, by pairs of calls."""
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gradlib.errors import NotRepeatableError, listed
 from gradlib.jacobian.again import Called, call_again
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.chance import Chance
@@ -68,7 +70,12 @@ HIDING = 0.1
 
 
 class Caller:
-    """Calls a function again, around the point it was called at."""
+    """Calls a function again, around the point it was called at.
+
+    Attributes:
+        needs_graph: Whether autograd records every call. Without that one takes half
+            the memory; but the function may need it, or be another without it.
+    """
 
     def __init__(
         self,
@@ -76,18 +83,19 @@ class Caller:
         random: RandomState,
         meant: Meant,
         how: Closeness,
+        roots: Sequence[Tensor],
     ) -> None:
-        """Take the call, and where torch's generators stood when it began."""
+        """Take the call, where torch's generators stood, and what it returned."""
         self.arguments, self.meant, self.how = arguments, meant, how
         self.random = random
         self.chance = Chance()
-        # Without a graph a call takes half the memory, and fn may need one inside.
-        self._needs_graph = False
+        self.needs_graph = False
+        self._roots = roots
         self._widened: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 
     def in_float(self) -> "Caller":
         """Return one that calls in the dtypes the function was written for."""
-        return Caller(self.arguments, self.random, self.meant, IN_FLOAT)
+        return Caller(self.arguments, self.random, self.meant, IN_FLOAT, self._roots)
 
     def direction(self) -> Moves:
         """Return a random direction, in which each entry goes by its own size."""
@@ -105,6 +113,11 @@ class Caller:
             moves: How far along what.
             order: The samples it is called with, by their numbers.
             graph: Whether the outputs shall have one.
+
+        Raises:
+            OtherOutputsError: There are not as many outputs as at first, of those
+                shapes.
+            NotRepeatableError: The same in the dtypes that it was called in at first.
         """
         call = partial(
             call_again,
@@ -115,12 +128,65 @@ class Caller:
             double=self.how.double,
             widened=self._widened,
         )
-        if not graph and not self._needs_graph:
+        if not graph and not self.needs_graph:
             try:
-                return call(graph=False)
+                called = call(graph=False)
+                if self._has_forms(called):
+                    return called
             except Exception:  # if that was not the reason, it will raise again
-                self._needs_graph = True
-        return call(graph=True)
+                pass
+            self.needs_graph = True
+        called = call(graph=True)
+        if not self._has_forms(called):
+            raise self._other_outputs(called)
+        return called
+
+    def as_first(self, times: int = 1) -> Called:
+        """Call the function as it was called first: at the point, and in its dtypes.
+
+        Args:
+            times: How often in a row, from where the call before has left its modules.
+        """
+        return call_again(
+            self.arguments,
+            self.random,
+            (),
+            order=None,
+            double=False,
+            graph=True,
+            watched=False,
+            times=times,
+            widened=WeakIdKeyDictionary(),
+        )
+
+    def _has_forms(self, called: Called) -> bool:
+        """Tell whether outputs are as those of the first call, but for their values."""
+        return _forms(tensors_of(called)) == _forms(self._roots)
+
+    def _other_outputs(self, called: Called) -> Exception:
+        said = (
+            f"returned {_in_words(self._roots)} at first, and "
+            f"{_in_words(tensors_of(called))} when it was called again"
+        )
+        if self.how.double:
+            return OtherOutputsError(said)
+        return NotRepeatableError(
+            f"fn {said}, with inputs that are the same up to a small step. Have it "
+            "return as many outputs of the same shapes and dtypes each time; or pass "
+            "check=False."
+        )
+
+
+class OtherOutputsError(Exception):
+    """In float64 a function has other outputs than in the dtypes of its inputs."""
+
+
+def _forms(outputs: Sequence[Tensor]) -> list[tuple[torch.Size, bool]]:
+    return [(it.shape, it.is_floating_point()) for it in outputs]
+
+
+def _in_words(outputs: Sequence[Tensor]) -> str:
+    return listed(f"{it.dtype} {list(it.shape)}" for it in outputs)
 
 
 def slopes(ahead: Called, behind: Called, step: float) -> list[Tensor]:

@@ -24,6 +24,11 @@ class Met(TorchFunctionMode):
         super().__init__()
         self._states: dict[torch.Generator, Tensor] = {}
 
+    @property
+    def has_met(self) -> bool:
+        """Whether there was one."""
+        return bool(self._states)
+
     def __torch_function__(
         self,
         func: Callable[..., Any],

@@ -57,7 +57,7 @@ _CASTS = frozenset(
 
 
 @dataclass
-class _Cast:
+class Cast:
     """Numbers that became integers."""
 
     where: str
@@ -74,7 +74,7 @@ class Lifted(Double):
         super().__init__()
         self._generators = generators
         self.left: dict[str, None] = {}  # where values left autograd
-        self.casts: list[_Cast] = []
+        self.casts: list[Cast] = []
 
     def __torch_function__(
         self,
@@ -111,7 +111,7 @@ class Lifted(Double):
         whole = whole and result.dtype != torch.bool
         if whole and func in _CASTS and args[0].is_floating_point():
             sums = args[0].detach().sum(dtype=torch.float64)
-            self.casts.append(_Cast(_place(), sums, [result]))
+            self.casts.append(Cast(_place(), sums, [result]))
             return
         if not self.casts or _out_of_place(func) in _INDEXING:
             return

@@ -130,9 +130,9 @@ def per_sample_jacobian(
             nothing to find, and it only asks whether all numbers are finite. Meanwhile
             modules that `fn` calls have other parameters: where several threads call
             one model, pass ``check=False``. With `check` all batched inputs of real
-            numbers require grad inside `fn`; without it only those of `argnums` do, and
-            those that require grad already, as those that `fn` differentiates for
-            should.
+            numbers require grad inside `fn`, in each call, though autograd may record
+            none but the first; without it only those of `argnums` do, and those that
+            require grad already, as those that `fn` differentiates for should.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:

@@ -2,23 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradlib.errors import DetachedPathError, NotRepeatableError, listed
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.arguments import Arguments
-from gradlib.jacobian.coupling import ALIKE, ALIKE_IN_FLOAT, require_no_pair
+from gradlib.jacobian.causes import cut_path, samples_in
+from gradlib.jacobian.coupling import require_no_pair
 from gradlib.jacobian.differences import HIDING, ROUNDING, Caller, tensors_of
-from gradlib.jacobian.directions import Meant, Moves, key
+from gradlib.jacobian.directions import Moves, key
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.look import TIMES
-from gradlib.jacobian.nodes import differs_from_slopes
+from gradlib.jacobian.repeatable import REPEATS, is_repeated, require_as_first
 from gradlib.jacobian.warned import warn
 
 SETTLED = 0.2
@@ -45,12 +45,13 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
         unclear: Which of its entries, ``(batch, out)``. Others may be as large, and
             settle where these, too steep for any step, do not.
     """
-    _require_repeatable(caller)
     rows = unclear.any(1).cpu()
     verdicts: list[_Verdict] = []
     for away, step in caller.how.looks:
         verdict, base = _look(caller, root, unclear, away, step)
-        if verdict is _Verdict.AGREE:
+        if base is not None:
+            if not verdicts:  # at the point itself, where there was doubt
+                _require_as_first(caller, graph)
             # They agree over all samples, but not for each.
             y = tensors_of(base)[root]
             if y.requires_grad:
@@ -58,14 +59,22 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
                 require_no_pair(caller, [y], own)
             return
         verdicts.append(verdict)
-    if _is_cut(verdicts) or _is_cut_for_few(caller, root, unclear):
-        raise _cut_path(caller, graph, root, rows)
+    is_cut = _is_cut(verdicts) or _is_cut_for_few(caller, root, unclear)
+    _require_as_first(caller, graph)
+    if is_cut:
+        raise cut_path(caller, graph, root, rows)
     name = output_path(graph.outputs, graph.places[root])
     warn(
         f"check=True cannot tell whether {name} changes as the Jacobian says "
-        f"({_samples(rows)}): finite differences do not settle there. It is not "
+        f"({samples_in(rows)}): finite differences do not settle there. It is not "
         "finite, too steep, or rounding hides it."
     )
+
+
+def _require_as_first(caller: Caller, graph: Graph) -> None:
+    """Raise where the first call gave other outputs; chance has several tries."""
+    for _ in range(REPEATS):
+        require_as_first(caller, graph)
 
 
 def _is_cut(verdicts: Sequence["_Verdict"]) -> bool:
@@ -162,16 +171,92 @@ def _look(
     step: float,
     *,
     thin: bool = False,
-) -> tuple[_Verdict, Called]:
-    """Look once, beside the point, from several sums of the outputs."""
+) -> tuple[_Verdict, Called | None]:
+    """Look once, beside the point, from several sums of the outputs.
+
+    Where they are apart all is asked for again: chance may have been at work.
+
+    Returns:
+        What the look says; and, where they agree, the call beside the point.
+    """
     aside, along = (away, caller.direction()), caller.direction()
     if thin:
         along = _thinned(caller, along)
+    there = _There(caller, root, aside, along)
     base = caller.at(aside, graph=True)
-    y = tensors_of(base)[root]
+    pair = there.pair(step)
+    verdict = _verdict(there, base, unclear, pair, step)
+    if verdict is _Verdict.AGREE:
+        return verdict, base
+    y = tensors_of(base)[root].detach()
+    del base  # and its graph
+    if there.is_repeated(y, pair, step):
+        return verdict, None
+    return _look(caller, root, unclear, away, step, thin=thin)  # now all are recorded
+
+
+@dataclass(frozen=True)
+class _There:
+    """A place beside the point, and a direction from there.
+
+    Attributes:
+        caller: Calls the function.
+        root: Which output counts.
+        aside: The place.
+        along: The direction.
+    """
+
+    caller: Caller
+    root: int
+    aside: tuple[float, Moves]
+    along: Moves
+
+    def pair(self, step: float) -> tuple[Tensor, Tensor]:
+        """Return the output a step ahead, and behind."""
+        ahead, behind = (
+            tensors_of(self.caller.at(self.aside, (it, self.along)))[self.root].detach()
+            for it in (step, -step)
+        )
+        return ahead, behind
+
+    def rise(self, step: float) -> Tensor:
+        """Return how steep the output is."""
+        return _rise(self.pair(step), step)
+
+    def is_repeated(self, y: Tensor, pair: tuple[Tensor, Tensor], step: float) -> bool:
+        """Tell whether calls of this place give their outputs again, if recorded.
+
+        Raises:
+            NotRepeatableError: The very same calls give others.
+        """
+        if not is_repeated(self.caller, y, self.root, self.aside, graph=True):
+            return False
+        return all(
+            is_repeated(self.caller, it, self.root, self.aside, (at, self.along))
+            for it, at in zip(pair, (step, -step), strict=True)
+        )
+
+
+def _verdict(
+    there: _There,
+    base: Called,
+    unclear: Tensor,
+    pair: tuple[Tensor, Tensor],
+    step: float,
+) -> _Verdict:
+    """Hold a VJP against slopes.
+
+    Args:
+        there: Where.
+        base: The call there.
+        unclear: Which entries of the output count.
+        pair: The output a step ahead, and behind.
+        step: How far that is.
+    """
+    caller, along = there.caller, there.along
+    y = tensors_of(base)[there.root]
     left_out, rows = ~unclear.view(y.shape).to(y.device), unclear.any(1)
-    rise = partial(_rise, caller, aside, along, root)
-    rises = [rise(step)]
+    rises = [_rise(pair, step)]
     verdict = _Verdict.AGREE
     for _ in range(SUMS):
         v = caller.chance.vector(y)
@@ -181,31 +266,27 @@ def _look(
         noise = ROUNDING * torch.finfo(y.dtype).eps * _size(_at(v, v * y)) / step
         apart, size = abs(slope - known), max(size, abs(slope))
         if not math.isfinite(apart):
-            return _Verdict.UNSETTLED, base
+            return _Verdict.UNSETTLED
         if apart > caller.how.surer * size + noise:
             if len(rises) == 1:
-                rises += [rise(times * step) for times in TIMES]
+                rises += [there.rise(times * step) for times in TIMES]
             # Where the differences themselves do not settle they say nothing.
             others = [_slope(v, it) for it in rises[1:]]
             known_to = max(map(abs, (slope, *others))) + noise / SETTLED
             if max(abs(slope - it) for it in others) > SETTLED * min(apart, known_to):
-                return _Verdict.UNSETTLED, base
+                return _Verdict.UNSETTLED
             if slope == 0 and _is_swallowed(caller, along, step, known * step):
-                return _Verdict.UNSETTLED, base
+                return _Verdict.UNSETTLED
             flat = slope == 0 and verdict is not _Verdict.APART
             verdict = _Verdict.FLAT if flat else _Verdict.APART
         elif noise > HIDING * size and step < caller.how.coarse and slope != known:
-            return _Verdict.UNSETTLED, base  # rounding could hide a path
-    return verdict, base
+            return _Verdict.UNSETTLED  # rounding could hide a path
+    return verdict
 
 
-def _rise(
-    caller: Caller, aside: tuple[float, Moves], along: Moves, root: int, step: float
-) -> Tensor:
-    """Return how steep an output is along a direction."""
-    ahead, behind = (
-        tensors_of(caller.at(aside, (it, along)))[root].detach() for it in (step, -step)
-    )
+def _rise(pair: tuple[Tensor, Tensor], step: float) -> Tensor:
+    """Return how steep an output is between two calls."""
+    ahead, behind = pair
     return (ahead - behind) / (2 * step)
 
 
@@ -253,57 +334,3 @@ def _slope_by_vjp(
             slope += change.sum().item()
             square += change.square().sum().item()
     return slope, math.sqrt(square)
-
-
-def _require_repeatable(caller: Caller) -> None:
-    """Raise where two calls with the same numbers differ."""
-    one, two = (tensors_of(caller.at()) for _ in range(2))
-    close = ALIKE if caller.how.double else ALIKE_IN_FLOAT
-    if all(
-        a.shape == b.shape and torch.allclose(a, b, close, close, equal_nan=True)
-        for a, b in zip(one, two, strict=True)
-    ):
-        return
-    raise NotRepeatableError(
-        "fn gives another output each time it is called with the same inputs, though "
-        "torch's own random state was replayed. See what it draws from Python's "
-        "random or NumPy, and what it reads or changes outside of modules; or pass "
-        "check=False."
-    )
-
-
-def _cut_path(
-    caller: Caller, graph: Graph, root: int, rows: Tensor
-) -> DetachedPathError:
-    name = output_path(graph.outputs, graph.places[root])
-    apart = (
-        f"{name} changes with the input in a way that autograd does not see "
-        f"({_samples(rows)}): its slope by finite differences is another than by the "
-        "Jacobian. "
-    )
-    if why := differs_from_slopes(graph):
-        return DetachedPathError(apart + why)
-    seen = list(caller.at().lifted.left)
-    hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
-    if seen:
-        hint = f"and fn uses {', '.join(seen[:3])}"
-    return DetachedPathError(
-        f"{apart}Something cuts a path, {hint}; a backward of your own may be wrong; "
-        f"or {_half_read(caller.meant)}. If it is meant, as with a straight-through "
-        "estimator, pass check=False."
-    )
-
-
-def _half_read(meant: Meant) -> str:
-    """Return what may take a matrix for another than it is."""
-    if meant.symmetric is None and meant.triangular is not None:
-        return f"{meant.triangular} takes a matrix A for triangular, and wants A.tril()"
-    taken = "an operation may take"
-    if meant.symmetric is not None:
-        taken = f"{meant.symmetric} takes"
-    return f"{taken} a matrix A for symmetric, and wants (A + A.mT) / 2"
-
-
-def _samples(rows: Tensor) -> str:
-    samples = [sample for sample, is_one in enumerate(rows) if is_one]
-    return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import gradlib
 from gradlib import DetachedPathError, NotRepeatableError
@@ -57,6 +59,167 @@ CHANCE: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
 def test_chance_that_is_not_torchs(name: str, dtype: torch.dtype) -> None:
     with pytest.raises(NotRepeatableError):
         gradlib.per_sample_jacobian(CHANCE[name](), points(4, 3, dtype=dtype))
+
+
+class Rarely:
+    """Draws another way in some of its calls only, and counts them all."""
+
+    def __init__(self, *rare: int) -> None:
+        self.rare, self.calls = rare, -1
+
+    def __call__(self) -> bool:
+        self.calls += 1
+        return self.calls in self.rare
+
+
+def scales(draw: Rarely) -> Function:
+    return lambda x: x.sin() * (2 if draw() else 1)
+
+
+def skips_a_layer(draw: Rarely) -> Function:
+    layer = nn.Linear(3, 3).double()
+    return lambda x: x.sin() + (0 if draw() else layer.to(x)(x).tanh())
+
+
+def decodes(draw: Rarely) -> Function:
+    """Feeds back its own output in a step, as scheduled sampling does."""
+    cell = nn.GRUCell(1, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        h = x.sin()
+        cell.to(x)
+        for step in range(3):
+            fed = h[:, :1] if step == 1 and draw() else x[:, step : step + 1]
+            h = cell(fed, h)
+        return h
+
+    return fn
+
+
+@pytest.mark.filterwarnings("error:check=True cannot tell")
+@pytest.mark.parametrize("rare", [(0,), (1,), (2,), (1, 2), (1, 3), (2, 4), (0, 2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [scales, skips_a_layer, decodes])
+def test_chance_of_few_calls(
+    make: Callable[[Rarely], Function], dtype: torch.dtype, rare: tuple[int, ...]
+) -> None:
+    """Neither is it a cut path, nor may one lucky look hide it."""
+    torch.manual_seed(0)
+    with pytest.raises(NotRepeatableError):
+        gradlib.per_sample_jacobian(make(Rarely(*rare)), points(4, 3, dtype=dtype))
+
+
+def test_chance_of_a_half_is_named_wherever_it_was_met() -> None:
+    drawn: list[float] = []
+
+    def fn(x: Tensor) -> Tensor:
+        drawn.append(random.choice([1.0, 2.0]))
+        return x.sin() * drawn[-1]
+
+    for seed in range(20):
+        drawn.clear()
+        random.seed(seed)
+        torch.manual_seed(seed)
+        with suppress(NotRepeatableError):
+            gradlib.per_sample_jacobian(fn, points(4, 3))
+            assert drawn == [drawn[0]] * 3
+
+
+class Words(nn.Module):
+    def __init__(self, draw: Rarely) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4), nn.Linear(4, 2)
+        # Not a module's own attribute, which each call would find as it was.
+        self.draw = draw.__call__
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.table(tokens).mean(1)) * (2 if self.draw() else 1)
+
+
+@pytest.mark.parametrize("rare", [(1,), (2,), (4,)])
+def test_chance_does_not_couple_samples(rare: tuple[int, ...]) -> None:
+    tokens = torch.arange(12).view(4, 3) % 9
+    with pytest.raises(NotRepeatableError):
+        gradlib.per_sample_jacobian(Words(Rarely(*rare)), tokens, argnums="parameters")
+
+
+def test_chance_that_becomes_an_integer_is_no_cast_of_the_input() -> None:
+    calls: list[float] = []
+
+    def fn(x: Tensor) -> Tensor:
+        calls.append(0.7)
+        return x.sin() * torch.tensor(sum(calls)).long()
+
+    with pytest.raises(NotRepeatableError):
+        gradlib.per_sample_jacobian(fn, points(4, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_outputs_in_each_call(dtype: torch.dtype) -> None:
+    calls: list[int] = []
+
+    def fn(x: Tensor) -> Tensor:
+        calls.append(1)
+        return torch.cat([x.sin()] * len(calls), 1)
+
+    said = r"returned \S+ \[4, 3\] at first, and \S+ \[4, \d+\] when"
+    with pytest.raises(NotRepeatableError, match=said):
+        gradlib.per_sample_jacobian(fn, points(4, 3, dtype=dtype))
+
+
+class Averages(nn.Module):
+    """Follows what it has seen before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1
+        return x.sin() * self.mean
+
+
+class Initialises(nn.Module):
+    """Looks at the first batch that it meets, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        return (x - self.mean.to(x)).sin()
+
+
+FOLLOWING: dict[str, Callable[[], nn.Module]] = {
+    "a mean of all calls": Averages,
+    "the first batch": Initialises,
+    "a power iteration": lambda: spectral_norm(nn.Linear(3, 3)),
+    "a power iteration that is nearly done": lambda: settled(
+        spectral_norm(nn.Linear(3, 3))
+    ),
+    "a generator of its own": lambda: Noisy(),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Tanh()),
+}
+
+
+def settled(module: nn.Module) -> nn.Module:
+    for _ in range(6):
+        module(torch.randn(2, 3))
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_what_a_module_keeps_is_no_chance(name: str, dtype: torch.dtype) -> None:
+    """Neither where kinks at the point itself leave doubt."""
+    torch.manual_seed(0)
+    model = FOLLOWING[name]().to(dtype)
+    x = points(4, 3, dtype=dtype)
+    x[0, 0] = x[2] = 0
+    ours = gradlib.per_sample_jacobian(lambda x: model(x) + x.relu(), x)
+    assert ours.isfinite().all()
 
 
 TORCHS_CHANCE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -191,6 +191,15 @@ def test_what_cuts_a_path_is_named(name: str, hint: str) -> None:
         gradlib.per_sample_jacobian(CUT[name], points(4, 3))
 
 
+def test_an_output_that_is_there_with_grad_alone_is_looked_at() -> None:
+    def fn(x: Tensor) -> Any:
+        y = x.sin()
+        return (y, y * y.detach()) if torch.is_grad_enabled() else y
+
+    with pytest.raises(DetachedPathError, match=r"output\[1\] changes"):
+        gradlib.per_sample_jacobian(fn, points(4, 3))
+
+
 @pytest.mark.parametrize(
     ("batch", "said"),
     [(1, "(sample 0)"), (3, "(samples 0, 1, 2)"), (5, "(samples 0, 1, 2 and 2 more)")],

@@ -85,6 +85,31 @@ def gradient_inside(x: Tensor) -> Tensor:
         return -torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
+def clamped_without_grad(x: Tensor) -> Tensor:
+    y = 3 * x.sin()
+    return y if torch.is_grad_enabled() else y.clamp(0, 1)
+
+
+def rounded_without_grad(x: Tensor) -> Tensor:
+    y = 3 * x.sin()
+    return y if torch.is_grad_enabled() else (100 * y).int() / 100
+
+
+def classes_without_grad(x: Tensor) -> Tensor:
+    return x.sin() if torch.is_grad_enabled() else x.argmax(1)
+
+
+def classes_unless_it_requires_grad(x: Tensor) -> Tensor:
+    return x.sin() if x.requires_grad else x.argmax(1)
+
+
+def with_a_force_if_it_requires_grad(x: Tensor) -> Tensor:
+    y = x.sin()
+    if x.requires_grad:
+        y = y + torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+    return y
+
+
 def with_func_inside(x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.grad(lambda row: row.sin().prod()))(x)
 
@@ -144,6 +169,11 @@ PROGRAMS: dict[str, tuple[Callable[[], Callable[..., Any]], tuple[int, ...]]] = 
     "spectral_norm": (lambda: spectral_norm(nn.Linear(3, 2)).eval(), (3,)),
     "a gradient inside": (lambda: gradient_inside, (3,)),
     "torch.func inside": (lambda: with_func_inside, (3,)),
+    "clamps without grad": (lambda: clamped_without_grad, (3,)),
+    "rounds without grad": (lambda: rounded_without_grad, (3,)),
+    "gives classes without grad": (lambda: classes_without_grad, (3,)),
+    "looks at requires_grad": (lambda: classes_unless_it_requires_grad, (3,)),
+    "a gradient if it requires grad": (lambda: with_a_force_if_it_requires_grad, (3,)),
     "cumprod": (lambda: lambda x: x.cumprod(1), (3,)),
     "sort": (lambda: lambda x: x.sort(1).values, (4,)),
     "interpolate": (lambda: lambda x: F.interpolate(x, scale_factor=2), (1, 3)),
@@ -183,6 +213,30 @@ def test_the_other_modes_give_the_same_or_refuse(name: str, mode: str) -> None:
     except NoSuchWayError:
         return
     require_close(ours, alone(fn, x), 1e-11)
+
+
+def test_the_same_inputs_require_grad_in_every_call() -> None:
+    seen: set[tuple[bool, ...]] = set()
+
+    def fn(x: Tensor, y: Tensor, scale: Tensor, known: Tensor) -> Tensor:
+        seen.add(tuple(it.requires_grad for it in (x, y, scale, known)))
+        return (x.relu() + y.sin()) * scale * known
+
+    x, y = points(4, 3), points(4, 3)
+    x[0] = 0  # a kink, which is looked at once more
+    known = points(3).requires_grad_()
+    gradlib.per_sample_jacobian(fn, x, y, points(3), known, in_dims=(0, 0, None, None))
+    assert seen == {(True, True, False, True)}
+
+
+def test_other_outputs_in_float64() -> None:
+    def fn(x: Tensor) -> Any:
+        return (x.sin(), x) if x.dtype == torch.float64 else x.sin()
+
+    x = points(4, 3, dtype=torch.float32)
+    require_close(gradlib.per_sample_jacobian(fn, x), alone(torch.sin, x), 1e-6)
+    with pytest.warns(UserWarning, match=r"in float64, which that takes, fn returned"):
+        gradlib.per_sample_jacobian(fn, x.bfloat16())
 
 
 def test_a_refusal_quotes_torch_in_a_sentence_of_its_own() -> None:

@@ -1,0 +1,60 @@
+"""What a cut path may come from, in words."""
+
+from torch import Tensor
+
+from gradlib.errors import DetachedPathError, listed
+from gradlib.jacobian.differences import Caller
+from gradlib.jacobian.directions import Meant
+from gradlib.jacobian.graph import Graph, output_path
+from gradlib.jacobian.nodes import differs_from_slopes
+
+
+def cut_path(
+    caller: Caller, graph: Graph, root: int, rows: Tensor
+) -> DetachedPathError:
+    """Return the error that says so, with what may be the reason.
+
+    Args:
+        caller: Calls the function.
+        graph: What its first call left.
+        root: Which output has another slope.
+        rows: For which samples, ``(batch,)``.
+    """
+    name = output_path(graph.outputs, graph.places[root])
+    apart = (
+        f"{name} changes with the input in a way that autograd does not see "
+        f"({samples_in(rows)}): its slope by finite differences is another than by the "
+        "Jacobian. "
+    )
+    if why := differs_from_slopes(graph):
+        return DetachedPathError(apart + why)
+    seen = list(caller.at().lifted.left)
+    hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
+    if seen:
+        hint = f"and fn uses {', '.join(seen[:3])}"
+    return DetachedPathError(
+        f"{apart}Something cuts a path, {hint}; a backward of your own may be wrong; "
+        "or "
+        f"{_half_read(caller.meant)}. If it is meant, as with a straight-through "
+        "estimator, pass check=False."
+    )
+
+
+def samples_in(rows: Tensor) -> str:
+    """Return the first of the samples that are meant.
+
+    Args:
+        rows: Whether each is, ``(batch,)``.
+    """
+    samples = [sample for sample, is_one in enumerate(rows) if is_one]
+    return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"
+
+
+def _half_read(meant: Meant) -> str:
+    """Return what may take a matrix for another than it is."""
+    if meant.symmetric is None and meant.triangular is not None:
+        return f"{meant.triangular} takes a matrix A for triangular, and wants A.tril()"
+    taken = "an operation may take"
+    if meant.symmetric is not None:
+        taken = f"{meant.symmetric} takes"
+    return f"{taken} a matrix A for symmetric, and wants (A + A.mT) / 2"

@@ -1,0 +1,188 @@
+"""The slope along one direction, by a pair of calls, and by another where it is odd."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gradlib.errors import DetachedPathError
+from gradlib.jacobian.again import Called
+from gradlib.jacobian.differences import (
+    ROUNDING,
+    Caller,
+    by_sample,
+    slopes,
+    tensors_of,
+)
+from gradlib.jacobian.directions import Moves
+from gradlib.jacobian.lifted import Cast
+from gradlib.jacobian.repeatable import REPEATS, close_for, not_repeatable
+
+CLOSER = 0.1
+"""How much shorter the step is that a slope in doubt is asked for with once more.
+
+Among a million ReLUs one or two have a kink as near as the first step goes.
+"""
+
+LEAP = 1e-4
+"""By which part of itself an output moves, at most, between calls that are so near.
+Kinks move it by a hundredth of that, and chance by more."""
+
+SAME_CAST = 1e-3
+"""By which part of what a step makes of them the same numbers may differ."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """How steep each output is along a direction, and what of it may be rounding.
+
+    Attributes:
+        caller: Calls the function.
+        along: The direction.
+        step: How far a pair of calls went.
+        rounding: How many times its dtype's eps an output may be off.
+        steep: How steep each output is, ``(batch, out)``.
+        sizes: How large it is there, ``(batch,)``.
+    """
+
+    caller: Caller
+    along: Moves
+    step: float
+    rounding: float
+    steep: list[Tensor]
+    sizes: list[Tensor]
+
+    def noise(self, root: int) -> Tensor:
+        """Return what rounding may make of each sample's slope, ``(batch,)``."""
+        size = self.sizes[root]
+        return self.rounding * torch.finfo(size.dtype).eps * size / self.step
+
+    def closer(self) -> "Slopes":
+        """Ask along the same direction with a shorter step, which meets few kinks.
+
+        Nothing is allowed for rounding, of which there is more.
+        """
+        return _slopes(self.caller, self.along, CLOSER * self.step, 0)
+
+    def leaps(self, closer: "Slopes") -> bool:
+        """Tell whether an output moves as no kink moves it, within two pairs of calls.
+
+        Args:
+            closer: The pair with a shorter step.
+        """
+        for root, sizes in enumerate(self.sizes):
+            size, there = length(sizes, 0), length(closer.sizes[root], 0)
+            pairs = (self.step, self.steep), (closer.step, closer.steep)
+            rises = [2 * step * length(it[root].flatten(), 0) for step, it in pairs]
+            moved = ((size - there).abs(), *rises)
+            if any(bool(it > LEAP * size) for it in moved):
+                return True
+        return False
+
+    def repeated(self, times: int = 1) -> "Slopes":
+        """Ask for the same again, with calls that autograd records.
+
+        Args:
+            times: How often.
+
+        Returns:
+            The slopes themselves; or others, where recording alone makes them others.
+            Then all further calls are recorded.
+
+        Raises:
+            NotRepeatableError: The very same calls give others.
+        """
+        recorded = self
+        for _ in range(times):
+            recorded = self._again(graph=True)
+            if not self._is_like(recorded):
+                break
+        else:
+            return self
+        is_other = self.caller.needs_graph
+        if is_other or not all(
+            self._is_like(self._again(graph=False)) for _ in range(REPEATS)
+        ):
+            raise not_repeatable()
+        self.caller.needs_graph = True
+        return recorded
+
+    def _again(self, *, graph: bool) -> "Slopes":
+        return _slopes(self.caller, self.along, self.step, self.rounding, graph=graph)
+
+    def _is_like(self, other: "Slopes") -> bool:
+        close = close_for(self.caller) / self.step
+        return all(
+            torch.allclose(a, b, 0, close * _largest(sizes), equal_nan=True)
+            for a, b, sizes in zip(self.steep, other.steep, self.sizes, strict=True)
+        )
+
+
+def first_slopes(caller: Caller) -> Slopes:
+    """Ask along a random direction.
+
+    Raises:
+        DetachedPathError: Numbers that depend on an input become integers.
+    """
+    return _slopes(caller, caller.direction(), caller.how.step, ROUNDING)
+
+
+def length(values: Tensor, axis: int = 1) -> Tensor:
+    """Return how long each row is."""
+    return cast(Any, torch.linalg).vector_norm(values, dim=axis)
+
+
+def _largest(sizes: Tensor) -> float:
+    finite = sizes[sizes.isfinite()]
+    return finite.max().item() if finite.numel() else 0.0
+
+
+def _slopes(
+    caller: Caller, along: Moves, step: float, rounding: float, *, graph: bool = False
+) -> Slopes:
+    ahead = caller.at((step, along), graph=graph).without_graph()
+    behind = caller.at((-step, along), graph=graph).without_graph()
+    cast_ = _cast_of_input(ahead, behind)
+    if cast_ is not None:
+        _require_same_casts(ahead, behind, caller.at((step, along), graph=graph))
+        if not (graph or caller.needs_graph):  # as where fn rounds what has no graph
+            caller.needs_graph = True
+            return _slopes(caller, along, step, rounding)
+        raise _cast_path(cast_)
+    return Slopes(
+        caller,
+        along,
+        step,
+        rounding,
+        slopes(ahead, behind, step),
+        [length(by_sample(it)) for it in tensors_of(ahead)],
+    )
+
+
+def _cast_of_input(ahead: Called, behind: Called) -> Cast | None:
+    """Return where numbers that depend on the input become integers, and numbers."""
+    for a, b in zip(ahead.lifted.casts, behind.lifted.casts, strict=False):
+        if a.used and b.used and not torch.equal(a.sums, b.sums):
+            return a
+    return None
+
+
+def _require_same_casts(ahead: Called, behind: Called, again: Called) -> None:
+    """Raise where numbers that became integers are others in the very same call."""
+    before, now = ahead.lifted.casts, again.lifted.casts
+    is_same = len(before) == len(now) and all(
+        (a.sums - c.sums).abs() <= SAME_CAST * (a.sums - b.sums).abs()
+        for a, b, c in zip(before, behind.lifted.casts, now, strict=False)
+    )
+    if not is_same:
+        raise not_repeatable()
+
+
+def _cast_path(found: Cast) -> DetachedPathError:
+    return DetachedPathError(
+        f"A value that depends on the input is cast to integers in {found.where}, "
+        "and they are used as numbers: no derivative goes through that, and "
+        "the Jacobian knows nothing of it. Leave the cast out; or, if it is "
+        "meant to be constant, pass check=False."
+    )
