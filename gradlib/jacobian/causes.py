@@ -7,6 +7,10 @@ from gradlib.jacobian.differences import Caller
 from gradlib.jacobian.directions import Meant
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.nodes import differs_from_slopes
+from gradlib.jacobian.own_state import modules_known_to
+from gradlib.module_hook import without_ours
+from gradlib.private.hooks import any_global_backward_hook, backward_hooks
+from gradlib.selection import modules_of
 
 
 def cut_path(
@@ -34,7 +38,7 @@ def cut_path(
         hint = f"and fn uses {', '.join(seen[:3])}"
     return DetachedPathError(
         f"{apart}Something cuts a path, {hint}; a backward of your own may be wrong; "
-        "or "
+        f"{_hook(caller.arguments.fn, graph)} may change gradients; or "
         f"{_half_read(caller.meant)}. If it is meant, as with a straight-through "
         "estimator, pass check=False."
     )
@@ -48,6 +52,19 @@ def samples_in(rows: Tensor) -> str:
     """
     samples = [sample for sample, is_one in enumerate(rows) if is_one]
     return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"
+
+
+def _hook(fn: object, graph: Graph) -> str:
+    """Return which hook may be at work: one that a module has, or that was set."""
+    for model in modules_known_to(fn):
+        for name, module in modules_of(model).items():
+            if any(map(without_ours, backward_hooks(module))):
+                kind = type(module).__name__
+                called = f'"{name}", a {kind},' if name else f"the {kind}"
+                return f"the backward hook of {called}"
+    if any_global_backward_hook():
+        return "the backward hook of all modules"
+    return "a hook that fn has set" if graph.may_have_hooks else "a hook"
 
 
 def _half_read(meant: Meant) -> str:

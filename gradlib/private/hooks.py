@@ -103,6 +103,10 @@ FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
 
+# A module's hooks that may change gradients, by their numbers: before and after.
+backward_hooks: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]]
+backward_hooks = attrgetter(*BACKWARD_HOOKS)
+
 # All of a module's hooks, and what it shall do with them, each by the number of a hook.
 HOOKS = (*_BEFORE_FORWARD, *_AFTER_FORWARD, *BACKWARD_HOOKS)
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"

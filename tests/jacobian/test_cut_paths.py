@@ -200,6 +200,38 @@ def test_an_output_that_is_there_with_grad_alone_is_looked_at() -> None:
         gradlib.per_sample_jacobian(fn, points(4, 3))
 
 
+def doubled(gradient: Tensor) -> Tensor:
+    return 2 * gradient
+
+
+def with_a_hook(x: Tensor) -> Tensor:
+    y = x.sin()
+    y.register_hook(doubled)
+    return y + x
+
+
+def hooked(layer: int) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
+    model[layer].register_full_backward_pre_hook(lambda _, grads: (2 * grads[0],))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: hooked(1), r'the backward hook of "1", a Tanh, may change gradients'),
+        (lambda: hooked(1)[1], r"the backward hook of the Tanh may change gradients"),
+        (lambda: with_a_hook, r"; a hook that fn has set may change gradients; or"),
+        (lambda: CUT["detach"], r"; a hook may change gradients; or"),
+    ],
+)
+def test_hooks_that_may_change_gradients_are_named(
+    make: Callable[[], Function], said: str
+) -> None:
+    with pytest.raises(DetachedPathError, match=said):
+        gradlib.per_sample_jacobian(make(), points(4, 3))
+
+
 @pytest.mark.parametrize(
     ("batch", "said"),
     [(1, "(sample 0)"), (3, "(samples 0, 1, 2)"), (5, "(samples 0, 1, 2 and 2 more)")],
