@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
+from operator import index
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import optree
@@ -36,10 +38,29 @@ class Call(NamedTuple):
 
 def is_open(call: Call) -> bool:
     """Tell whether any way will do, for the first input and each row of it."""
-    if call.mode != "auto" or call.chunk_size != "auto":
+    if not (is_auto(call.mode) and is_auto(call.chunk_size)):
         return False
     argnums, in_dims = call.argnums, call.in_dims
     return type(argnums) is type(in_dims) is int and argnums == in_dims == 0
+
+
+def is_auto(given: object) -> bool:
+    """Tell whether it is for us to choose; it may be an array, which compares else."""
+    return isinstance(given, str) and given == "auto"
+
+
+def require_flags(**flags: object) -> None:
+    """Raise where what is on or off is something else, as a word or an array.
+
+    Raises:
+        JacobianArgumentError: It is.
+    """
+    for name, given in flags.items():
+        if not isinstance(given, bool):
+            raise JacobianArgumentError(
+                f"{name} is {in_brief(given)} of type {type(given).__name__}; it is "
+                "True or False."
+            )
 
 
 def asks_no_more(call: Call) -> bool:
@@ -150,18 +171,60 @@ def read(
     else:
         asked, inner = _arguments(tree, inputs, argnums, shared)
     for it in asked:
-        require_real(it.value, it.name, _instead(tree))
+        require_real(it.value, it.name, _instead(tree, it))
     return Arguments(fn, tree, shared, tuple(asked), inner, batch)
 
 
-def _instead(tree: Tree) -> str:
+def _instead(tree: Tree, asked: Asked) -> str:
     """Return what to ask for where an input is an integer."""
-    if any(isinstance(it, Tensor) and it.is_floating_point() for it in tree.leaves):
-        return "Leave it out of argnums."
+    if any(map(_is_floating, tree.leaves)):
+        return set_apart(tree, asked) or "Leave it out of argnums."
     return (
         "Pass what is computed from it, such as its embedding, or ask for "
         'argnums="parameters".'
     )
+
+
+def set_apart(tree: Tree, asked: Asked) -> str:
+    """Return how not to ask for a tensor that an input holds beside others.
+
+    Returns:
+        A sentence; ``""`` where the whole input may be left out.
+    """
+    if asked.place is None:
+        return ""
+    paths = tree.spec.paths()
+    number, *inside = paths[asked.place]
+    others = [i for i, it in enumerate(paths) if it[0] == number and i != asked.place]
+    if not any(_is_floating(tree.leaves[it]) for it in others):
+        return ""
+    return (
+        "argnums names whole inputs, so pass it as an input of its own: "
+        f"{_taken_apart(tree.build(), number, inside)}."
+    )
+
+
+def _taken_apart(inputs: tuple[Any, ...], number: int, inside: Sequence[Any]) -> str:
+    """Return the code that puts an input together from a part of it and the rest."""
+    whole, key = inputs[number], inside[0]
+    if type(whole) is not dict or len(inside) > 1 or number:
+        return "lambda rest, it: fn(...), which puts the two together"
+    given = [it for it in cast("dict[Any, Any]", whole) if it != key]
+    part = _as_name(key, "it")
+    rest = _as_name(given[0], "rest") if len(given) == 1 else "rest"
+    known = f"{given[0]!r}: {rest}" if len(given) == 1 else f"**{rest}"
+    more = ", *others" if len(inputs) > 1 else ""
+    return f"lambda {rest}, {part}{more}: fn({{{known}, {key!r}: {part}}}{more})"
+
+
+def _as_name(key: object, otherwise: str) -> str:
+    """Return what a parameter for an entry of a dict may be called."""
+    is_name = isinstance(key, str) and key.isidentifier() and not iskeyword(key)
+    return str(key) if is_name and key not in ("fn", "others") else otherwise
+
+
+def _is_floating(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def require_real(tensor: Tensor, name: str, fix: str) -> None:
@@ -230,13 +293,21 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
             "like that of the input."
         ) from error
     for dim in each:
-        if dim is not None and (isinstance(dim, bool) or dim != 0):
+        if dim is not None and not _is_zero(dim):
             raise JacobianArgumentError(
                 f"in_dims holds {in_brief(dim)}. It is 0 for an input whose first axis "
                 "is the batch, None for one that all samples share. For another axis "
                 "wrap fn: lambda x: fn(x.movedim(0, 1)), and pass x.movedim(1, 0)."
             )
     return tuple(dim is None for dim in each)
+
+
+def _is_zero(dim: object) -> bool:
+    """Tell whether it is the whole number 0, of whatever kind."""
+    try:
+        return not isinstance(dim, bool) and index(cast(Any, dim)) == 0
+    except TypeError:
+        return False
 
 
 def _batch(tree: Tree, shared: Sequence[bool]) -> int:
@@ -309,14 +380,14 @@ def _parameters(fn: Callable[..., Any], argnums: str) -> list[Asked]:
 def _arguments(
     tree: Tree, inputs: tuple[Any, ...], argnums: object, shared: Sequence[bool]
 ) -> tuple[list[Asked], Tree]:
-    if argnums == ():
-        raise JacobianArgumentError("argnums is (), which asks for nothing.")
     given: Any = argnums
+    if isinstance(argnums, tuple) and not given:
+        raise JacobianArgumentError("argnums is (), which asks for nothing.")
     places: dict[int, list[int]] = {}
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
-                f"argnums is {in_brief(given)}: it is the number of an input, "
+                f"argnums is {in_brief(given)}: it is an int, the number of an input, "
                 f"{_from_0_to(len(inputs) - 1)}, a tuple of such, or "
                 '"parameters".'
             )

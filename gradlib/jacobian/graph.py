@@ -18,7 +18,12 @@ from gradlib.errors import (
     in_brief,
     listed,
 )
-from gradlib.jacobian.arguments import Arguments, input_path, require_real
+from gradlib.jacobian.arguments import (
+    Arguments,
+    input_path,
+    require_real,
+    set_apart,
+)
 from gradlib.jacobian.between import between
 from gradlib.jacobian.drawing import Drawing, drawn
 from gradlib.jacobian.form import Form
@@ -184,7 +189,7 @@ def run(
         tuple(others),
         may_have_hooks=hooks_set() != hooks_before,
     )
-    _require_connection(graph, parameters=arguments.of_parameters)
+    _require_connection(graph, arguments)
     return graph, points
 
 
@@ -256,7 +261,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     shared = (False,) * len(points)
     others = (*points, *(made.leaves[place] for place in roots))
     graph = Graph(made, roots, points, shared, names, batch, others)
-    _require_connection(graph, parameters=False)
+    _require_connection(graph, None)
     inner = [places.index(i) if i in places else None for i in range(len(given.leaves))]
     return graph, Tree(inner, given.spec)
 
@@ -314,8 +319,13 @@ def output_path(outputs: Tree, place: int) -> str:
     return "output" + outputs.path(place)
 
 
-def _require_connection(graph: Graph, *, parameters: bool) -> None:
-    """Raise where autograd knows no way from an output to any point, or to one."""
+def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
+    """Raise where autograd knows no way from an output to any point, or to one.
+
+    Args:
+        graph: What lies between them.
+        arguments: The call that left it, if there was one.
+    """
     for place, root in zip(graph.places, graph.roots, strict=True):
         start = edge_of(root) if root.requires_grad else None
         if start is None or not (start in graph.ends or graph.way.get(start[0])):
@@ -327,15 +337,16 @@ def _require_connection(graph: Graph, *, parameters: bool) -> None:
                 "every way, or it is a gradient that was computed without "
                 "create_graph=True. If a zero is what you want, leave that output out."
             )
-    if parameters:
+    if arguments is not None and arguments.of_parameters:
         return
     missing = [i for i, end in enumerate(graph.drawing.ends) if end is None]
     if missing:
         names = listed(graph.names[i] for i in missing)
-        raise IndependentOutputError(
-            f"No output was computed from {names}. Leave it out, or see whether it is "
-            "used at all."
-        )
+        fix = "Leave it out, or see whether it is used at all."
+        if arguments is not None:
+            apart = set_apart(arguments.inputs, arguments.asked[missing[0]])
+            fix = f"See whether it is used at all. {apart}" if apart else fix
+        raise IndependentOutputError(f"No output was computed from {names}. {fix}")
 
 
 def _made(point: Tensor | None) -> Tensor:

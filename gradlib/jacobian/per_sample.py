@@ -12,7 +12,14 @@ from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
-from gradlib.jacobian.arguments import Argnums, Arguments, Call, on_device, read
+from gradlib.jacobian.arguments import (
+    Argnums,
+    Arguments,
+    Call,
+    on_device,
+    read,
+    require_flags,
+)
 from gradlib.jacobian.check import (
     bytes_of_check,
     may_look,
@@ -171,6 +178,7 @@ def per_sample_jacobian(
         NoSuchWayError: It cannot be computed in this mode, or for `create_graph`.
         OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
+    require_flags(check=check, create_graph=create_graph)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
     chain = find_shorter(call)
@@ -308,6 +316,7 @@ def per_sample_jacobian_from_graph(
         NoSuchWayError: torch cannot go back through the graph.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
+    require_flags(check=check, create_graph=create_graph)
     _require_values()
     _require_not_captured("reverse", check=check)
     require_no_graph(out, create_graph=create_graph)
@@ -409,6 +418,7 @@ def plan_jacobian(
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     del progress
+    require_flags(check=check, create_graph=create_graph)
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     arguments = read(fn, inputs, argnums, in_dims)

@@ -1,5 +1,7 @@
 """Choosing the way in which a Jacobian is computed, within the memory there is."""
 
+from typing import Any, cast
+
 from gradlib.errors import (
     JacobianArgumentError,
     NoSuchWayError,
@@ -7,6 +9,7 @@ from gradlib.errors import (
     in_brief,
 )
 from gradlib.jacobian import forward, nodes, reverse, split
+from gradlib.jacobian.arguments import is_auto
 from gradlib.jacobian.chunk import CONVOLVED, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
@@ -127,11 +130,12 @@ def make(
 
 
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
-    if mode not in MODES:
+    if not isinstance(cast(Any, mode), str) or mode not in MODES:
         raise JacobianArgumentError(
             f"mode is {in_brief(mode)}; it is one of {', '.join(map(repr, MODES))}."
         )
-    if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
+    is_count = type(chunk_size) is int and chunk_size >= 1
+    if not (is_count or is_auto(chunk_size)):
         raise JacobianArgumentError(
             f'chunk_size is {in_brief(chunk_size)}; it is "auto" or how many rows '
             "(reverse) or columns (forward) one pass asks for, 1 or more."

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,6 +98,32 @@ def test_only_an_integer_beside_others_is_to_be_left_out() -> None:
         gradlib.per_sample_jacobian(embedding, tokens)
     with pytest.raises(NotDifferentiableDtypeError, match="Leave it out of argnums"):
         gradlib.per_sample_jacobian(lambda _, x: x, tokens, scale)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (
+            lambda x, ids: ({"x": x, "ids": ids},),
+            r"own: lambda x, ids: fn\(\{'x': x, 'ids': ids\}\)\. If it",
+        ),
+        (
+            lambda x, ids: ({"x": x, "class": ids, "y": x}, x),
+            r"lambda rest, it, \*others: fn\(\{\*\*rest, 'class': it\}, \*others\)\.",
+        ),
+        (
+            lambda x, ids: ([x, ids],),
+            r"own: lambda rest, it: fn\(\.\.\.\), which puts",
+        ),
+        (lambda x, ids: ([ids], x), "Leave it out of argnums"),
+    ],
+)
+def test_an_integer_beside_others_in_an_input_is_to_be_set_apart(
+    inputs: Callable[[Tensor, Tensor], tuple[Any, ...]], said: str
+) -> None:
+    given = inputs(torch.ones(2, 3), torch.ones(2).long())
+    with pytest.raises(NotDifferentiableDtypeError, match=said):
+        gradlib.per_sample_jacobian(lambda *_: torch.ones(2), *given)
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -211,6 +238,11 @@ def test_what_is_there_already_and_has_no_row_for_each_sample_is_named() -> None
         gradlib.per_sample_jacobian_from_graph(x * w, (x, w))
 
 
+def odd(value: Any) -> Any:
+    """Return what no type checker would let pass."""
+    return value
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "fn is a tensor": (lambda: gradlib.per_sample_jacobian(cast(Any, X), X), "fn"),
     "no inputs": (lambda: gradlib.per_sample_jacobian(torch.sin), "no inputs"),
@@ -241,6 +273,64 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "argnums is another word": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums="weights"),
         "argnums",
+    ),
+    "argnums is NumPy's": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=odd(np.int64(0))),
+        r"argnums is .*: it is an int, the number of an input",
+    ),
+    "argnums is an array": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=odd(np.array([0]))),
+        r"argnums is array\(\[0\]\): it is an int",
+    ),
+    "argnums is an array, for a plan": (
+        lambda: gradlib.plan_jacobian(torch.sin, X, argnums=odd(np.array([]))),
+        "argnums is array",
+    ),
+    "in_dims holds an array": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, in_dims=(np.array([0, 0]),)),
+        "in_dims holds array",
+    ),
+    "chunk_size is an array": (
+        lambda: gradlib.per_sample_jacobian(
+            torch.sin, X, chunk_size=odd(np.array([1, 2]))
+        ),
+        r"chunk_size is array\(\[1, 2\]\)",
+    ),
+    "chunk_size is an array, for a plan": (
+        lambda: gradlib.plan_jacobian(torch.sin, X, chunk_size=odd(np.array([1, 2]))),
+        "chunk_size is array",
+    ),
+    "mode is an array": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, mode=odd(np.array([1, 2]))),
+        "mode is array",
+    ),
+    "check is a word": (
+        lambda: gradlib.per_sample_jacobian(nn.Linear(3, 2), X, check=odd("no")),
+        "check is 'no' of type str; it is True or False",
+    ),
+    "check is an array": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, check=odd(np.array([0, 1]))),
+        "check is array",
+    ),
+    "check is a word, for a plan": (
+        lambda: gradlib.plan_jacobian(torch.sin, X, check=odd("no")),
+        "check is 'no'",
+    ),
+    "check is a word, for tensors": (
+        lambda: gradlib.per_sample_jacobian_from_graph(X, X, check=odd("no")),
+        "check is 'no'",
+    ),
+    "create_graph is a word": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, create_graph=odd("yes")),
+        "create_graph is 'yes' of type str; it is True or False",
+    ),
+    "create_graph is a word, for a plan": (
+        lambda: gradlib.plan_jacobian(torch.sin, X, create_graph=odd("yes")),
+        "create_graph is 'yes'",
+    ),
+    "create_graph is a word, for tensors": (
+        lambda: gradlib.per_sample_jacobian_from_graph(X, X, create_graph=odd("yes")),
+        "create_graph is 'yes'",
     ),
     "parameters of a function": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums="parameters"),

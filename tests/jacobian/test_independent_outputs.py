@@ -38,6 +38,17 @@ def test_an_input_that_nothing_depends_on() -> None:
         )
 
 
+def test_an_unused_tensor_beside_others_in_an_input_is_to_be_set_apart() -> None:
+    given = {"x": points(4, 3), "y": points(4, 2)}
+    own = r"inputs\[0\]\['y'\]\. See .* own: lambda x, y: fn\(\{'x': x, 'y': y\}\)\."
+    with pytest.raises(IndependentOutputError, match=own):
+        gradlib.per_sample_jacobian(lambda it: it["x"].sin(), given)
+    with pytest.raises(IndependentOutputError, match="Leave it out, or see"):
+        gradlib.per_sample_jacobian(
+            lambda x, _: x.sin(), points(4, 3), [points(4, 2)], argnums=(0, 1)
+        )
+
+
 def test_an_output_that_is_there_already_and_does_not_depend() -> None:
     x, y = points(4, 3).requires_grad_(), points(4, 3).requires_grad_()
     with pytest.raises(IndependentOutputError):
