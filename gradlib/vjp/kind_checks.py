@@ -1,6 +1,7 @@
 """Whether outputs and inputs are of a kind that a gradient can be taken of."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -60,6 +61,8 @@ def kind_of(value: Any) -> str:
 def _output(outputs: Argument, i: int) -> tuple[str, str]:
     """Return what was meant by an output that is no tensor, and the line for it."""
     value, spelled = outputs.values[i], outputs.spelled[i]
+    if _is_of_numbers(value):
+        return _NO_GRAPH
     if isinstance(value, list | tuple):
         return "Nested outputs are passed flat.", _flat("y", outputs.values)
     if isinstance(value, Mapping):
@@ -71,11 +74,14 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
         return "Does the function that computes it lack a return?", "y = f(x)"
     if callable(value) and not outputs.several:
         return "It is a function. Call it.", f"y = {spelled}(x)"
-    return (
-        "Numbers and arrays have no graph: .item(), float(), .tolist() and .numpy() "
-        "leave it behind. Pass the tensor they were made from.",
-        "y = f(x)",
-    )
+    return _NO_GRAPH
+
+
+_NO_GRAPH = (
+    "Numbers and arrays have no graph: .item(), float(), .tolist() and .numpy() leave "
+    "it behind. Pass the tensor they were made from.",
+    "y = f(x)",
+)
 
 
 def _input(inputs: Argument, i: int) -> tuple[str, str]:
@@ -140,6 +146,14 @@ def _are_numbers(inputs: Argument) -> bool:
     (value,) = inputs.values
     kind = getattr(getattr(value, "dtype", None), "kind", "")  # of an array of NumPy
     return isinstance(value, int | float) or kind in ("b", "i", "u", "f")
+
+
+def _is_of_numbers(value: object) -> bool:
+    """Tell whether a value is a number, or nested lists of them, as of .tolist()."""
+    if not isinstance(value, list | tuple):
+        return isinstance(value, Number)
+    entries = cast("Sequence[object]", value)
+    return bool(entries) and all(map(_is_of_numbers, entries))
 
 
 def _is_named(value: object) -> bool:

@@ -587,6 +587,18 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "outputs[1]",
         "outputs[1] is of type list Nested outputs are passed flat",
     ),
+    "numbers as outputs, nested": (
+        lambda: Call([[3.0, 2.0], [1.0, 0.0]], vector()),
+        "GL114",
+        "outputs[0]",
+        "outputs[0] is of type list Numbers and arrays have no graph .tolist()",
+    ),
+    "nested outputs alone": (
+        lambda: Call([[(c := outer()).y.sum()], (c.y.mean(),)], c.x),
+        "GL114",
+        "outputs[0]",
+        "outputs[0] is of type list Nested outputs are passed flat",
+    ),
     "dict of outputs": (
         lambda: Call({"y": (c := square()).y}, c.x),
         "GL114",
