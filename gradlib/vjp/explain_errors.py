@@ -79,8 +79,20 @@ def _is_explained(error: Exception) -> bool:
 
 
 def _explanation(error: Exception) -> Diagnosis | None:
-    """Return what an error of autograd means; ``None`` for any other error."""
+    """Return what an error of autograd means; ``None`` for any other error.
+
+    Where torch made the call, as in torch.func.vjp, code would be in torch's names,
+    which mean nothing where the caller would write it: then there is none.
+    """
     arguments = innermost_call(error)
+    found = _meant(error, arguments)
+    if found is None or arguments is None or arguments.site is not None:
+        return found
+    return replace(found, fix="")
+
+
+def _meant(error: Exception, arguments: Arguments | None) -> Diagnosis | None:
+    """Return the same, with code in any case."""
     if arguments is not None and raised_by_hook(error):
         return None
     is_torchs = isinstance(error, RuntimeError)
