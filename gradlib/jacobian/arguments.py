@@ -6,6 +6,7 @@ from keyword import iskeyword
 from operator import index
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy
 import optree
 import torch
 from torch import Tensor, nn
@@ -49,18 +50,21 @@ def is_auto(given: object) -> bool:
     return isinstance(given, str) and given == "auto"
 
 
-def require_flags(**flags: object) -> None:
-    """Raise where what is on or off is something else, as a word or an array.
+def as_flag(name: str, given: object) -> bool:
+    """Return whether something is on: True or False, or what Python has for them.
+
+    A word or an array is a mistake: ``"no"`` counts as true, and of several numbers
+    nobody can tell.
 
     Raises:
-        JacobianArgumentError: It is.
+        JacobianArgumentError: It is something else.
     """
-    for name, given in flags.items():
-        if not isinstance(given, bool):
-            raise JacobianArgumentError(
-                f"{name} is {in_brief(given)} of type {type(given).__name__}; it is "
-                "True or False."
-            )
+    if issubclass(type(given), (int, numpy.bool_, type(None))):
+        return bool(given)
+    raise JacobianArgumentError(
+        f"{name} is {in_brief(given)} of type {type(given).__name__}; it is True or "
+        "False."
+    )
 
 
 def asks_no_more(call: Call) -> bool:

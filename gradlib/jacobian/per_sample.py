@@ -16,9 +16,9 @@ from gradlib.jacobian.arguments import (
     Argnums,
     Arguments,
     Call,
+    as_flag,
     on_device,
     read,
-    require_flags,
 )
 from gradlib.jacobian.check import (
     bytes_of_check,
@@ -178,7 +178,8 @@ def per_sample_jacobian(
         NoSuchWayError: It cannot be computed in this mode, or for `create_graph`.
         OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
     """
-    require_flags(check=check, create_graph=create_graph)
+    check = as_flag("check", check)
+    create_graph = as_flag("create_graph", create_graph)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
     chain = find_shorter(call)
@@ -316,7 +317,8 @@ def per_sample_jacobian_from_graph(
         NoSuchWayError: torch cannot go back through the graph.
         OutOfBytesError: It does not fit into `max_bytes`.
     """
-    require_flags(check=check, create_graph=create_graph)
+    check = as_flag("check", check)
+    create_graph = as_flag("create_graph", create_graph)
     _require_values()
     _require_not_captured("reverse", check=check)
     require_no_graph(out, create_graph=create_graph)
@@ -418,7 +420,8 @@ def plan_jacobian(
         OutOfBytesError: It does not fit into `max_bytes`.
     """
     del progress
-    require_flags(check=check, create_graph=create_graph)
+    check = as_flag("check", check)
+    create_graph = as_flag("create_graph", create_graph)
     _require_values()
     require_no_graph(out, create_graph=create_graph)
     arguments = read(fn, inputs, argnums, in_dims)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -181,9 +182,11 @@ def test_the_ways_through_a_script_are_refused_that_nobody_can_look_into() -> No
         loss(scripted, x, create_graph=True, mode="forward")
 
 
-@pytest.mark.parametrize("create_graph", [1, 0, None])
-def test_what_is_true_or_false_of_python_counts(create_graph: Any) -> None:
-    made = gradlib.per_sample_jacobian(
-        nn.Linear(3, 2), torch.ones(4, 3), create_graph=create_graph
-    )
+@pytest.mark.parametrize("create_graph", [1, 0, None, numpy.bool_(1)])
+@pytest.mark.parametrize(
+    "fn", [nn.Linear(3, 2), lambda x: nn.Linear(3, 2)(x).cumsum(1)]
+)
+def test_what_is_true_or_false_of_python_counts(fn: Any, create_graph: Any) -> None:
+    x = torch.ones(4, 3, requires_grad=True)
+    made = gradlib.per_sample_jacobian(fn, x, create_graph=create_graph)
     assert made.requires_grad == bool(create_graph)
