@@ -124,7 +124,7 @@ def test_more_rows_at_once_take_more() -> None:
     many, _ = measured("deep", chunk_size=24)
     assert result == 24 * MIB
     assert few <= 30 * MIB + SLACK
-    assert many > 42 * MIB
+    assert many > 36 * MIB  # some 45, where nothing else has happened meanwhile
 
 
 # What does not fit.
