@@ -200,6 +200,7 @@ def ridges(
     distributions: Sequence[Ridge],
     powers: tuple[float, float],
     kind: str,
+    nothing: str,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw how large the entries of gradients are, one distribution a module.
@@ -212,6 +213,7 @@ def ridges(
         distributions: One for each label.
         powers: Of ten: where the first bin begins, and where the last one ends.
         kind: What the entries are of.
+        nothing: What to say where there are no entries.
         ax: Where to draw; a new figure without it.
 
     Returns:
@@ -239,7 +241,7 @@ def ridges(
     ax.grid(axis="x", alpha=0.3)
     ax.set_axisbelow(True)
     something = any(any(it.counts) or it.zeros or it.nonfinite for it in distributions)
-    return _finished(ax, "" if something else NO_PASS)
+    return _finished(ax, "" if something else nothing)
 
 
 def _draw_norms(kind: str, columns: Sequence[Sequence[float]], ax: Axes) -> None:

@@ -113,6 +113,20 @@ def _have_no_values(traces: Sequence[CallTrace]) -> bool:
     return any(_has_no_values(leaf) for trace in traces for leaf in trace.leaves())
 
 
+def _are_summed_up(traces: Sequence[CallTrace]) -> bool:
+    """Tell whether of some tensors there is only what sums them up."""
+    return any(
+        trace.block.is_reduced
+        or any(isinstance(it, TensorStats) for it in trace.leaves())
+        for trace in traces
+    )
+
+
+def _which(has_it: Sequence[bool]) -> str:
+    """Name the one of two recordings that has something, or both."""
+    return "both" if all(has_it) else "this" if has_it[0] else "the other"
+
+
 def _has_no_values(leaf: object) -> bool:
     if isinstance(leaf, TensorStats):
         return math.isnan(leaf.nonfinite)
@@ -148,9 +162,12 @@ class _Both:
             which = "the other" if ran[0] else "this" if ran[1] else "neither"
             skipped.append(f"gradients: {which} recording {missing} backward pass")
         empty = [*map(_have_no_values, (traces, others))]
+        summed_up = [*map(_are_summed_up, (traces, others))]
         if any(empty):
-            which = "both" if all(empty) else "this" if empty[0] else "the other"
-            skipped.append(f'values: {which} has tensors on the device "meta"')
+            skipped.append(f'values: {_which(empty)} has tensors on the device "meta"')
+        elif any(summed_up):
+            which = _which(summed_up)
+            skipped.append(f"entries: {which} kept only what reduce gave of tensors")
         self.skipped = (*skipped, *self._closed())
 
     def _closed(self) -> Iterator[str]:

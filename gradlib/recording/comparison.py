@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradlib.errors import counted
 from gradlib.recording.difference import Difference
-from gradlib.recording.in_words import numbered
+from gradlib.recording.in_words import NOTHING_IN_BOTH, numbered
 from gradlib.render import Printable, Table
 
 if TYPE_CHECKING:
@@ -109,6 +109,6 @@ class Comparison(Printable):
 
     def _agreement(self) -> str:
         if not self.compared:
-            return "the two have nothing in common"
+            return NOTHING_IN_BOTH
         others = ", but not all are in both" if self.unmatched else ""
         return f"they agree, rtol {self.rtol:.2g}{others}"

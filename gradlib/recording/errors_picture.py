@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gradlib import plot
 from gradlib.figure import require_axes
 from gradlib.recording.difference import Difference
-from gradlib.recording.in_words import numbered
+from gradlib.recording.in_words import NOTHING_IN_BOTH, numbered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def draw(
 def _nothing(errors: Sequence[Difference]) -> str:
     """Say why a picture shows nothing, if it does."""
     if not errors:
-        return "the two have nothing in common"
+        return NOTHING_IN_BOTH
     if not any(it.error for it in errors):
         return "the two are equal"
     return "nothing that is drawn here differs"

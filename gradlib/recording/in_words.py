@@ -24,6 +24,9 @@ def quoted(name: str) -> str:
     return f'"{name}"' if name else "the root"
 
 
+NOTHING_IN_BOTH = "nothing is in both that could be compared"
+"""What is said of two recordings of which no value can be held against another."""
+
 NAMES = 4
 
 

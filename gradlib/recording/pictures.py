@@ -102,7 +102,8 @@ def _histogram(places: Places, fields: list[str], ax: "Axes | None") -> "Figure"
     ]
     low, high = _range(entries)
     ridges = [_ridge(tensors, low, high) for tensors in entries]
-    return plot.ridges(list(places), ridges, (low, high), fields[0], ax)
+    nothing = "no gradient has an entry" if any(entries) else plot.NO_PASS
+    return plot.ridges(list(places), ridges, (low, high), fields[0], nothing, ax)
 
 
 KINDS: dict[str, Callable[[Places, list[str], Any], Any]] = {

@@ -213,7 +213,7 @@ def test_what_has_nothing_in_common_leaves_it_empty(
     with gradlib.record(renamed, modules=["only"]) as another:
         renamed(x).sum().backward()
     (ax,) = one.compare(another).plot().axes
-    assert ax.get_title() == "the two have nothing in common"
+    assert ax.get_title() == "nothing is in both that could be compared"
 
 
 def test_shapes_that_differ_have_a_cross(net: nn.Sequential, x: Tensor) -> None:

@@ -506,3 +506,10 @@ def test_hundreds_of_steps_have_few_numbers() -> None:
     apart(axes.get_figure(root=True))  # pyright: ignore (it has one)
     numbers = [label.get_text() for label in axes.get_xticklabels()]
     assert 3 < len([number for number in numbers if number]) < 15
+
+
+def test_a_histogram_of_an_empty_batch_says_so() -> None:
+    with gradlib.record(model := nn.Linear(4, 2)) as recording:
+        model(torch.zeros(0, 4)).sum().backward()
+    (axes,) = recording.plot("histogram", None).axes
+    assert axes.get_title() == "no gradient has an entry"
