@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
-from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
+from gradlib.private.hooks import FORWARD_HOOKS, backward_hooks
 from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import be_like, extent, fill_slots, in_slots
 from gradlib.recording.past_attributes import OF_TORCH
@@ -90,7 +90,7 @@ def _whole(
         leaves: The leaves of its inputs.
         made: The tensors that were copied before, by the ids of the originals.
     """
-    without_hooks = {id(it): type(it)() for it in backward_hooks(module)}
+    without_hooks = {id(it): type(it)() for it in backward_hooks_inside(module)}
     memo: dict[int, Any] = {**made, **without_hooks}
     given = [it for it in leaves if isinstance(it, Tensor)]
     copied, leaves = _deep_copied((module, leaves), memo)
@@ -108,10 +108,9 @@ def _whole(
     return copied, leaves
 
 
-def backward_hooks(module: nn.Module) -> list[dict[int, Any]]:
+def backward_hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
     """Return the dicts that hold the backward hooks of a module and all inside it."""
-    every = module.modules()
-    return [getattr(part, kind) for part in every for kind in BACKWARD_HOOKS]
+    return [hooks for part in module.modules() for hooks in backward_hooks(part)]
 
 
 def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:

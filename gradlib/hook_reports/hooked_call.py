@@ -126,7 +126,7 @@ class HookedCall:
         self.output = plain.run(backward=False)
         self.seen, self.runs_hooks = plain.seen, plain.runs_hooks
         self._plain_args, _ = plain.given
-        # A module may call itself, and one with a __call__ of its own runs no hooks.
+        # A module may call itself, and one with a __call__ of its own may run none.
         self.given, kwargs = (*given, plain.given)[0]
         self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
         for name, tensor in with_gradients(plain.module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.errors import NotAModuleError, NotCopyableError, listed, no_module
-from gradlib.hook_reports.copying import backward_hooks
+from gradlib.hook_reports.copying import backward_hooks_inside
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
@@ -293,7 +293,7 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
             "A backward hook for every module is set. It ran with the copies too, and "
             "may give them another last node."
         )
-    if hooks := sum(map(len, backward_hooks(module))):
+    if hooks := sum(map(len, backward_hooks_inside(module))):
         yield f"Left out of the copies: {hooks} backward hook(s), of it or inside it."
     if hooks := call.hooks_left_out():
         yield (

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -26,9 +26,6 @@ from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed
 from gradlib.recording.trace import FIELDS, CallTrace
 from gradlib.stats import TensorStats
-
-if TYPE_CHECKING:
-    pass
 
 # What of a call is there when it begins, when it ends, and in a backward pass.
 BEGIN, END = ("args", "kwargs"), ("output",)

@@ -28,10 +28,7 @@ def transposed(op: Operation) -> Forth:
 
 def selected(op: Operation) -> Forth:
     """One row of a dimension."""
-    return _row(*moves.row(op))
-
-
-def _row(dim: int, index: int) -> Forth:
+    dim, index = moves.row(op)
     return of_one(lambda t: t.select(1 + dim, index))
 
 

@@ -42,7 +42,14 @@ def transposed(op: Operation) -> dict[int, Back]:
 
 def selected(op: Operation) -> dict[int, Back]:
     """One row of a dimension."""
-    return {0: _row(op, *moves.row(op))}
+    dim, index = moves.row(op)
+    unit = _unit(op, op.shapes[0][dim], index)
+
+    def back(dims: Dims) -> Step:
+        (mine,) = fresh(unit.shape)
+        return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
+
+    return {0: back}
 
 
 def sliced(op: Operation) -> dict[int, Back]:
@@ -103,17 +110,6 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
         (mine,) = fresh([size])
         before = (*dims[:dim], mine, *dims[dim + 1 :])
         return Step(before, ((matrix, (dims[dim], mine)),))
-
-    return back
-
-
-def _row(op: Operation, dim: int, index: int) -> Back:
-    """Return the map of what took one row of a dimension."""
-    unit = _unit(op, op.shapes[0][dim], index)
-
-    def back(dims: Dims) -> Step:
-        (mine,) = fresh(unit.shape)
-        return Step((*dims[:dim], mine, *dims[dim:]), ((unit, (mine,)),))
 
     return back
 
