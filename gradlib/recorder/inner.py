@@ -1,13 +1,17 @@
 """What a call itself gives to one of its outputs, as it makes another of it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private.modes import grad_is_enabled, unseen
-from gradlib.private.passes import backward_pass_id, current_node
+from gradlib.private.passes import (
+    backward_pass_id,
+    current_node,
+    gradients_are_batched,
+)
 from gradlib.recorder.attached import Attached, kept_from_compile
 from gradlib.recorder.second_order import made_to
 from gradlib.values import keep
@@ -19,17 +23,25 @@ Inner: TypeAlias = tuple[Tensor, Tensor | None]
 class InnerHook:
     """The hook of a node by which a call makes one output of another."""
 
-    __slots__ = ("attached", "entry", "sums")
+    __slots__ = ("attached", "entry", "note_batched", "sums")
 
-    def __init__(self, attached: Attached, entry: int, sums: dict[int, Inner]) -> None:
+    def __init__(
+        self,
+        attached: Attached,
+        entry: int,
+        sums: dict[int, Inner],
+        note_batched: Callable[[], None],
+    ) -> None:
         """Say which of the node's gradients is added to which sums.
 
         Args:
             attached: The hooks of the block.
             entry: Which of the gradients.
             sums: By torch's number of the pass.
+            note_batched: Called in a pass with is_grads_batched, which is not kept.
         """
         self.attached = attached
+        self.note_batched = note_batched
         self.sums = sums
         self.entry = entry
 
@@ -40,6 +52,9 @@ class InnerHook:
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
         """Add it, and follow what a pass with ``create_graph=True`` makes of it."""
+        if gradients_are_batched():
+            self.note_batched()
+            return
         grad, running = grads_in[self.entry], backward_pass_id()
         if grad is not None:
             known = self.sums.get(running)
@@ -49,7 +64,7 @@ class InnerHook:
         node = current_node() if grad_is_enabled() else None
         if node is not None:
             made = made_to(node, self.entry, grads_in, grads_out)
-            hook_inner(made, self.sums, self.attached)
+            hook_inner(made, self.sums, self.attached, self.note_batched)
 
     def is_like(self, other: "InnerHook") -> bool:
         """Tell whether another does the same."""
@@ -57,7 +72,10 @@ class InnerHook:
 
 
 def hook_inner(
-    edges: Iterable[tuple[Node, int]], sums: dict[int, Inner], attached: Attached
+    edges: Iterable[tuple[Node, int]],
+    sums: dict[int, Inner],
+    attached: Attached,
+    note_batched: Callable[[], None],
 ) -> None:
     """Add up what nodes give, unless that is done already.
 
@@ -65,9 +83,10 @@ def hook_inner(
         edges: The nodes, each with which of its gradients.
         sums: The sum for each pass, by torch's number.
         attached: The hooks of the block.
+        note_batched: Called in a pass with is_grads_batched, which is not kept.
     """
     for node, entry in edges:
-        hook = InnerHook(attached, entry, sums)
+        hook = InnerHook(attached, entry, sums, note_batched)
         handle: Any = node.register_hook(hook)
         known = [*handle.hooks_dict_ref().values()][:-1]
         attached.remember(handle)

@@ -127,7 +127,7 @@ class NodeHooks:
         if not hook.receivers:
             handle.remove()
 
-    def note_batched(self, receivers: list[Receiver]) -> None:
+    def note_batched(self, flows: Iterable[Flow]) -> None:
         """Note which calls a pass with is_grads_batched has reached, if it has a graph.
 
         Later ones may go through that.
@@ -135,7 +135,7 @@ class NodeHooks:
         if not grad_is_enabled():
             return
         behind = len(set(self.numbered.numbers.values()))
-        for *_, flow in receivers:
+        for flow in flows:
             if flow.behind_batched is None:
                 flow.behind_batched = behind
 
@@ -175,7 +175,7 @@ class NodeHook:
         if running not in numbered.numbers and not numbered.admits(
             running, self.within
         ):
-            block_hooks.note_batched(self.receivers)
+            block_hooks.note_batched(flow for *_, flow in self.receivers)
             return
         keep_share = block_hooks.keep
         with_graph, reduces = numbered.with_graph, block_hooks.sums.reduces

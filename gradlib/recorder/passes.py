@@ -16,7 +16,7 @@ from gradlib.recorder.numbered import Numbered
 from gradlib.recorder.second_order import Part
 from gradlib.recorder.sums import Sums
 from gradlib.recorder.tap import Tap
-from gradlib.recording.trace import Grads
+from gradlib.recording.trace import Flow, Grads
 from gradlib.values import Keep
 
 
@@ -107,14 +107,21 @@ class Passes:
         for node in nodes:
             self.attached.remember(node.register_hook(take))
 
-    def sum_inner(self, edges: Iterable[tuple[Node, int]]) -> dict[int, Inner]:
-        """Add up what nodes give to one tensor, each with which of its gradients.
+    def sum_inner(
+        self, edges: Iterable[tuple[Node, int]], flow: Flow
+    ) -> dict[int, Inner]:
+        """Add up what nodes give to one tensor.
+
+        Args:
+            edges: The nodes, each with which of its gradients.
+            flow: Of the call that made them.
 
         Returns:
             The sum for each pass, by torch's number.
         """
         sums: dict[int, Inner] = {}
-        hook_inner(edges, sums, self.attached)
+        note_batched = partial(self.nodes.note_batched, [flow])
+        hook_inner(edges, sums, self.attached, note_batched)
         self._inner.append(sums)
         self.numbered.has_to_end = True
         return sums

@@ -137,7 +137,8 @@ class ValueHooks:
         for place, value in outputs.items():
             inner = [(node, entry) for node, entry, end in edges if end == value.end]
             if inner:
-                less = partial(_without, self._passes.sum_inner(inner))
+                sums = self._passes.sum_inner(inner, frame.flow)
+                less = partial(_without, sums)
                 grads = frame.flow.outputs[place] = Grads()
                 self._passes.hook_tensor(
                     value.tensor, grads, frame.within, part=less, is_output=True

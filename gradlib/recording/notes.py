@@ -39,6 +39,7 @@ SECOND_ORDER = (
     "too: what came that way is in its totals, and in its shares only if it came "
     "through a tensor made inside the call"
 )
+BETWEEN_OUTPUTS = ", and in grad_output if it came from one output to another"
 HOOKS_INSIDE = (
     "backward pass {} may have gone through what a hook has made that was set inside "
     "the call: what came that way is in its totals, and in its shares only if it came "
@@ -153,6 +154,8 @@ def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
     """Say what may have come through graphs that nobody has seen made."""
     said = [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
+    if any(len(flow.outputs) > 1 for flow in call.flows):
+        said = [it + BETWEEN_OUTPUTS for it in said]
     if call.hooks_inside:
         said += [HOOKS_INSIDE.format(it) for it in passes if call.graph_before(it)]
     return [*said, *[GAVE_BACK] * any(flow.gave_back for flow in call.flows)]

@@ -30,6 +30,18 @@ class Parts(nn.Module):
         return self.left(x), self.right(x)
 
 
+class Sine(nn.Module):
+    """One output of another, whose second derivative is not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.fc(x)
+        return y, y.sin()
+
+
 class Both(nn.Module):
     """The same with parameters of its own."""
 
@@ -189,7 +201,8 @@ def left_and_penalty(model: nn.Module, x: Tensor) -> None:
 
 
 def twice_batched(model: nn.Module, x: Tensor) -> None:
-    output = model(x).pow(2)
+    outputs = model(x)
+    output = (outputs[-1] if isinstance(outputs, tuple) else outputs).pow(2)
     vectors = torch.ones(1, *output.shape)
     weight = next(model.parameters())
     (grads,) = torch.autograd.grad(
@@ -240,6 +253,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NOT_THROUGH_IT, Both(), left_and_penalty),
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
+    (notes.BETWEEN_OUTPUTS, Sine(), twice_batched),
     (notes.HOOKS_INSIDE, Slopes(), penalty),
     (notes.HOOKED_CASTS, HookedCast(), autocast),
     (notes.GAVE_BACK, Products(), penalty),

@@ -625,6 +625,37 @@ def test_a_batched_backward_pass_is_left_out(reduce: Any) -> None:
     assert str(recording)
 
 
+@pytest.mark.parametrize("of_input", [True, False])
+def test_an_output_behind_the_graph_of_a_batched_pass(of_input: bool) -> None:
+    """What comes from one output to another that way is not told apart."""
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.fc(x)
+            return y, y.sin()
+
+    model, x = Sine(), torch.randn(2, 3, requires_grad=of_input)
+    of = x if of_input else model.fc.weight
+    with gradlib.record(model) as recording:
+        (slope,) = torch.autograd.grad(
+            model(x)[1],
+            of,
+            torch.ones(1, 2, 3),
+            is_grads_batched=True,
+            create_graph=True,
+        )
+        slope.square().sum().backward()
+    call = recording[""]
+    assert call.grad_output[0] is not None  # though nobody has used it outside
+    assert notes.SECOND_ORDER.format(0) + notes.BETWEEN_OUTPUTS in call.note
+    (skipped,) = [it for it in recording.verify().skipped if it.name == ""]
+    assert "the graph of a pass with is_grads_batched" in skipped.reason
+
+
 @pytest.mark.parametrize(
     ("model", "shape"), [(nn.Conv1d(3, 2, 1), (5, 3, 4)), (nn.LayerNorm(3), (5, 3))]
 )
