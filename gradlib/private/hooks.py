@@ -11,6 +11,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -98,6 +99,11 @@ def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
         for hooks, items in before:
             hooks.update(items)
 
+
+# The pair of functions through which what autograd saves now goes; None for none.
+saved_tensors_hooks: Callable[[], Any] = partial(
+    cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks, False
+)
 
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"

@@ -1,6 +1,7 @@
-"""By which other way than its output gradients may have come into a call.
+"""Why a call's recorded shares may be others than those that a replay computes.
 
-They are in the shares that were recorded, and in none that a replay computes.
+Gradients may have come into it by another way than its output, or what its backward
+needs was not what its forward had.
 """
 
 from collections import defaultdict, deque
@@ -17,6 +18,10 @@ from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
 
 SAID = "gradients may have come by another way too: {}"
+HOOKED = (
+    "saved_tensors_hooks were in force in its forward, and may not give back what was "
+    "saved"
+)
 AGAIN = "the checkpoint that computed it again may have come to something else"
 
 
@@ -43,9 +48,12 @@ def other_way(
         said = SAID.format(f"output of {numbered(call.name, call.index)}")
     elif replayed.overwritten:
         said = SAID.format(f"{', '.join(replayed.overwritten)}, which it overwrites")
+    before = ""
     if trace.recomputed_in is not None:
-        return f"{AGAIN}; or {said}" if said else AGAIN
-    return said
+        before = AGAIN
+    elif trace.world is not None and trace.world.saves_through_hooks:
+        before = HOOKED
+    return "; or ".join(filter(None, (before, said)))
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
-from gradlib.private.hooks import FORWARD_HOOKS, any_global_hook
+from gradlib.private.hooks import (
+    FORWARD_HOOKS,
+    any_global_hook,
+    saved_tensors_hooks,
+)
 from gradlib.private.modes import (
     any_autocast,
     enable_grad,
@@ -40,6 +44,8 @@ class World:
     cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
     is_dual: bool  # whether tensors may have carried tangents, of forward-mode AD
+    # Whether what autograd saved went through somebody's saved_tensors_hooks.
+    saves_through_hooks: bool
 
 
 class History:
@@ -135,12 +141,14 @@ class History:
         own = vars(module)
         self._look_at_called(module, moment)
         known = self._world
-        autocast = autocast_now()
+        autocast = autocast_now() if any_autocast() else _NO_AUTOCAST
         is_dual = tensors_may_be_dual()
+        saves_through_hooks = saved_tensors_hooks() is not None
         if (
             known is not None
             and known.autocast == autocast
             and known.is_dual is is_dual
+            and known.saves_through_hooks is saves_through_hooks
             and not self._all_are_hooked
             and _draws_nothing(type(module), own)
         ):
@@ -152,7 +160,7 @@ class History:
                 cuda = tuple(torch.cuda.get_rng_state_all())
         if known is not None and random == known.random:
             random = known.random  # each is some kilobytes
-        self._world = World(random, cuda, autocast, is_dual)
+        self._world = World(random, cuda, autocast, is_dual, saves_through_hooks)
         return self._world
 
     def children(self, module: nn.Module, moment: int) -> Children:
@@ -368,8 +376,6 @@ class History:
 
 def autocast_now() -> dict[str, torch.dtype]:
     """Return where autocast is enabled now, by device type, and for which dtype."""
-    if not any_autocast():
-        return _NO_AUTOCAST
     return {
         device: torch.get_autocast_dtype(device)
         for device in AUTOCAST_DEVICES

@@ -1,6 +1,7 @@
 """`verify` names the other way by which a gradient may have come to a call."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.other_ways import HOOKED
 
 
 class Experts(nn.Module):
@@ -219,3 +221,51 @@ def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
     assert ("" in skipped) is not through_the_output_too
     if not through_the_output_too:
         assert skipped[""].startswith("its backward passes began inside of it")
+
+
+class Saves(nn.Module):
+    """Has what autograd saves in a module inside go through hooks of its own."""
+
+    def __init__(self, hooks: Any) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.hooks = hooks
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.hooks():
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+@pytest.mark.parametrize("is_lossy", [True, False])
+def test_hooks_that_do_not_give_back_what_was_saved_are_the_reason(
+    is_lossy: bool, where: str
+) -> None:
+    def half() -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(Tensor.half, Tensor.float)
+
+    torch.manual_seed(0)
+    hooks = half if is_lossy else torch.autograd.graph.save_on_cpu
+    net = nn.Sequential(Saves(hooks if where == "inside" else nullcontext))
+    with gradlib.record(net) as recording:
+        with hooks() if where == "around" else nullcontext():
+            y = net(torch.randn(5, 3))
+        y.sum().backward()
+    checked = recording.verify()
+    assert checked.ok is not is_lossy
+    assert {it.reason for it in checked.disagreements} <= {HOOKED}
+    said = {it.name for it in checked.disagreements}
+    assert said == ({"0.inner.0", "0.inner.1"} if is_lossy else set())
+
+
+def test_hooks_of_saved_tensors_are_no_reason_where_they_have_ended() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(3, 3), Experts())
+    with gradlib.record(net) as recording:
+        with torch.autograd.graph.save_on_cpu():
+            net(torch.randn(4, 3)).sum().backward()
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + net[1].auxiliary["loss"]).backward()
+    (only,) = recording.verify().disagreements
+    assert only.index == 1
+    assert HOOKED not in only.reason
