@@ -132,6 +132,12 @@ class RecordingArgumentError(GradlibError, TypeError, ValueError):
     code = "GL212"
 
 
+class NotScriptableError(GradlibError, AttributeError):
+    """GL213: ``torch.jit.script`` was given a module that is being recorded."""
+
+    code = "GL213"
+
+
 class GradOutputsError(GradlibError, RuntimeError):
     """GL100: ``grad_outputs`` is wrong; each way of it has a class below this one."""
 

@@ -12,11 +12,26 @@ from typing import Any
 
 from torch import nn
 
+from gradlib.errors import NotScriptableError
 from gradlib.private.hooks import HOOKS, KIND_OF_BACKWARD_HOOKS, hook_dicts
 
 
 class ModuleHook(partial[None]):
     """A hook that records. A copy of the module does not record, nor does a replay."""
+
+    @property
+    def __name__(self) -> str:
+        """Tell ``torch.jit.script``, which alone asks, why it cannot compile the hook.
+
+        Raises:
+            NotScriptableError: Always. To whoever only looks there is no such name.
+        """
+        raise NotScriptableError(
+            "torch.jit.script compiles a module with its hooks, and those by which "
+            "gradlib.record sees its calls cannot be compiled. Script the module "
+            "before the block or after it, or a copy, which has none of them: "
+            "torch.jit.script(copy.deepcopy(model))."
+        )
 
     def __reduce__(self) -> tuple[type["ModuleHook"], tuple[object]]:
         """Copy and pickle it as a hook that does nothing."""

@@ -20,7 +20,7 @@ _SET_BY_US = [0]
 kept_from_compile = partial(
     never_compiled,
     because="gradlib.record sees each module call and gradient, so it cannot record "
-    "what is compiled with fullgraph=True",
+    "what is compiled with fullgraph=True, as torch.export does with strict=True",
 )
 """Keeps torch.compile out of a function that records."""
 

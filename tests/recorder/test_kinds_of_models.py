@@ -1,8 +1,9 @@
 """Kinds of models: parametrizations, frozen weights, inference mode, scripts."""
 
 import copy
+import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -203,6 +204,45 @@ def _loss_with(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor
         return torch.func.functional_call(model, parameters, (x,)).square().sum()
 
     return loss
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_model_that_is_recorded_is_not_scripted_but_its_copy_is() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    expected = model(x)
+    with gradlib.record(model):
+        with pytest.raises(gradlib.NotScriptableError, match=r"copy\.deepcopy"):
+            torch.jit.script(model)
+        scripted: Any = torch.jit.script(copy.deepcopy(model))
+        assert torch.equal(scripted(x), expected)
+        # As a hook that nobody can name has none, for who prints its name.
+        (hook,) = model[0]._forward_hooks.values()
+        assert getattr(hook, "__name__", "unnamed") == "unnamed"
+    assert torch.equal(cast(Any, torch.jit.script(model))(x), expected)
+
+
+EXCHANGED: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "torch.jit.trace": lambda model, x: torch.jit.trace(model, x),
+    "torch.export": lambda model, x: torch.export.export(model, (x,)).module(),
+    "torch.fx": lambda model, _: torch.fx.symbolic_trace(model),
+    "copy": lambda model, _: copy.deepcopy(model),
+    "pickle": lambda model, _: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_what_is_made_of_a_model_in_the_block_computes_what_the_model_does(
+    name: str,
+) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    expected = model(x)
+    with gradlib.record(model) as recording:
+        made = EXCHANGED[name](model, x)
+        assert torch.equal(made(x), expected)
+        model(x).sum().backward()
+    assert torch.equal(made(x), expected)
+    assert len(recording.calls("0")[-1].passes) == 1
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
