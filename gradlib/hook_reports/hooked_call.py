@@ -20,9 +20,15 @@ from gradlib.hook_reports.tensor_names import (
     Names,
     each_inner_output,
     own_tensors,
+    wakened,
     with_gradients,
 )
-from gradlib.hook_reports.trial import Trial, differentiable, uses_in
+from gradlib.hook_reports.trial import (
+    Trial,
+    differentiable,
+    requires_grad,
+    uses_in,
+)
 from gradlib.private.hooks import every_hook_of
 from gradlib.private.modules import own_parameters
 from gradlib.recorder.attached import TensorHook
@@ -40,6 +46,7 @@ class HookedCall:
         args: Its positional arguments.
         arguments: What these are called.
         given: The positional arguments after its forward pre-hooks.
+        asked: Whether each of these required grad, before the module itself ran.
         keywords: The names of the keyword arguments that hold tensors, after these.
         output: What the module returned.
         seen: What its hooks see of that, which a `__call__` of its own may change.
@@ -101,12 +108,14 @@ class HookedCall:
     def _run(self, plain: Trial) -> None:
         """Run a trial, and note what the module got and what those inside returned."""
         given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        asked: list[list[bool]] = []
         self.inner: dict[Edge, str] = {}
 
         def take_given(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> None:
             given.append((args, kwargs))
+            asked.append([requires_grad(it) for it in args])
 
         def take_inner(name: str, tensor: Tensor) -> None:
             self.inner[edge_of(tensor)] = name
@@ -128,8 +137,10 @@ class HookedCall:
         self._plain_args, _ = plain.given
         # A module may call itself, and one with a __call__ of its own may run none.
         self.given, kwargs = (*given, plain.given)[0]
+        self.asked = (*asked, [*map(requires_grad, self.given)])[0]
         self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
-        for name, tensor in with_gradients(plain.module):
+        made = *with_gradients(plain.module), *wakened(plain, self._names)
+        for name, tensor in made:
             self.names_at[edge_of(tensor)].add(name)
         self.overwritten = [
             pair for it, version, pair in twice if version_of(it) > version

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, TypeGuard, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import edge_of
@@ -16,6 +16,7 @@ from gradlib.hook_reports.tensor_names import (
     each_inner_output,
     own_tensors,
     tell_places_apart,
+    wakened,
     with_gradients,
 )
 from gradlib.hook_reports.trial import Trial, cotangent, differentiable, uses_in
@@ -51,7 +52,7 @@ class KnownGradients:
         each_inner_output(
             trial.module, lambda name, it: _listen(it, self._inner.adder(name))
         )
-        trial.run(partial(self._listen_outside, trial.module))
+        trial.run(partial(self._listen_outside, trial, names))
         del makers  # that of a leaf goes, with what listens there, if nobody has it
         self.warnings = trial.warnings
         for name, total in self._totals.arrived().items():
@@ -108,11 +109,15 @@ class KnownGradients:
             nodes[-1].register_prehook(add)
         return nodes
 
-    def _listen_outside(self, module: nn.Module, output: Tree) -> None:
-        """Listen to the outputs and, as a forward may make them, the parameters."""
+    def _listen_outside(self, trial: Trial, names: Names, output: Tree) -> None:
+        """Listen to the outputs and, as a forward may make them, the parameters.
+
+        It may also make inputs require grad.
+        """
         for sums in (self._leaves, self._inner):
             sums.forget()  # what a pass has given that the forward itself ran
-        for name, tensor in with_gradients(module):
+        made = *with_gradients(trial.module), *wakened(trial, names)
+        for name, tensor in made:
             _listen(tensor, self._leaves.adder(name))
         tensors = differentiable(output)
         uses = uses_in(tensors.values())

@@ -76,10 +76,15 @@ class Names:
         return self._by_path[start] + path.removeprefix(start)
 
     def differentiable_inputs(self, trial: Trial) -> dict[str, Tensor]:
-        """Return the inputs of a trial that gradients can flow to, by their names."""
+        """Return the inputs of a trial that gradients can flow to, by their names.
+
+        No tensor that required none, and that the module has overwritten with one
+        that does: its gradient is of that alone.
+        """
         return {
             self.of_input(trial.inputs, place): it
             for place, it in differentiable(trial.inputs).items()
+            if place in trial.made_by or it.is_leaf
         }
 
     def ends(self, trial: Trial) -> EndAt:
@@ -95,6 +100,8 @@ class Names:
             by_leaf.setdefault(id(tensor), end)
             if made_by:
                 by_node.setdefault(made_by, end)
+        for name, tensor in wakened(trial, self):
+            by_leaf.setdefault(id(tensor), NamedEnd("input", name, tensor))
         for name, tensor in with_gradients(trial.module):
             end = NamedEnd("parameter", name, tensor)
             by_leaf.setdefault(id(tensor), end)
@@ -117,6 +124,13 @@ class Names:
             return NamedEnd("parameter" if name else "outside", name or OUTSIDE, leaf)
 
         return end_at
+
+
+def wakened(trial: Trial, names: Names) -> Iterator[tuple[str, Tensor]]:
+    """Name the inputs that a forward has made to require grad, as for forces."""
+    for place, tensor in differentiable(trial.inputs).items():
+        if place not in trial.made_by and tensor.is_leaf:
+            yield names.of_input(trial.inputs, place), tensor
 
 
 def tell_places_apart(trial: Trial) -> None:

@@ -205,6 +205,8 @@ def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
         return f"{name} is of type {type(value).__name__}{lost}"
     if not value.requires_grad:
         return f"{name} does not require grad"
+    if field == "grad_input" and not call.asked[i]:
+        return f"{name} did not require grad when the module was called"
     return f"nothing flows to {name}"
 
 
@@ -273,10 +275,10 @@ def _first_output(call: HookedCall) -> str:
 def _why_full(call: HookedCall, length: int) -> str:
     """Say what decides the length of the tuple that the full hook gets."""
     said = f"{_entries(length)} in grad_input: one for each positional argument."
+    if not any(call.asked):
+        said += " None of these is a tensor that requires grad."
     if call.keywords:
         said += f" No entry for a keyword argument ({', '.join(call.keywords)})."
-    if not any(map(requires_grad, call.given)):
-        said += " No tensor among them requires grad."
     return said + " The operations inside do not change that."
 
 
@@ -379,8 +381,11 @@ def _why_border_never(call: HookedCall, kind: str, output: object) -> str:
     top = cast(Any, output if isinstance(output, tuple) else (output,))
     if not any(map(requires_grad, top)):
         return "Never called: no tensor that requires grad is at the top level."
-    asked = any(map(requires_grad, call.given))
-    if kind == FULL and asked and not any(map(call.known.arrives, call.arguments)):
+    if (
+        kind == FULL
+        and any(call.asked)
+        and not any(map(call.known.arrives, call.arguments))
+    ):
         return (
             "Never called: where an argument requires grad, this hook waits for "
             "the gradient of one, and none comes."

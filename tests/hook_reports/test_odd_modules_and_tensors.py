@@ -525,3 +525,47 @@ def test_a_call_that_makes_something_else_of_what_hooks_see(
         assert whats[2] == "gradient of weight, transposed"
     is_output = [what.startswith("gradient of output") for what in whats]
     assert any(is_output) == (made in (Twice, First))
+
+
+def test_an_input_that_the_module_makes_require_grad() -> None:
+    """As for forces: it required none when a full hook looked."""
+
+    def energy(x: Tensor) -> Tensor:
+        return x.requires_grad_().sin()
+
+    report = report_of(Of(energy), given(3, 4).detach())
+    assert report.last_node_inputs == ("args[0]",)
+    for kind in (LEGACY, ACCUMULATED, SEVERAL):
+        assert report.kinds[kind].entries[0].what == "gradient of args[0]"
+    full = report.kinds[FULL]
+    why = "None: args[0] did not require grad when the module was called"
+    assert full.grad_input[0].what == why
+    assert "None of these is a tensor that requires grad." in full.why
+
+
+def test_an_input_that_is_overwritten_with_what_requires_grad() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(given(4).detach())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(self.w)
+
+    report = report_of(Scales(), given(3, 4).detach())
+    full = report.kinds[FULL].grad_input[0].what
+    assert full == "None: x did not require grad when the module was called"
+    for kind in (ACCUMULATED, SEVERAL):  # x gets none of its own
+        assert [it.what for it in report.kinds[kind].entries] == ["gradient of w"]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_tensor_that_a_full_hook_does_not_see_may_require_grad(by_name: bool) -> None:
+    def doubled(*args: Any, x: Any = None) -> Tensor:
+        (inside,) = args[0] if args else (x,)
+        return 2 * inside
+
+    module, x = Of(doubled), given(3)
+    report = report_of(module, x=x) if by_name else report_of(module, [x])
+    said = "None of these is a tensor that requires grad."
+    assert said in report.kinds[FULL].why

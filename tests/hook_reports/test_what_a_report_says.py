@@ -118,7 +118,7 @@ def test_a_first_layer_has_no_gradient_of_its_input() -> None:
     kinds = report_of(nn.Linear(3, 2), torch.randn(4, 3)).kinds
     (entry,) = kinds[FULL].grad_input
     assert (entry.value, entry.what) == (None, "None: input does not require grad")
-    assert "No tensor among them requires grad" in kinds[FULL].why
+    assert "None of these is a tensor that requires grad" in kinds[FULL].why
     assert (
         kinds[FULL].warnings[0].startswith("UserWarning: Full backward hook is firing")
     )
