@@ -49,6 +49,11 @@ no_transforms: Callable[[], AbstractContextManager[Any]] = (
 # A context in which no torch function mode sees anything.
 no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
 
+# A context in which no class of tensors sees anything, nor can refuse it.
+no_classes_of_tensors: Callable[[], AbstractContextManager[None]] = (
+    _C.DisableTorchFunctionSubclass
+)
+
 # How many modes of torch see every function, a default device among them.
 _function_modes: Callable[[], int] = _C._len_torch_function_stack
 

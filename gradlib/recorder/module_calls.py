@@ -64,6 +64,7 @@ from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.state import autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
+from gradlib.stats import is_of_other_class
 from gradlib.storage import NotSaved
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
@@ -278,7 +279,12 @@ class ModuleCalls:
                 if type(leaves[place]) is NotSaved:
                     closed = *closed, place
                 continue
-            value = now.values.of(leaf, outermost)
+            try:
+                value = now.values.of(leaf, outermost)
+            except Exception:
+                leaves[place] = _refused(leaf)
+                closed = *closed, place
+                continue
             leaves[place] = value.kept
             if not leaf.requires_grad:
                 frame.idle[place] = leaf
@@ -420,7 +426,12 @@ class ModuleCalls:
                 if type(leaves[place]) is NotSaved:
                     closed = *closed, place
                 continue
-            value = now.values.of(leaf)
+            try:
+                value = now.values.of(leaf)
+            except Exception:
+                leaves[place] = _refused(leaf)
+                closed = *closed, place
+                continue
             leaves[place] = value.kept
             if leaf.requires_grad:
                 asked[place] = value
@@ -527,6 +538,16 @@ class ModuleCalls:
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
+
+
+def _refused(leaf: Tensor) -> NotSaved:
+    """Return what stands for a tensor whose class refuses what would keep it.
+
+    Any other exception is of somebody's ``reduce``, or ours, and goes on.
+    """
+    if not is_of_other_class(leaf):
+        raise
+    return NotSaved(type(leaf).__name__)
 
 
 def _note_tangents(frame: Frame, outputs: Iterable[Value]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlib.private.modes import unseen
+from gradlib.private.modes import no_classes_of_tensors, unseen
 from gradlib.private.tensors import negative_view
 
 
@@ -96,7 +96,7 @@ def watch(tensor: Tensor) -> Callable[[], bool]:
 
     It keeps none of the tensor's memory alive.
     """
-    with unseen():
+    with unseen(), no_classes_of_tensors():
         probe = tensor.detach()
         nothing = torch.empty(0, dtype=probe.dtype, device=probe.device)
         probe.data = nothing  # the version counter stays the tensor's

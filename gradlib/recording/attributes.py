@@ -97,7 +97,11 @@ def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
             if type(entry) is not kind:
                 continue
             if isinstance(entry, Tensor):
-                found += [entry.grad_fn] if entry.grad_fn is not None else []
+                try:
+                    node = entry.grad_fn
+                except Exception:  # a class of tensors may refuse to tell
+                    continue
+                found += [node] if node is not None else []
             elif depth > 1 and len(entry) <= MANY:
                 is_dict = isinstance(entry, dict)
                 held: Any = cast(Any, entry).values() if is_dict else entry

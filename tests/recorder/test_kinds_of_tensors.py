@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 import gradlib
 
-from .truth import Net, assert_same_bits, grads_of, run
+from .truth import Net, assert_same_bits, grad_of, grads_of, run
 
 aten: Any = torch.ops.aten
 
@@ -110,6 +110,59 @@ def test_a_class_that_knows_few_operations(tmp_path: Path) -> None:
     assert "Wrapped raises KeyError" in verified.skipped[0].reason
     with pytest.raises(gradlib.NotStorableError):
         recording.save(tmp_path / "wrapped.safetensors")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"reduce": gradlib.tensor_stats}])
+@pytest.mark.parametrize("refuses", ["everything else", "copies"])
+def test_a_class_that_refuses_what_it_does_not_know(
+    refuses: str, kwargs: dict[str, Any], tmp_path: Path
+) -> None:
+    """The model runs; nothing of such a tensor is seen, and the note says so."""
+
+    class Strict(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            known = (nn.functional.linear, Tensor.sin)
+            name = func.__name__
+            if refuses == "copies" and name not in ("detach", "clone", "_lazy_clone"):
+                return super().__torch_function__(func, types, args, kwargs or {})
+            if func not in known:
+                raise NotImplementedError(f"Strict has no {name}")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Sine(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin()
+
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch._C.DisableTorchFunctionSubclass():
+                return x.as_subclass(Tensor)
+
+    model = nn.Sequential(nn.Linear(3, 3), Sine(), Plain(), nn.Linear(3, 1))
+    x = torch.randn(2, 3).as_subclass(Strict)
+    model(x).sum().backward()
+    expected = [grad_of(it) for it in model.parameters()]
+    model.zero_grad()
+    with gradlib.record(model, **kwargs) as recording:
+        model(x).sum().backward()
+    assert_same_bits([grad_of(it) for it in model.parameters()], expected)
+    assert "args[0] is of type Strict" in recording["0"].note
+    assert recording["3"].grad_input is not None
+    for call in recording:
+        assert str(call)
+    recording.save(tmp_path / "strict")
+
+
+def test_what_a_function_raises_that_reduces_goes_on() -> None:
+    def reduce(_: Tensor) -> float:
+        raise ZeroDivisionError
+
+    model = nn.Tanh()
+    with pytest.raises(ZeroDivisionError), gradlib.record(model, reduce=reduce):
+        model(torch.ones(1))
 
 
 def test_a_backward_that_gives_nothing() -> None:
