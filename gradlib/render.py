@@ -4,11 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from textwrap import fill, wrap
+from unicodedata import combining, east_asian_width
 
 # Of a title or footer, so that it fits a terminal, and a docstring behind "#> ".
 WIDTH = 77
 NARROWEST = 30
 """How wide the last column of a table may be, however wide the others are."""
+
+WIDEST = 100
+"""How wide a table is at most, where the first column can make room for the others."""
+SHORTEST = 20
+"""How wide that is at least. What is wider there stands on a line of its own."""
 
 # Grey lines and the page's own colours: readable on a light and on a dark notebook.
 # Doubled names, as Jupyter Lab's own rules for cells of tables outweigh a single one.
@@ -38,34 +44,79 @@ class Table:
         What is long in the last column goes on below.
         """
         lines = [self.columns, *self.rows] if self.columns else []
-        widths = [max(map(len, cells)) for cells in [*zip(*lines, strict=True)][:-1]]
+        lines = [(*map(_in_one_line, it[:-1]), _in_words(it[-1])) for it in lines]
+        widths = _widths(lines)
         body = [below for line in lines for below in _lines(line, widths)]
         lines = [_filled(self.title), *body, *map(_filled, self.footer)]
         return "\n".join(line.rstrip() for line in lines if line)
 
     def html(self) -> str:
         """Return the table as HTML that takes its colours from the notebook."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th>{_escaped(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows
         )
         rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         table = f"<table>{rows}</table>" if self.columns else ""
-        footer = "".join(f"<p>{escape(line)}</p>" for line in self.footer if line)
-        title = f"<p>{escape(self.title)}</p>"
+        footer = "".join(f"<p>{_escaped(line)}</p>" for line in self.footer if line)
+        title = f"<p>{_escaped(self.title)}</p>"
         return f'{STYLE}<div class="gradlib">{title}{table}{footer}</div>'
+
+
+def _in_one_line(cell: str) -> str:
+    """Return a cell with an escape for what moves a terminal's cursor, as a newline."""
+    if cell.isprintable():
+        return cell
+    return "".join(
+        it if it.isprintable() else it.encode("unicode_escape").decode() for it in cell
+    )
+
+
+def _in_words(prose: str) -> str:
+    """Return prose in one line: its newlines are spaces."""
+    return _in_one_line(prose.translate(_SPACES))
+
+
+_SPACES = dict.fromkeys(map(ord, "\n\r\t"), " ")
+
+
+def _escaped(text: str) -> str:
+    return escape(_in_one_line(text))
+
+
+def _room(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(1 + (east_asian_width(it) in "WF") for it in text if not combining(it))
+
+
+def _widths(lines: list[tuple[str, ...]]) -> list[int]:
+    """Return the widths of all columns but the last."""
+    every = [max(map(_room, cells)) for cells in zip(*lines, strict=True)]
+    *widths, last = every or [0]
+    if widths:
+        whole = sum(widths) + 2 * len(widths) + min(last, NARROWEST)
+        widths[0] = min(widths[0], max(widths[0] + WIDEST - whole, SHORTEST))
+    return widths
 
 
 def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
     """Return the lines of a row: `widths` of all its columns but the last."""
     *cells, last = row
-    head = "".join(f"{it:{width}}  " for it, width in zip(cells, widths, strict=True))
-    room = max(WIDTH - len(head), NARROWEST)
-    indent = " " * len(head)
-    if len(last) <= room:
-        return [head + last]
-    return wrap(
+    alone: list[str] = []
+    if cells and _room(cells[0]) > widths[0]:
+        alone, cells[0] = [cells[0]], ""
+    head = "".join(
+        it + " " * (width - _room(it) + 2)
+        for it, width in zip(cells, widths, strict=True)
+    )
+    indent = " " * (sum(widths) + 2 * len(widths))
+    room = max(WIDTH - len(indent), NARROWEST)
+    if _room(last) <= room:
+        return [*alone, head + last]
+    return alone + wrap(
         last,
         len(head) + room,
         initial_indent=head,
@@ -77,7 +128,7 @@ def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
 
 def _filled(line: str) -> str:
     return fill(
-        line,
+        _in_words(line),
         WIDTH,
         subsequent_indent="  ",
         break_long_words=False,  # an address, or the name of a module

@@ -1,6 +1,8 @@
 """Tables as text fit a terminal."""
 
-from gradlib.render import NARROWEST, WIDTH, Table
+from unicodedata import east_asian_width
+
+from gradlib.render import NARROWEST, SHORTEST, WIDEST, WIDTH, Table
 
 WORDS = " and ".join(f"of p{number}" for number in range(40))
 
@@ -41,3 +43,36 @@ def test_html_has_nothing_that_is_empty() -> None:
     assert "<table>" not in html
     assert "<p>below</p>" in html
     assert Table("title", ("one",), []).html().count("<table>") == 1
+
+
+def test_a_name_that_leaves_no_room_stands_on_a_line_of_its_own() -> None:
+    columns = "module", "type", "output", "norm"
+    name, kind = "layers.0." * 8, "Layer" * 9
+    rows = [(name, kind, "[2, 3, 8]", "1.5"), ("layers.0", kind, "[2]", "21")]
+    _, head, alone, others, last = Table("title", columns, rows).text().split("\n")
+    assert alone == name
+    assert others.strip().startswith(f"{kind}  [2, 3, 8]  1.5")
+    assert others.index(kind) == last.index(kind) == head.index("type")
+    assert max(map(len, (head, others, last))) <= WIDEST
+    short = [("layer", "t" * WIDEST, "[2]", "1"), ("a" * SHORTEST, "u", "[2]", "2")]
+    assert len(Table("title", columns, short).text().split("\n")) == 4
+
+
+def test_wide_characters_take_two_columns() -> None:
+    rows = [("\u5c42.\u4e00", "x"), ("e\u0301", "y"), ("layer", "z")]  # an accent alone
+    lines = Table("title", ("module", "type"), rows).text().split("\n")[1:]
+    columns = [sum(1 + (east_asian_width(it) == "W") for it in line) for line in lines]
+    assert columns == [len("module  type"), 9, 10, 9]  # the accent takes no column
+
+
+def test_what_moves_the_cursor_is_escaped() -> None:
+    table = Table(
+        "a\x1b[2Jb", ("module", "what"), [("new\nline", "said\nso")], ("one\ntwo\x07",)
+    )
+    text = table.text()
+    assert text.split("\n") == [
+        *("a\\x1b[2Jb", "module     what"),
+        *("new\\nline  said so", "one two\\x07"),
+    ]
+    assert "<td>new\\nline</td>" in table.html()
+    assert "\x1b" not in table.html()

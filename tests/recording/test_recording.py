@@ -554,3 +554,13 @@ def test_what_was_reduced_is_called_so(reduce: Any, said: str, tmp_path: Path) -
     if reduce is not None:
         with pytest.raises(gradlib.NotKeptError, match="counts the entries"):
             loaded.plot("histogram")
+
+
+def test_the_table_of_deep_modules_fits_into_100_columns() -> None:
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    x = torch.randn(2, 3, 8)
+    with gradlib.record(model) as recording:
+        model(x, x).sum().backward()
+    lines = str(recording).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "decoder.layers.0.multihead_attn" in lines
