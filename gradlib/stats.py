@@ -11,6 +11,7 @@ from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import RecordingArgumentError, in_brief
+from gradlib.render import Table
 from gradlib.sharded import own_part
 
 linalg = cast(Any, torch.linalg)
@@ -81,8 +82,16 @@ class TensorStats:
 
     def __repr__(self) -> str:
         """Show all of them, to three digits."""
-        numbers = ", ".join(f"{k}={v:.3g}" for k, v in self.numbers().items())
-        return f"TensorStats(shape={list(self.shape)}, dtype={self.dtype}, {numbers})"
+        facts = ", ".join(f"{name}={it}" for name, it in self._facts().items())
+        return f"TensorStats({facts})"
+
+    def _repr_html_(self) -> str:
+        facts = self._facts()
+        return Table("TensorStats", tuple(facts), [tuple(facts.values())]).html()
+
+    def _facts(self) -> dict[str, str]:
+        numbers = {name: f"{it:.3g}" for name, it in self.numbers().items()}
+        return {"shape": str([*self.shape]), "dtype": str(self.dtype), **numbers}
 
     def _read(self, name: str) -> Any:
         number = self._numbers[name]

@@ -175,3 +175,16 @@ def test_each_number_is_what_its_definition_says(entries: list[float]) -> None:
         "nonfinite": 0 if finite else sum(not math.isfinite(it) for it in entries),
     }
     assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_statistics_show_as_html() -> None:
+    stats = tensor_stats(torch.tensor([[3.0, -4.0]]))
+    html = stats._repr_html_()
+    assert html.count("<tr>") == 2
+    for column, cell in [("shape", "[1, 2]"), ("norm", "5"), ("nonfinite", "0")]:
+        assert f"<th>{column}</th>" in html
+        assert f"<td>{cell}</td>" in html
+    assert repr(stats) == (
+        "TensorStats(shape=[1, 2], dtype=torch.float32, norm=5, mean=-0.5, std=3.5, "
+        "largest=4, zeros=0, nonfinite=0)"
+    )
