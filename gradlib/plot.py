@@ -61,6 +61,7 @@ def gradient_flow(
     labels: Sequence[str],
     norms: Mapping[str, Sequence[Sequence[float]]],
     totals: Mapping[str, Sequence[Sequence[float]]],
+    of: str = "the gradient",
     ax: Axes | None = None,
 ) -> Figure:
     """Draw gradient norms on a logarithmic axis, one line of text a module.
@@ -71,6 +72,7 @@ def gradient_flow(
             several. Several are drawn as their median with a band from the smallest
             to the largest.
         totals: The same for the totals, where they are to be drawn: the median.
+        of: What the norms are of.
         ax: Where to draw; a new figure without it.
 
     Returns:
@@ -92,7 +94,7 @@ def gradient_flow(
     _mark_lost({i for i, column in columns if any(map(_is_lost, column))}, ax)
     _name_rows(labels, ax)
     ax.set_ylabel(_upright("the gradient", "flows upwards", ax))
-    ax.set_xlabel("norm of the gradient")
+    ax.set_xlabel(f"norm of {of}")
     ax.grid(axis="x", alpha=0.3)
     return _finished(ax, "" if values else NO_PASS)
 
@@ -101,7 +103,7 @@ def heat_map(
     labels: Sequence[str],
     steps: Sequence[int],
     norms: Sequence[Sequence[float | None]],
-    kind: str,
+    of: str,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw gradient norms as colours, a row for each module, a column for each step.
@@ -110,7 +112,7 @@ def heat_map(
         labels: The modules, in forward order: the first is drawn on top.
         steps: The numbers of the steps, ascending.
         norms: For each label the norm in each step; ``None`` where there is none.
-        kind: What the norms are of.
+        of: What the norms are of.
         ax: Where to draw; a new figure without it.
 
     Returns:
@@ -120,7 +122,7 @@ def heat_map(
     found = [v for row in norms for v in row if v is not None]
     colours = [math.log10(v) for v in found if 0 < v < math.inf]
     if colours:
-        _draw_colours(norms, colours, kind, ax)
+        _draw_colours(norms, colours, of, ax)
     _mark_cells(norms, lambda v: v == 0, ax, label="zero", color="0.5", marker="o")
     _mark_cells(norms, _is_lost, ax, label="nan or inf", color=WARNING, marker="x")
     _name_rows(labels, ax)
@@ -288,7 +290,7 @@ def _size(rows: Sequence[object]) -> float:
 
 
 def _draw_colours(
-    norms: Sequence[Sequence[float | None]], colours: list[float], kind: str, ax: Axes
+    norms: Sequence[Sequence[float | None]], colours: list[float], of: str, ax: Axes
 ) -> None:
     """Draw what a logarithm can show, and leave the rest of the cells blank."""
     low, high = min(colours), max(colours)
@@ -305,7 +307,7 @@ def _draw_colours(
         vmax=high + widened,
     )
     bar = figure_of(ax).colorbar(image, ax=ax)
-    bar.set_label(_upright("norm of", kind, ax))
+    bar.set_label(_upright("norm of", of, ax))
     _powers_of_ten(bar.ax.yaxis, *image.get_clim())
 
 

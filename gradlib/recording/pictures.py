@@ -18,7 +18,7 @@ from gradlib.errors import (
 )
 from gradlib.figure import require_axes
 from gradlib.recording.call import Call, Pass, with_keywords
-from gradlib.recording.in_words import measured_in, numbered
+from gradlib.recording.in_words import are_statistics, measured_in, numbered
 from gradlib.recording.trace import CallTrace
 from gradlib.stats import UnknownToClassError, if_known, largest, norm, wide
 from gradlib.tree import Tree
@@ -36,6 +36,7 @@ NO_ENTRIES = (
     "kept only what sums them up. Record without reduce; "
     'plot("flow") and plot("steps") need no more than that.'
 )
+REDUCED = "what reduce gave"
 VISIBLY = 1.05  # by this factor a total differs from its share
 
 
@@ -50,21 +51,24 @@ def draw(
             f"{known}; where to draw is plot(ax=...)."
         )
     require_axes(ax)
-    if kind == "histogram" and any(call.block.is_reduced for call in calls):
+    is_reduced = any(call.block.is_reduced for call in calls)
+    if kind == "histogram" and is_reduced:
         raise NotKeptError(NO_ENTRIES)
     kept = [field for field in ORDER if field in fields]
     if not kept:
         raise NotKeptError(
             "plot() shows gradients, and record(..., keep=...) left them all out."
         )
-    return KINDS[kind](_places(calls), kept, ax)
+    places = _places(calls)
+    made = REDUCED if is_reduced and not _are_statistics(places, kept) else ""
+    return KINDS[kind](places, kept, made, ax)
 
 
 # The order of the legend; where one field is shown, it is the first that was kept.
 ORDER = ("grad_output", "grad_input", "param_grads")
 
 
-def _flow(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+def _flow(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "Figure":
     passes = [
         [pass_ for passes in by_forward.values() for pass_ in passes]
         for by_forward in places.values()
@@ -78,19 +82,22 @@ def _flow(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
         for field in fields
         if field != "grad_output"  # that of a tensor, with all its uses
     }
-    return plot.gradient_flow(list(places), norms, totals, ax)
+    return plot.gradient_flow(list(places), norms, totals, made or "the gradient", ax)
 
 
-def _steps(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+def _steps(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "Figure":
     steps = sorted({step for by_forward in places.values() for step in by_forward})
     norms = [
         [largest(_norms(fields[0], by_forward.get(step, []))) for step in steps]
         for by_forward in places.values()
     ]
-    return plot.heat_map(list(places), steps, norms, fields[0], ax)
+    of = f"{made} of {fields[0]}" if made else fields[0]
+    return plot.heat_map(list(places), steps, norms, of, ax)
 
 
-def _histogram(places: Places, fields: list[str], ax: "Axes | None") -> "Figure":
+def _histogram(
+    places: Places, fields: list[str], _made: str, ax: "Axes | None"
+) -> "Figure":
     entries = [
         [
             tensor
@@ -106,7 +113,7 @@ def _histogram(places: Places, fields: list[str], ax: "Axes | None") -> "Figure"
     return plot.ridges(list(places), ridges, (low, high), fields[0], nothing, ax)
 
 
-KINDS: dict[str, Callable[[Places, list[str], Any], Any]] = {
+KINDS: dict[str, Callable[[Places, list[str], str, Any], Any]] = {
     "flow": _flow,
     "steps": _steps,
     "histogram": _histogram,
@@ -124,6 +131,17 @@ def _places(calls: Iterable[CallTrace]) -> Places:
             place = places.setdefault(label, {})
             place.setdefault(call.forward, []).extend(Call(call).passes)
     return places
+
+
+def _are_statistics(places: Places, fields: list[str]) -> bool:
+    """Tell whether what has a norm is what `tensor_stats` gives of a gradient."""
+    return any(
+        are_statistics(with_keywords(pass_, field))
+        for by_forward in places.values()
+        for passes in by_forward.values()
+        for pass_ in passes
+        for field in fields
+    )
 
 
 def _norms(field: str, passes: list[Pass]) -> list[float]:

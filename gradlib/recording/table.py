@@ -1,18 +1,18 @@
 """The table of a recording: a row for each call, or for each pass of one."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from gradlib.errors import counted
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import (
-    measured_in,
+    are_statistics,
     norm_text,
     numbered,
     numbers_in,
     shape_text,
 )
 from gradlib.render import Table
-from gradlib.stats import TensorStats
 
 ROWS = 60
 """How many rows it has before it leaves out the middle."""
@@ -21,6 +21,7 @@ SHAPES = 3
 """How many shapes of one output it has before it only counts them."""
 
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
+GRADIENTS = frozenset(COLUMNS[1:])
 
 NO_CALLS = (
     "Call the model inside the block, and backward() too. recording[name] says of a "
@@ -49,7 +50,11 @@ def table_of(
         del found[ROWS // 2 : -ROWS // 2]
     rows = [_row(call, pass_, columns) for call, pass_ in found]
     example = next((pass_ for _, pass_ in found if pass_), None)
-    footer = [_legend(columns, example, is_reduced=is_reduced)]
+    shown = [found[0][0].output] if "output" in columns else []
+    shown += [
+        with_keywords(example, it) for it in columns if example and it in GRADIENTS
+    ]
+    footer = [_legend(columns, shown, is_reduced=is_reduced)]
     if left_out:
         gap = f"... {left_out} more rows", "", *[""] * len(columns)
         rows.insert(ROWS // 2, gap)
@@ -86,21 +91,16 @@ def _cell(call: Call, pass_: Pass | None, column: str) -> str:
     return norm_text(with_keywords(pass_, column))
 
 
-def _legend(columns: list[str], example: Pass | None, *, is_reduced: bool) -> str:
-    """Say what the columns show, of which a pass is an example."""
+def _legend(columns: list[str], shown: list[Any], *, is_reduced: bool) -> str:
+    """Say what the columns show, of which `shown` are examples."""
     parts = ["backward: which backward pass"] if "backward" in columns else []
+    is_reduced = is_reduced and not are_statistics(shown)
     if "output" in columns:
         parts.append(f"output: shape{' of what reduce gave' * is_reduced}")
-    if gradients := set(columns) - {"backward", "output"}:
-        given = [with_keywords(example, it) for it in gradients] if example else []
+    if not GRADIENTS.isdisjoint(columns):
         what = "norm over all entries"
-        if is_reduced and not _are_statistics(given):
-            norm = "" if numbers_in(given) else f"{what} of "
+        if is_reduced:
+            norm = "" if numbers_in(shown) else f"{what} of "
             what = f"{norm}what reduce gave"
         parts.append(f"gradients: {what}, - where there is none")
     return "; ".join(parts)
-
-
-def _are_statistics(gradients: object) -> bool:
-    """Tell whether a function of somebody's has given what `tensor_stats` gives."""
-    return any(isinstance(it, TensorStats) for it in measured_in(gradients))

@@ -356,6 +356,26 @@ def test_statistics_are_enough_for_all_but_a_histogram() -> None:
         recording.plot("histogram")
 
 
+@pytest.mark.parametrize(
+    ("reduce", "made"),
+    [
+        (None, ""),
+        (lambda tensor: gradlib.tensor_stats(tensor), ""),
+        (lambda tensor: tensor.abs(), "what reduce gave"),
+    ],
+    ids=["none", "statistics", "tensors"],
+)
+def test_the_norm_of_what_was_reduced_is_called_so(reduce: Any, made: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with gradlib.record(model, reduce=reduce) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    (axes,) = recording.plot("flow").axes
+    assert axes.get_xlabel() == f"norm of {made or 'the gradient'}"
+    _, bar = recording.plot("steps").axes
+    of = f"{made} of grad_output" if made else "grad_output"
+    assert " ".join(bar.get_ylabel().split()) == f"norm of {of}"
+
+
 @each_kind
 def test_what_has_no_norm_cannot_be_drawn(kind: str) -> None:
     recording = record(layers(), reduce=Tensor.numel)

@@ -532,6 +532,10 @@ def test_a_duration_is_no_number() -> None:
         (None, "output: shape; gradients: norm over all entries,"),
         (gradlib.tensor_stats, "output: shape; gradients: norm over all entries,"),
         (
+            lambda tensor: gradlib.tensor_stats(tensor),
+            "output: shape; gradients: norm over all entries,",
+        ),
+        (
             lambda tensor: tensor.min(),
             "output: shape of what reduce gave; gradients: norm over all entries of "
             "what reduce gave,",
@@ -541,7 +545,7 @@ def test_a_duration_is_no_number() -> None:
             "output: shape of what reduce gave; gradients: what reduce gave,",
         ),
     ],
-    ids=["none", "statistics", "tensors", "numbers"],
+    ids=["none", "statistics", "called statistics", "tensors", "numbers"],
 )
 def test_what_was_reduced_is_called_so(reduce: Any, said: str, tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
