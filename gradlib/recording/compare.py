@@ -121,7 +121,9 @@ def _are_summed_up(traces: Sequence[CallTrace]) -> bool:
 
 def _which(has_it: Sequence[bool]) -> str:
     """Name the one of two recordings that has something, or both."""
-    return "both" if all(has_it) else "this" if has_it[0] else "the other"
+    if all(has_it):
+        return "both recordings"
+    return f"{'this' if has_it[0] else 'the other'} recording"
 
 
 def _has_no_values(leaf: object) -> bool:
@@ -161,7 +163,9 @@ class _Both:
         empty = [*map(_have_no_values, (traces, others))]
         summed_up = [*map(_are_summed_up, (traces, others))]
         if any(empty):
-            skipped.append(f'values: {_which(empty)} has tensors on the device "meta"')
+            has = "have" if all(empty) else "has"
+            on_meta = f'{_which(empty)} {has} tensors on the device "meta"'
+            skipped.append(f"values: {on_meta}")
         elif any(summed_up):
             which = _which(summed_up)
             skipped.append(f"entries: {which} kept only what reduce gave of tensors")

@@ -102,7 +102,7 @@ class Comparison(Printable):
 
     def _only_in(self, which: str) -> list[str]:
         found = [it for it in self.unmatched if it.only_in == which]
-        where = "this" if which == "this" else "the other"
+        where = f"{'this' if which == 'this' else 'the other'} recording"
         lines = [f"only in {where}: {numbered(it.name, it.index)}" for it in found]
         more = f"and {len(found) - ROWS} more only in {where}"
         return [*lines[:ROWS], more] if len(found) > ROWS else lines

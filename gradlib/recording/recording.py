@@ -327,7 +327,7 @@ class Recording(Printable):
             #> Verification: 2 of 4 calls agree
             #> module  field          error  reason
             #> 1       grad_input[0]  0.5    finite differences disagree
-            #> not checked: 1, with a disagreement inside
+            #> not checked: 1 call, with a disagreement inside
             ```
         """
         return verify(

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradlib.errors import listed
+from gradlib.errors import counted, listed
 from gradlib.recording.difference import Difference
 from gradlib.recording.in_words import calls_text, numbered, passes_text
 from gradlib.render import Printable, Table
@@ -62,7 +62,9 @@ class Verification(Printable):
         return bool(self.agreed) and not self.disagreements
 
     def _table(self) -> Table:
-        title = f"Verification: {self.agreed} of {self.calls} calls agree"
+        agree = "agrees" if self.agreed == 1 else "agree"
+        of = counted(self.calls, "call")
+        title = f"Verification: {self.agreed} of {of} {agree}"
         rows = [
             (numbered(it.name, it.index), it.field, f"{it.error:.2g}", it.reason)
             for it in self.disagreements[:ROWS]
@@ -74,12 +76,13 @@ class Verification(Printable):
         said = {(it.name, it.index) for it in (*self.disagreements, *whole)}
         around = self.calls - self.agreed - len(said)
         if around:
-            footer.append(f"not checked: {around}, with a disagreement inside")
+            left = counted(around, "call")
+            footer.append(f"not checked: {left}, with a disagreement inside")
         if self.unchecked:
             footer.append(
-                f"not checked: the gradients of {listed(self.unchecked)}, which stand "
-                "in modules without a recorded call, have no values, are written to or "
-                "replaced in a call, or along which there is no slope"
+                f"not checked: the gradients of {listed(self.unchecked)}. Each stands "
+                "in a module without a recorded call, has no values, is written to or "
+                "replaced in a call, or has no slope along it"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 

@@ -101,13 +101,13 @@ def test_calls_that_are_in_one_recording_only(x: Tensor) -> None:
     lines = str(found).splitlines()
     assert lines[0].startswith("Comparison of 2 calls: they agree, rtol")
     assert lines[0].endswith(", but not all are in both")
-    assert lines[1:] == ["only in the other: 1"]
+    assert lines[1:] == ["only in the other recording: 1"]
     one, other = (nn.Sequential(OrderedDict({it: nn.Tanh()})) for it in "ab")
     found = recorded(one, x, modules="a").compare(recorded(other, x, modules="b"))
     assert str(found).splitlines() == [
         "Comparison of 0 calls: nothing is in both that could be compared",
-        "only in this: a",
-        "only in the other: b",
+        "only in this recording: a",
+        "only in the other recording: b",
         BY_NAME,
     ]
 
@@ -282,7 +282,7 @@ def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
         ("blocks.2.norm", "this"),
     ]
     assert {it.only_in for it in that.compare(this).unmatched} == {"other"}
-    assert "only in this: blocks.2.fc" in str(found)
+    assert "only in this recording: blocks.2.fc" in str(found)
 
 
 def test_modules_of_one_name_and_two_classes(x: Tensor) -> None:
@@ -307,10 +307,16 @@ def test_some_calls_of_each_are_printed(x: Tensor) -> None:
     net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
     wrapped = nn.Sequential(OrderedDict(model=net))
     lines = str(recorded(net, x).compare(recorded(wrapped, x))).splitlines()
-    assert lines[1] == "only in this: 0"
-    assert lines[10:12] == ["only in this: 9", "and 2 more only in this"]
-    assert lines[12:14] == ["only in the other: model", "only in the other: model.0"]
-    assert lines[-2] == "and 3 more only in the other"
+    assert lines[1] == "only in this recording: 0"
+    assert lines[10:12] == [
+        "only in this recording: 9",
+        "and 2 more only in this recording",
+    ]
+    assert lines[12:14] == [
+        "only in the other recording: model",
+        "only in the other recording: model.0",
+    ]
+    assert lines[-2] == "and 3 more only in the other recording"
     assert lines[-1] == BY_NAME
 
 
@@ -496,12 +502,12 @@ def test_without_values(reduce: Any) -> None:
     with gradlib.record(model := nn.Linear(3, 2), reduce=reduce) as other:
         model(torch.ones(4, 3)).sum().backward()
     for found, which in (
-        (one.compare(one), "both"),
-        (one.compare(other), "this"),
-        (other.compare(one), "the other"),
+        (one.compare(one), "both recordings have"),
+        (one.compare(other), "this recording has"),
+        (other.compare(one), "the other recording has"),
     ):
         assert found.ok  # as far as shapes go
-        assert found.skipped == (f'values: {which} has tensors on the device "meta"',)
+        assert found.skipped == (f'values: {which} tensors on the device "meta"',)
     assert not any("meta" in it for it in other.compare(other).skipped)
 
 
@@ -957,6 +963,8 @@ def test_it_is_said_that_only_statistics_were_compared(
     assert whole.compare(whole).skipped == ()
     found = one.compare(other)
     assert found.ok  # though each row is another
-    assert found.skipped == ("entries: both kept only what reduce gave of tensors",)
-    said = "entries: the other kept only what reduce gave of tensors"
+    assert found.skipped == (
+        "entries: both recordings kept only what reduce gave of tensors",
+    )
+    said = "entries: the other recording kept only what reduce gave of tensors"
     assert said in whole.compare(one).skipped

@@ -78,7 +78,7 @@ def test_a_wrong_backward_is_named(backward: Callable[..., None]) -> None:
     assert wrong.error == pytest.approx(0.5, rel=1e-4)
     lines = str(found).splitlines()
     assert lines[0] == "Verification: 4 of 7 calls agree"
-    assert lines[-1] == "not checked: 2, with a disagreement inside"
+    assert lines[-1] == "not checked: 2 calls, with a disagreement inside"
     assert lines[2].startswith("1.doubled  grad_input[0]")
     assert "finite differences disagree" in lines[2]
     assert "1.doubled" in found._repr_html_()
@@ -383,3 +383,9 @@ def test_progress(
     shown = capsys.readouterr().err
     assert shown.startswith("\rverify: 0 of 7 calls\rverify: 1 of 7 calls")
     assert shown.endswith(" \r")
+
+
+def test_one_call_agrees() -> None:
+    with gradlib.record(model := nn.Linear(2, 1)) as recording:
+        model(torch.ones(3, 2)).sum().backward()
+    assert str(recording.verify()) == "Verification: 1 of 1 call agrees"

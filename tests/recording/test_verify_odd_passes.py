@@ -74,7 +74,7 @@ def test_of_a_penalty_the_pass_that_made_the_graph_is_checked(is_right: bool) ->
     else:
         (wrong,) = found.disagreements
         assert (wrong.name, wrong.field) == ("1", "passes[0].grad_input[0]")
-        assert "not checked: 1, with a disagreement inside" in footer
+        assert "not checked: 1 call, with a disagreement inside" in footer
 
 
 def test_a_pass_that_raised_half_way() -> None:
