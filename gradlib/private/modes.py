@@ -90,6 +90,12 @@ def call_unseen(function: Callable[..., None], *args: Any) -> None:
             raise
 
 
+def call_past_classes(function: Callable[..., None], *args: Any) -> None:
+    """Call a function as `call_unseen` does, and no class of tensors sees anything."""
+    with no_classes_of_tensors():
+        call_unseen(function, *args)
+
+
 def _put_in_force(modes: Sequence[Any]) -> None:
     for _ in range(_function_modes()):
         _C._pop_torch_function_stack()

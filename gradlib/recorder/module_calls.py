@@ -23,6 +23,7 @@ from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
 from gradlib.private.modes import (
     any_autocast,
+    call_past_classes,
     call_unseen,
     functions_are_seen,
     grad_is_enabled,
@@ -81,6 +82,8 @@ class ModuleCalls:
         passes: Passes,
         keep: Keep,
         when_forward_begins: Callable[[], None],
+        *,
+        refuses: bool,
     ) -> None:
         """Begin with no call.
 
@@ -89,7 +92,11 @@ class ModuleCalls:
             passes: The backward passes of the block.
             keep: Gives what to keep of arguments and outputs.
             when_forward_begins: Called as an outermost call begins.
+            refuses: Whether the model holds a tensor whose class refuses to be kept.
+                Then no class of tensors is asked.
         """
+        self._are_seen = _always if refuses else functions_are_seen
+        self._call_unseen = call_past_classes if refuses else call_unseen
         self.traces: list[CallTrace] = []
         self._block = block
         self._passes = passes
@@ -121,8 +128,8 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         python = running_frame(1)
-        if functions_are_seen():  # by somebody who may change what is ours
-            call_unseen(self._before, python, hooked, module, args, kwargs)
+        if self._are_seen():  # by somebody who may change what is ours
+            self._call_unseen(self._before, python, hooked, module, args, kwargs)
         else:
             self._before(python, hooked, module, args, kwargs)
 
@@ -344,8 +351,8 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call returns, and hook what flows back to it."""
         python = running_frame(1)
-        if functions_are_seen():
-            call_unseen(self._after, python, hooked, module, args, kwargs, output)
+        if self._are_seen():
+            self._call_unseen(self._after, python, hooked, module, args, kwargs, output)
         else:
             self._after(python, hooked, module, args, kwargs, output)
 
@@ -538,6 +545,10 @@ class ModuleCalls:
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
+
+
+def _always() -> bool:
+    return True
 
 
 def _refused(leaf: Tensor) -> NotSaved:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from operator import methodcaller
 from textwrap import shorten
 from typing import Any, NoReturn, cast
 
@@ -41,11 +42,13 @@ from gradlib.private.hooks import (
     put_hooks_around,
     unhook_modules,
 )
-from gradlib.private.modules import own_parameters, what_stands_in
+from gradlib.private.modes import no_classes_of_tensors
+from gradlib.private.modules import own_buffers, own_parameters, what_stands_in
 from gradlib.random_state import moving_no_generator
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
+from gradlib.recording.kept import refuses_to_be_kept
 from gradlib.recording.recording import Recording
 from gradlib.recording.state import History
 from gradlib.recording.trace import FIELDS, Block
@@ -159,6 +162,15 @@ def record(
     )
 
 
+def _refuse(modules: Collection[nn.Module]) -> bool:
+    """Tell whether the class of a parameter or buffer refuses to have it kept."""
+    held = (*map(own_parameters, modules), *map(own_buffers, modules))
+    tensors = [*itertools.chain.from_iterable(map(methodcaller("values"), held))]
+    if {*map(type, tensors)} <= {Tensor, nn.Parameter, type(None)}:
+        return False
+    return any(it is not None and refuses_to_be_kept(it) for it in tensors)
+
+
 def _require_usable(reduce: object, device: Any) -> None:
     """Raise here, and not in the middle of the model."""
     if not (reduce is None or callable(reduce)):
@@ -231,7 +243,8 @@ class _Recorder(AbstractContextManager[Recording]):
         self._calls_of: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
-        replayable = "args" in fields and not reduces and not is_sharded(model)
+        refuses = _refuse(self._places.keys())
+        replayable = "args" in fields and not (reduces or refuses or is_sharded(model))
         history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,
@@ -244,7 +257,11 @@ class _Recorder(AbstractContextManager[Recording]):
         )
         keep_value = keep if values else nothing
         self._calls = ModuleCalls(
-            self._block, self._passes, keep_value, self._look_for_new
+            self._block,
+            self._passes,
+            keep_value,
+            self._look_for_new,
+            refuses=refuses,
         )
         self._flattened = flattened(model)
         self._model = model
@@ -278,7 +295,8 @@ class _Recorder(AbstractContextManager[Recording]):
             )
         self._has_begun = True
         try:
-            self._attach_hooks()
+            with no_classes_of_tensors():  # one may refuse to say if it requires grad
+                self._attach_hooks()
         except BaseException:
             self._remove_hooks()
             raise

@@ -1,8 +1,10 @@
 """A parameter, a buffer or another tensor of a module, as it was."""
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gradlib.private.tensors import data_address, is_copy_on_write, memory_is_held
+from gradlib.stats import is_of_other_class
 from gradlib.values import copied, keep, place_of, same_values
 
 
@@ -104,3 +106,14 @@ def version_of(tensor: Tensor) -> int:
 
 SMALL = 2**12
 """Up to how many entries a buffer is copied."""
+
+
+def refuses_to_be_kept(tensor: Tensor) -> bool:
+    """Tell whether a tensor's class raises where it is asked what we ask of each."""
+    if not is_of_other_class(tensor) or is_lazy(tensor):
+        return False
+    try:
+        Kept(tensor).has_changed()
+    except Exception:
+        return True
+    return False

@@ -48,7 +48,8 @@ def require_replayable(block: Block) -> History:
             "Nothing is left of the model's state at that call: the recording was made "
             "with reduce=, or loaded from a file. Replay where you record, without "
             "reduce=. Nor is there of weights that FSDP has sharded, or DTensors: "
-            "replay a model that is whole."
+            "replay a model that is whole. Nor where the class of a weight or buffer "
+            "refuses to have it kept."
         )
     return block.history
 

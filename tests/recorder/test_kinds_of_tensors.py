@@ -156,6 +156,46 @@ def test_a_class_that_refuses_what_it_does_not_know(
     recording.save(tmp_path / "strict")
 
 
+@pytest.mark.parametrize("is_learned", [True, False])
+def test_a_weight_of_a_class_that_refuses_what_it_does_not_know(
+    is_learned: bool,
+) -> None:
+    """It is recorded past its class, and cannot be replayed."""
+
+    class Strict(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            raise NotImplementedError(f"Strict has no {func.__name__}")
+
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            w = torch.randn(3)
+            with torch._C.DisableTorchFunctionSubclass():
+                w = w.as_subclass(Strict).requires_grad_(is_learned)
+            (self._parameters if is_learned else self._buffers)["w"] = cast(Any, w)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch._C.DisableTorchFunctionSubclass():
+                return x * cast(Tensor, self.w)
+
+    model = nn.Sequential(nn.Linear(3, 3), Scales(), nn.Linear(3, 1))
+    x = torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model(x).sum().backward()
+    call = recording["1", 1]
+    got = call.param_grads["w"] if is_learned else call.grad_input[0]
+    of = call.grad_output[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        w = cast(Tensor, model[1].w).detach().as_subclass(Tensor)
+    assert_close(got, (of * call.args[0]).sum(0) if is_learned else of * w)
+    with pytest.raises(gradlib.CannotReplayError, match="refuses to have it kept"):
+        recording.verify()
+
+
 def test_what_a_function_raises_that_reduces_goes_on() -> None:
     def reduce(_: Tensor) -> float:
         raise ZeroDivisionError
