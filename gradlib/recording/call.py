@@ -5,7 +5,13 @@ from typing import Any
 
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
 from gradlib.recording.difference import agree
-from gradlib.recording.in_words import norm_text, of_pass, shape_text, shown
+from gradlib.recording.in_words import (
+    norm_text,
+    of_pass,
+    passes_text,
+    shape_text,
+    shown,
+)
 from gradlib.recording.notes import note
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label, no_pass
@@ -371,8 +377,8 @@ class Call(Printable):
         title = f"{_title(self._trace)}: {self.module_type}"
         footer = [f"note: {self.note}"] if self.note else []
         if len(self.passes) > 1:
-            numbers = ", ".join(str(it.backward) for it in self.passes)
-            footer.insert(0, f"passes: backward pass {numbers} of the block")
+            numbers = passes_text([it.backward for it in self.passes])
+            footer.insert(0, f"passes: backward {numbers} of the block")
         return Table(title, COLUMNS, rows, tuple(footer))
 
 

@@ -171,7 +171,7 @@ def test_the_passes_of_one_call_are_told_apart() -> None:
     assert "backward: which backward pass; gradients: norm" in str(recording)
     assert "backward: which" not in str(recording.forwards[0])
     footer = str(recording["1", 1]).splitlines()[-1]
-    assert footer == "passes: backward pass 1, 2 of the block"
+    assert footer == "passes: backward passes 1, 2 of the block"
     fields = [line.split()[0] for line in str(recording["1", 1]).splitlines()[2:-1]]
     assert fields == ["passes[0].grad_output[0]", "passes[1].grad_output[0]"]
     assert str(recording["1", 0]).splitlines()[2].split()[0] == "grad_output[0]"
