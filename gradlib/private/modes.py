@@ -55,12 +55,12 @@ no_classes_of_tensors: Callable[[], AbstractContextManager[None]] = (
 )
 
 # How many modes of torch see every function, a default device among them.
-_function_modes: Callable[[], int] = _C._len_torch_function_stack
+function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 
 def functions_are_seen() -> bool:
     """Tell whether a mode sees every function of torch; a default device does not."""
-    return _function_modes() > 0 and _some_mode_is_unknown()
+    return function_modes() > 0 and _some_mode_is_unknown()
 
 
 def call_unseen(function: Callable[..., None], *args: Any) -> None:
@@ -73,6 +73,9 @@ def call_unseen(function: Callable[..., None], *args: Any) -> None:
         function: It may set another default device.
         args: Its arguments.
     """
+    if not _some_mode_is_unknown():
+        function(*args)
+        return
     modes = _get_current_function_mode_stack()
     others = [it for it in modes if type(it) is not DeviceContext]
     devices = [it for it in modes if type(it) is DeviceContext]  # they come first
@@ -97,7 +100,7 @@ def call_past_classes(function: Callable[..., None], *args: Any) -> None:
 
 
 def _put_in_force(modes: Sequence[Any]) -> None:
-    for _ in range(_function_modes()):
+    for _ in range(function_modes()):
         _C._pop_torch_function_stack()
     for mode in modes:
         _C._push_on_torch_function_stack(mode)

@@ -25,7 +25,7 @@ from gradlib.private.modes import (
     any_autocast,
     call_past_classes,
     call_unseen,
-    functions_are_seen,
+    function_modes,
     grad_is_enabled,
     graph_is_captured,
     tensors_may_be_dual,
@@ -95,7 +95,7 @@ class ModuleCalls:
             refuses: Whether the model holds a tensor whose class refuses to be kept.
                 Then no class of tensors is asked.
         """
-        self._are_seen = _always if refuses else functions_are_seen
+        self._may_be_seen = _always if refuses else function_modes
         self._call_unseen = call_past_classes if refuses else call_unseen
         self.traces: list[CallTrace] = []
         self._block = block
@@ -128,7 +128,7 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         python = running_frame(1)
-        if self._are_seen():  # by somebody who may change what is ours
+        if self._may_be_seen():  # by somebody who may change what is ours
             self._call_unseen(self._before, python, hooked, module, args, kwargs)
         else:
             self._before(python, hooked, module, args, kwargs)
@@ -351,7 +351,7 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call returns, and hook what flows back to it."""
         python = running_frame(1)
-        if self._are_seen():
+        if self._may_be_seen():
             self._call_unseen(self._after, python, hooked, module, args, kwargs, output)
         else:
             self._after(python, hooked, module, args, kwargs, output)
