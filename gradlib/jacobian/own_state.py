@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -17,13 +17,15 @@ from torch.nn.parameter import is_lazy
 from gradlib.module_hook import without_ours
 from gradlib.private.compiling import never_compiled
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
-from gradlib.private.modes import no_function_modes
+from gradlib.private.modes import no_function_modes, no_transforms
 from gradlib.private.modules import (
     BUFFERS,
     CHILDREN,
     PARAMETERS,
     own_buffers,
     own_parameters,
+    put_in_for_one_call,
+    torchs_own,
 )
 from gradlib.recording.attributes import Copies, fill_slots, in_slots
 from gradlib.values import keep, same_values
@@ -68,7 +70,8 @@ def own_state(
 
     def before_forward(module: nn.Module, _args: object) -> None:
         if threading.get_ident() == here:
-            with no_function_modes():  # what happens here is not the function's doing
+            # What happens here is not the function's doing.
+            with no_function_modes(), no_transforms(), torch.inference_mode(False):
                 states.exchange(module)
 
     never_compiled(before_forward, "gradlib gives each module a state of its own")
@@ -102,15 +105,18 @@ class _States:
         self._before: dict[nn.Module, dict[str, Any]] = {}
         self._slots: dict[nn.Module, dict[Any, Any]] = {}  # where there are some
         self._scripted: list[tuple[Tensor, Tensor]] = []  # buffers, and what they held
+        # What `functional_call` puts back itself: in which module, of what kind.
+        self._put_in: list[tuple[nn.Module, str, str]] = []
 
     def exchange(self, module: nn.Module) -> None:
         """Exchange the state of a module and of all inside it, where that is theirs."""
         if module in self._before:
             return
         known = len(self._before)
+        put_in = put_in_for_one_call()
         for inner in cast(Any, module).modules():
             if inner not in self._before:
-                self._exchange_tensors(inner)
+                self._exchange_tensors(inner, put_in)
         for inner in list(self._before)[known:]:  # they may hold any of the parameters
             if filled := in_slots(inner):
                 self._slots[inner] = filled
@@ -120,32 +126,37 @@ class _States:
         """Give every module what it had."""
         for buffer, value in self._scripted:
             buffer.detach().copy_(value)
+        for module, kind, name in self._put_in:
+            self._before[module][kind][name] = vars(module)[kind].get(name)
         for module, state in self._before.items():
             vars(module).clear()
             vars(module).update(state)
         for module, filled in self._slots.items():
             fill_slots(module, filled)
 
-    def _exchange_tensors(self, module: nn.Module) -> None:
+    def _exchange_tensors(self, module: nn.Module, put_in: set[int]) -> None:
         if isinstance(module, torch.jit.ScriptModule):  # it lets nobody exchange them
             self._before[module] = dict(vars(module))
             own = cast(Any, module).buffers(recurse=False)
             self._scripted.extend((it, it.detach().clone()) for it in own)
             return
-        parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
+        parameters: dict[str, Any] = dict(own_parameters(module))
         if any(it is not None and is_lazy(it) for it in parameters.values()):
             return  # the first call makes it, once and for all
         state = vars(module)
         self._before[module] = dict(state)
-        for name, parameter in parameters.items():
-            if parameter is not None:
-                parameters[name] = self._parameter_of(parameter)
-                self._copies.know(parameter, cast(Tensor, parameters[name]))
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                buffers[name] = self._change(buffer)
-                self._copies.know(buffer, cast(Tensor, buffers[name]))
-        state[PARAMETERS], state[BUFFERS] = parameters, buffers
+        buffers: dict[str, Any] = dict(own_buffers(module))
+        for kind, tensors, own_of in (
+            (PARAMETERS, parameters, self._parameter_of),
+            (BUFFERS, buffers, self._change),
+        ):
+            for name, tensor in tensors.items():
+                if id(tensor) in put_in:
+                    self._put_in.append((module, kind, name))
+                elif tensor is not None:
+                    tensors[name] = own_of(tensor)
+                    self._copies.know(tensor, tensors[name])
+            state[kind] = tensors
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
         for kind in (CHILDREN, *BACKWARD_HOOKS):
@@ -153,23 +164,39 @@ class _States:
 
 
 MANY = 1000
-"""How much a list may hold that is looked through for modules: it may be data."""
+"""How much is looked through for modules: a list that holds more may be data."""
 
 
 def modules_known_to(fn: object) -> list[nn.Module]:
     """Return the modules that a function may call, without calling it."""
     known: list[object] = [fn]
-    if isinstance(fn, partial):
-        known += [fn.func, *fn.args, *fn.keywords.values()]
-    known += [it.__self__ for it in known if isinstance(it, MethodType)]
-    for function in list(known):
-        if isinstance(function, FunctionType):
-            cells = function.__closure__ or ()
-            known += [it.cell_contents for it in cells if _is_filled(it)]
-            names = function.__code__.co_names
-            known += [function.__globals__.get(name) for name in names]
+    seen: set[int] = set()
+    for it in known:  # which grows meanwhile
+        if id(it) not in seen and len(seen) < MANY:
+            seen.add(id(it))
+            known += _named_in(it)
     known += [inner for it in known for inner in _held(it)]
     return [it for it in known if isinstance(it, nn.Module)]
+
+
+def _named_in(function: object) -> list[object]:
+    """Return what a function that is not torch's own names, or a part of one."""
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    if isinstance(function, MethodType):
+        return [function.__self__, function.__func__]
+    if not isinstance(function, FunctionType) or torchs_own(function) is function:
+        return []
+    cells = function.__closure__ or ()
+    found = [it.cell_contents for it in cells if _is_filled(it)]
+    names = _names_of(function.__code__)
+    return found + [function.__globals__.get(name) for name in names]
+
+
+def _names_of(code: CodeType) -> list[str]:
+    """Return the names that code uses, and the code of functions made in it."""
+    inner = [it for it in code.co_consts if isinstance(it, CodeType)]
+    return [*code.co_names, *(name for it in inner for name in _names_of(it))]
 
 
 def _held(value: object) -> Iterable[object]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gradlib.jacobian.zeros import ZerosWrittenOut
 from gradlib.private.compiling import never_compiled
 from gradlib.retaining import retaining
 
@@ -68,7 +69,7 @@ def grads_between_kept(
     with _put_back(before):
         try:
             # Of what goes wrong the next pass says more.
-            with suppress(RuntimeError), filled:
+            with suppress(RuntimeError), filled, ZerosWrittenOut():
                 torch.autograd.grad(
                     outputs, inputs, vectors, retain_graph=True, allow_unused=True
                 )

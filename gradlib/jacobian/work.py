@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gradlib.jacobian import split
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.zeros import ZerosWrittenOut
 
 
 class _Counter(FlopCounterMode):
@@ -64,7 +65,7 @@ def of_pass(
     vectors: list[Tensor],
 ) -> int:
     """Return the multiply-adds of a backward pass."""
-    with _Counter(display=False) as counter:
+    with _Counter(display=False) as counter, ZerosWrittenOut():
         torch.autograd.grad(
             outputs, inputs, vectors, retain_graph=True, allow_unused=True
         )
