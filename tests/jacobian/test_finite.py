@@ -81,6 +81,7 @@ def test_auto_is_loop(
     assert_same(gradlib.per_sample_jacobian(fn, x), loop(fn, x))
 
 
+@pytest.mark.of_fast
 @pytest.mark.parametrize("make", KINDS)
 def test_they_would_differ(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above would not tell anything."""

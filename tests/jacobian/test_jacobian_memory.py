@@ -24,6 +24,8 @@ from .measured_memory import (
     measure_together,
 )
 
+pytestmark = pytest.mark.of_fast  # plans say what it takes
+
 MIB = 2**20
 
 SLACK = 4 * MIB

@@ -31,6 +31,8 @@ from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.planning import make
 from gradlib.tree import Tree
 
+pytestmark = pytest.mark.of_fast  # half of the tests look into it
+
 TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)
 X = torch.linspace(-1, 1, 15).view(3, 5)
 CHAINS = {ChainOfCall: TANH, SmallNet: nn.Sequential(TANH[0], TANH[1], nn.Linear(7, 2))}

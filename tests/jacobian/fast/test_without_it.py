@@ -20,53 +20,25 @@ import gradlib.jacobian.faster
 def test_it_is_gone() -> None:
     assert gradlib.jacobian.faster.find_shorter("a") is None
 """
-# With the folder, too, it has no say where a mode is named: see the test below. And
-# what is different with it alone has a test that says so.
-WHERE_IT_HAD_A_SAY = """
-def pytest_collection_modifyitems(items):
-    named = {"reverse", "forward", "split", "loop"}
-    items[:] = [
-        it
-        for it in items
-        if not hasattr(it, "callspec") or it.callspec.params.get("mode") not in named
-        if not it.name.startswith("test_they_would_differ")
-    ]
-"""
-ANSWERS = ROOT / "tests" / "jacobian"
-# Of plans and memory, and of the folder's own parts.
-NO_ANSWERS = {"test_jacobian_memory.py", "test_jacobian_on_devices.py"}
-# Together they take as long as all others.
-LARGEST = {"test_coupled_samples.py", "test_good_calls.py"}
-OTHERS = {it.name for it in ANSWERS.glob("test_*.py")} - NO_ANSWERS - LARGEST
-HELPERS = {it.name for it in ANSWERS.glob("*.py")} - OTHERS - NO_ANSWERS - LARGEST
+ANSWERS = Path("tests", "jacobian")
+FILES = ("test_finite.py", "test_drawing.py")
+"""It answers most of their tests. All that it answers run without it, by `conftest`."""
 
 
-@pytest.fixture(scope="module")
-def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project in which the folder is not."""
-    project = tmp_path_factory.mktemp("without")
+def test_every_answer_is_the_same_where_it_is_gone(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "gradlib",
-        project / "gradlib",
+        tmp_path / "gradlib",
         ignore=lambda folder, _: ["fast"] if Path(folder) == FAST.parent else [],
     )
-    assert not (project / FAST.relative_to(ROOT)).exists()
-    tests = project / "tests" / "jacobian"
-    tests.mkdir(parents=True)
-    (tests / "test_it_is_gone.py").write_text(IT_IS_GONE)
-    (tests / "conftest.py").write_text(WHERE_IT_HAD_A_SAY)
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/one_way.py"):
-        shutil.copy(ROOT / name, project / name)
-    for name in OTHERS | LARGEST | HELPERS:
-        shutil.copy(ANSWERS / name, tests / name)
-    return project
-
-
-@pytest.mark.parametrize("files", [LARGEST, OTHERS], ids=["largest", "others"])
-def test_every_answer_is_the_same_without_it(without_it: Path, files: set[str]) -> None:
-    paths = [f"tests/jacobian/{it}" for it in ("test_it_is_gone.py", *sorted(files))]
-    run = ("-m", "pytest", "-q", "-n0", "-x", *paths)
-    done = fresh.run(*run, folder=without_it, env=os.environ)
+    assert not (tmp_path / FAST.relative_to(ROOT)).exists()
+    (tmp_path / ANSWERS).mkdir(parents=True)
+    (tmp_path / ANSWERS / "test_it_is_gone.py").write_text(IT_IS_GONE)
+    answers = [str(ANSWERS / it) for it in FILES]
+    for name in ("pyproject.toml", "tests/conftest.py", *answers):
+        shutil.copy(ROOT / name, tmp_path / name)
+    run = ("-m", "pytest", "-q", "-n0", "-x", "-m", "not of_fast", str(ANSWERS))
+    done = fresh.run(*run, folder=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
