@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradlib.random_state import seed_all
+
 MODES = ("auto", "reverse", "forward", "split", "loop")
 
 
 @pytest.fixture
 def x() -> Tensor:
-    torch.manual_seed(0)
+    seed_all(0)
     return torch.randn(4, 3, dtype=torch.float64)
 
 

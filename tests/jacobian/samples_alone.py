@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gradlib.random_state import seed_all
+
 MODES = ("reverse", "forward", "split", "loop", "auto")
 
 
@@ -55,7 +57,7 @@ def require_close(ours: Tensor, reference: Tensor, tolerance: float = 1e-12) -> 
 
 def smooth_net(*widths: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """A chain whose narrowest tensor is a place to split at."""
-    torch.manual_seed(0)
+    seed_all(0)
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following, dtype=dtype), nn.Tanh()]
@@ -63,7 +65,7 @@ def smooth_net(*widths: int, dtype: torch.dtype = torch.float64) -> nn.Sequentia
 
 
 def three() -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(1)
+    seed_all(1)
     x, y, z = (torch.randn(4, n, dtype=torch.float64) for n in (3, 2, 5))
     return x, y, z
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import NoSuchWayError
+from gradlib.random_state import seed_all
 
 from .points import ROWS, alone, points, require_close
 
@@ -257,7 +258,7 @@ def test_a_loss_of_a_jacobian_through_a_backward_with_a_wrong_graph(
 ) -> None:
     """It is there, by what the backward gets, and does not lead to the slope."""
     for seed in range(6):
-        torch.manual_seed(seed)
+        seed_all(seed)
         model, x = Swishes(how, width), torch.randn(5, 3)
         ask = partial(gradlib.per_sample_jacobian, model, x, argnums=argnums)
         ask()
@@ -291,7 +292,7 @@ class OfOthers(nn.Module):
 
 def test_what_is_constant_on_purpose_is_not_blamed_on_a_backward() -> None:
     for seed in range(4):
-        torch.manual_seed(seed)
+        seed_all(seed)
         ids = torch.tensor([0, 1, 2, 0, 4])
         gradlib.per_sample_jacobian(
             OfOthers(), torch.randn(5, 4), ids, create_graph=True

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib import DetachedPathError, NoSuchWayError
 from gradlib.jacobian import per_sample
+from gradlib.random_state import seed_all
 
 from .points import alone, only_as, points, require_close
 
@@ -66,7 +67,7 @@ class Kernel(torch.autograd.Function):
 def test_where_float64_is_not_to_be_had_a_twentieth_is_seen(
     slope: float, seed: int
 ) -> None:
-    torch.manual_seed(seed)
+    seed_all(seed)
 
     def fn(x: Tensor) -> Any:
         return Kernel.apply(x, slope)
@@ -77,7 +78,7 @@ def test_where_float64_is_not_to_be_had_a_twentieth_is_seen(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nets_for_float32_alone_leave_no_doubt(seed: int) -> None:
-    torch.manual_seed(seed)
+    seed_all(seed)
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 16), nn.ReLU()
     )

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import gradlib
 from gradlib import DetachedPathError, NoSuchWayError
+from gradlib.random_state import seed_all
 
 from .four_samples import diagonal
 from .four_samples import x as x  # a fixture
@@ -130,7 +131,7 @@ class Tagged(nn.Module):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_row_of_padding_is_constant(by_hand: bool) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0]])
     model = Tagged(cut=False, by_hand=by_hand).double()
     found = gradlib.per_sample_jacobian(model, tokens, argnums="parameters")
@@ -173,7 +174,7 @@ FOR_SYMMETRIC: dict[str, Function] = {
 
 
 def matrices(*, symmetric: bool) -> Tensor:
-    torch.manual_seed(0)
+    seed_all(0)
     a = torch.randn(4, 3, 3, dtype=torch.float64)
     a = a @ a.mT + 3 * torch.eye(3)
     return a if symmetric else a + 0.01 * torch.randn(4, 3, 3)
@@ -270,7 +271,7 @@ def test_columns_of_which_rounding_is_left(
     name: str, dtype: torch.dtype, check: bool
 ) -> None:
     for seed in range(8):
-        torch.manual_seed(seed)
+        seed_all(seed)
         for shape in ((1, 2), (4, 3)):
             x = torch.randn(*shape).to(dtype)
             gradlib.per_sample_jacobian(CANCELLED[name], x, mode="forward", check=check)
@@ -282,7 +283,7 @@ def test_columns_of_which_rounding_inside_of_an_operation_is_left(
     name: str, dtype: torch.dtype
 ) -> None:
     for seed in range(24):
-        torch.manual_seed(seed)
+        seed_all(seed)
         for shape in ((1, 2), (1, 3), (2, 2)):
             x = torch.randn(*shape).to(dtype)
             # A GPU's kernels round columns there, and not rows: those are refused.
@@ -313,7 +314,7 @@ def test_columns_that_are_a_fifth_off_are_no_rounding(
 ) -> None:
     more = cast(Any, MoreInRows.apply)
     for seed in range(8):
-        torch.manual_seed(seed)
+        seed_all(seed)
         for shape in ((1, 3), (4, 3), (2, 16)):
             x = torch.randn(*shape).to(dtype)
             with pytest.raises(NoSuchWayError, match="is not what a backward pass"):
@@ -347,7 +348,7 @@ def test_columns_of_what_all_samples_share_that_are_a_fifth_off() -> None:
     ids=["detached", "clamped", "noisy"],
 )
 def test_what_a_hook_makes_is_no_rounding(hook: Function) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     x, weight = torch.randn(4, 2), torch.randn(2, 30)
 
     def fn(x: Tensor) -> Tensor:
@@ -362,7 +363,7 @@ def test_what_a_hook_makes_is_no_rounding(hook: Function) -> None:
 @pytest.mark.parametrize("constant", [1e11, 1e12, 1e13, 1e16])
 def test_an_input_lost_in_rounding_is_no_cut_path(constant: float) -> None:
     for seed in range(5):
-        torch.manual_seed(seed)
+        seed_all(seed)
         x = torch.randn(1, 2, dtype=torch.float64)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -388,7 +389,7 @@ def test_what_cannot_be_told_is_said(x: Tensor) -> None:
 def test_slopes_that_happen_to_cancel_are_no_doubt(seed: int) -> None:
     """Of thousands of samples a few change hardly along the direction of the check."""
     calls: list[Tensor] = []
-    torch.manual_seed(seed)
+    seed_all(seed)
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
 
     def fn(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import NoSuchWayError
+from gradlib.random_state import seed_all
 
 from .samples_alone import MODES, alone, require_close, smooth_net
 
@@ -161,7 +162,7 @@ class Net:
 
     def made(self, dtype: torch.dtype, *, widened: bool = False) -> Callable[..., Any]:
         """Return it with weights of a dtype, or with those widened to float64."""
-        torch.manual_seed(self.seed)
+        seed_all(self.seed)
         parts = built(
             self.specs,
             lambda it: it.to(dtype).to(torch.float64) if widened else it.to(dtype),
@@ -177,7 +178,7 @@ class Net:
         return function
 
     def inputs(self, batch: int, dtype: torch.dtype) -> Tensor:
-        torch.manual_seed(self.seed + 1)
+        seed_all(self.seed + 1)
         return torch.randn(batch, *self.shape, dtype=torch.float64).to(dtype)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.random_state import seed_all
 
 Function = Callable[[Tensor], Tensor]
 
@@ -66,5 +67,5 @@ class Net(nn.Module):
 
 def make() -> Net:
     """Return a net in evaluation, as random layers are none."""
-    torch.manual_seed(0)
+    seed_all(0)
     return Net().double().eval()

@@ -19,6 +19,7 @@ from gradlib.jacobian.arguments import Call
 from gradlib.jacobian.fast.chains import convolutions, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
+from gradlib.random_state import seed_all
 
 SEEDS = range(40)
 
@@ -77,7 +78,7 @@ def by_loop(model: nn.Module, x: Tensor) -> Tensor:
 def random_mlp(seed: int) -> nn.Sequential:
     """Return linear layers, with none, one or two elementwise ones at each place."""
     chance = random.Random(seed)
-    torch.manual_seed(seed)
+    seed_all(seed)
     width = chance.choice([1, 2, 3, 7])
     layers: list[nn.Module] = [
         kind() for kind in chance.sample([*POINTWISE], chance.choice([0, 0, 1]))
@@ -143,7 +144,7 @@ def test_in_parts_into_out_and_through_a_graph(
 @pytest.mark.parametrize("kind", POINTWISE, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rows", [1, 6])
 def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     options: dict[str, list[dict[str, Any]]] = {
         "GELU": [{"approximate": "tanh"}],
         "ELU": [{"alpha": 0.3}],
@@ -211,7 +212,7 @@ def test_a_softmax_at_the_end(kind: Any, before: list[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", SOFTMAXES, ids=lambda kind: kind.__name__)
 def test_a_softmax_that_is_sure(kind: Any) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     last = nn.Linear(9, 3)
     model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), last, kind(1))
     with torch.no_grad():
@@ -268,7 +269,7 @@ def test_a_softmax_elsewhere_is_no_chain(layers: list[nn.Module]) -> None:
 
 @pytest.mark.parametrize("layer", [nn.Softmax(1), nn.LogSoftmax(-1)], ids=str)
 def test_a_softmax_of_images_is_no_chain(layer: nn.Module) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 2), layer).double()
     x = torch.randn(3, 2, 4, 4, dtype=torch.float64)
     assert chain(model, x) is None
@@ -291,7 +292,7 @@ def test_nan_and_the_kinks_of_relu() -> None:
 
 def cnn(**changed: Any) -> nn.Sequential:
     """Return two convolutions and a linear layer, for images of 9 x 8."""
-    torch.manual_seed(0)
+    seed_all(0)
     options: dict[str, Any] = {"kernel_size": 3} | changed
     body = nn.Sequential(nn.Conv2d(2, 4, **options), nn.Tanh(), nn.Conv2d(4, 6, 2))
     features = body(torch.randn(1, 2, 9, 8)).numel()
@@ -371,7 +372,7 @@ def test_weights_are_read_at_every_call() -> None:
 
 def plain_net() -> nn.Sequential:
     """Return a chain that is trained."""
-    torch.manual_seed(0)
+    seed_all(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradlib
 from gradlib.jacobian.fast.stacked import convolving
 from gradlib.jacobian.fast.stacked.convolving import Convolution, way_back
+from gradlib.random_state import seed_all
 
 
 def drawn(seed: int) -> Convolution:
@@ -23,7 +24,7 @@ def drawn(seed: int) -> Convolution:
     dilation = [chance.choice([1, 1, 2]) for _ in range(2)]
     padding = [chance.randint(0, count) for count in taps]
     size = [ins, *(chance.randint(10, 16) for _ in range(2))]
-    torch.manual_seed(seed)
+    seed_all(seed)
     weight = torch.randn(outs, ins // groups, *taps, dtype=torch.float64)
     return Convolution(weight, size, stride, padding, dilation, False, [0, 0], groups)
 

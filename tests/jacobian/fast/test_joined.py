@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
+from gradlib.random_state import seed_all
 
 from .test_chain import chain, require_same
 from .test_line import double, kept
@@ -95,7 +96,7 @@ ENDING = nn.Flatten(), nn.Linear(4, 3)
 
 def drawn(model: nn.Module) -> nn.Module:
     """Give a net weights and statistics that nobody begins with."""
-    torch.manual_seed(1)
+    seed_all(1)
     for module in model.modules():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_floating_point() and tensor.dim() == 1:
@@ -287,7 +288,7 @@ FLAT = {"tiny": (1e-4, 10), "zero": (0, 100), "far away": (1, 1e4)}
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 8)], ids=repr)
 def test_norms_of_flat_vectors(norm: nn.Module, name: str, rows: int) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     model = nn.Sequential(norm, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, rows)).float()
     spread, mean = FLAT[name]
     x = torch.randn(4, 8) * spread + mean
@@ -300,7 +301,7 @@ BRIGHT = {"flat": (0, 255), "nearly flat": (2, 200), "far away": (1, 1e4)}
 @pytest.mark.parametrize("name", BRIGHT)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_norms_of_bright_images(name: str, rows: int) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     ending = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, rows)
     model = nn.Sequential(nn.GroupNorm(1, 3), nn.Conv2d(3, 8, 3), *ending)
     spread, mean = BRIGHT[name]
@@ -353,7 +354,7 @@ CUTTING = nn.Hardtanh(), nn.ReLU6(), nn.Hardswish(), nn.ReLU()
 @pytest.mark.cpu  # a GPU's hardtanh ends them too
 @pytest.mark.parametrize("layer", CUTTING, ids=repr)
 def test_infinite_vectors_end_at_flat_places(layer: nn.Module) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 3), nn.Linear(3, 3))
     with torch.no_grad():
         for number in (2, 3):  # each is finite in float32, their product is not

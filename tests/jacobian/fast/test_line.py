@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.functional import gelu
 
 import gradlib
+from gradlib.random_state import seed_all
 
 from .lines import Net, double, make, require_same
 from .test_chain import chain
@@ -191,7 +192,7 @@ def test_code_that_names_layers(name: str) -> None:
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("number", range(len(ELEMENTWISE)))
 def test_every_operation(number: int, rows: int) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     of = ELEMENTWISE[number]
     first, last = nn.Linear(4, 5).double(), nn.Linear(5, rows).double()
 
@@ -249,7 +250,7 @@ def test_an_output_of_one_entry_may_be_squeezed(name: str) -> None:
 
 
 def test_modules_of_ones_own() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     x = double(5, 4)
     for model in (Net(), Nested(), Named(), nn.Sequential(Net(), nn.ELU(), Nested())):
         net = model.double().eval()
@@ -283,7 +284,7 @@ def test_the_shape_is_that_of_the_place() -> None:
 
 
 def test_what_is_flattened_on_the_way() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     last = nn.Linear(4, 3).double()
     x = double(3, 2, 2)
     assert chain(lambda x: last(x.view(x.size(0), -1)), x) is not None

@@ -220,7 +220,7 @@ def test_jacobians_are_the_same(widths: tuple[int, ...], is_inference: bool) -> 
         layers += [nn.Linear(ins, outs), nn.Tanh(), nn.Sigmoid()]
     model = nn.Sequential(*layers).requires_grad_(False)
     x = torch.randn(64, widths[0])
-    true = gradlib.per_sample_jacobian(model.double(), x.double())
+    true = gradlib.per_sample_jacobian(model.double(), x.double(), check=False)
     model.float()
     out = torch.empty(true.shape)
     with torch.inference_mode(is_inference):

@@ -21,6 +21,7 @@ from gradlib.jacobian.fast.parameters.by_sample import BySample
 from gradlib.jacobian.fast.parameters.rules import KNOWN
 from gradlib.jacobian.fast.parameters.uses import find_uses
 from gradlib.jacobian.graph import run
+from gradlib.random_state import seed_all
 
 from .operations import ON_CPU
 
@@ -310,7 +311,7 @@ class Swapped(nn.Module):
 def test_nets_that_are_drawn(
     drawn: tuple[nn.Module, Tensor], rows: int, taken: list[int]
 ) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     before = len(taken)
     with pytest.MonkeyPatch.context() as patch:
         real: Any = by_sample._found  # pyright: ignore (its chunk is the test's)

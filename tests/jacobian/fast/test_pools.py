@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import gradlib
 from gradlib.jacobian.fast.chains import mapped, through_maps
 from gradlib.jacobian.fast.chains.shapes import shape_after
+from gradlib.random_state import seed_all
 
 from .test_chain import chain, require_same
 from .test_line import double
@@ -47,7 +48,7 @@ MEANS: dict[str, Callable[[], nn.Module]] = {
 
 def ended(*layers: nn.Module, channels: int = 2, rows: int = 3) -> nn.Sequential:
     """Return a net for images of 6 x 9 places, that ends with rows."""
-    torch.manual_seed(0)
+    seed_all(0)
     body = nn.Sequential(*layers, nn.Flatten())
     width = body(torch.zeros(1, channels, 6, 9)).shape[1]
     return body.append(nn.Linear(width, rows)).double()

@@ -16,6 +16,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.fast.in_graph import find_in_graph
 from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
+from gradlib.random_state import seed_all
 
 from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
 
@@ -241,7 +242,7 @@ def test_weights_made_of_x_are_left_to_others(name: str) -> None:
 
 def decoder() -> nn.Module:
     """Return a net with fewer columns than rows."""
-    torch.manual_seed(0)
+    seed_all(0)
     layers = nn.Linear(5, 24), nn.ReLU(), nn.Unflatten(1, (6, 2, 2))
     return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1)).double()
 

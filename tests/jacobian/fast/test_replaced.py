@@ -16,6 +16,7 @@ import gradlib
 PROGRAM = """
 import os, sys, traceback
 import torch
+import torch.fx.experimental.symbolic_shapes  # as a first backward pass does
 from torch import nn
 from torch.nn import functional as F
 

@@ -22,6 +22,7 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked import stacked
 from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.graph import Graph, run
+from gradlib.random_state import seed_all
 
 from .operations import (
     ALONE,
@@ -130,7 +131,7 @@ MORE: dict[str, Function] = {
 @pytest.mark.parametrize("chunk", [2, 5, 10**6])
 @pytest.mark.parametrize("name", [*ALONE, *MORE])
 def test_an_operation(name: str, chunk: int) -> None:
-    torch.manual_seed(len(name))
+    seed_all(len(name))
     require_same(graph_of((ALONE | MORE)[name], double(4, 4, 4)), chunk)
 
 
@@ -144,7 +145,7 @@ def test_every_rule_is_among_them() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_net(seed: int) -> None:
     chance = random.Random(seed)
-    torch.manual_seed(seed)
+    seed_all(seed)
     samples, tokens = chance.choice([(4, 4), (1, 3), (2, 1), (3, 5), (8, 2)])
     width = 4 if samples == tokens else chance.choice([4, 12])
     net = Net(width, chance.choice([1, 2, 4]), tokens, chance).double()
@@ -155,7 +156,7 @@ def test_a_random_net(seed: int) -> None:
 
 @pytest.mark.parametrize("argnums", [0, "parameters"])
 def test_a_classifier_whose_padding_is_said_in_a_word(argnums: Any) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     net = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding="valid"), nn.ReLU()),
         *(nn.Conv2d(8, 8, 3, padding="valid"), nn.ReLU()),
@@ -195,7 +196,7 @@ class Images(nn.Module):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_net_of_images(seed: int) -> None:
     chance = random.Random(seed)
-    torch.manual_seed(seed)
+    seed_all(seed)
     net = Images(chance).double().requires_grad_(chance.random() < 0.5)
     graph = graph_of(net, double(chance.choice([1, 3]), 1, 4, 6))
     require_same(graph, chance.choice([2, 7, 100]))
@@ -257,7 +258,7 @@ def test_what_is_not_known_is_left_to_others(name: str) -> None:
         pytest.skip(NO_HOOKS_SEEN)
     if "an RMS norm" in name and not FUSES_RMS_NORM:
         pytest.skip("this torch has no node of its own for an RMS norm")
-    torch.manual_seed(0)
+    seed_all(0)
     assert found_for(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
 
 
@@ -304,7 +305,7 @@ def test_what_a_node_has_saved_may_be_overwritten() -> None:
 
 
 def test_weights_are_read_at_every_call() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     layer = nn.Linear(4, 4).double()
     x = double(2, 3, 4)
     require_same(graph_of(layer, x))
@@ -320,7 +321,7 @@ def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_several_inputs_and_outputs() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     graph, _ = run(read(several, (double(3, 4, 4), double(3, 4, 4)), (0, 1), 0))
     found = found_for(graph)
     assert found is not None
@@ -446,7 +447,7 @@ def _nothing(*_: Any) -> None:
 
 @pytest.mark.parametrize("check", [False, True])
 def test_a_block_as_a_whole(check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
     block = Block(4, 2, random.Random(0)).double()
     x = double(3, 5, 4)

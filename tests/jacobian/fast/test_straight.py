@@ -15,6 +15,7 @@ from gradlib.jacobian.arguments import read
 from gradlib.jacobian.fast.chains import straight
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
 from gradlib.jacobian.graph import run
+from gradlib.random_state import seed_all
 
 from .operations import looks_asked
 
@@ -52,7 +53,7 @@ def weights(*widths: int) -> list[Tensor]:
 
 def double(*shape: int) -> Tensor:
     """Return random numbers."""
-    torch.manual_seed(0)
+    seed_all(0)
     return torch.randn(*shape, dtype=torch.float64)
 
 
@@ -76,7 +77,7 @@ SLOPES: list[Function] = [
 @pytest.mark.parametrize("seed", range(30))
 def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    torch.manual_seed(seed)
+    seed_all(seed)
     widths = [chance.choice([2, 3, 20]) for _ in range(chance.randint(1, 4))]
     layers = weights(4, *widths, 9)
     biases = [torch.randn(len(it), dtype=torch.float64) for it in layers]

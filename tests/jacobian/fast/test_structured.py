@@ -18,6 +18,7 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure import chunks, structured
 from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph, run
+from gradlib.random_state import seed_all
 
 from .operations import (
     ALONE,
@@ -75,7 +76,7 @@ def require_same(fn: Function, x: Tensor, *, wrong: str = "") -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_an_operation(name: str) -> None:
-    torch.manual_seed(len(name))
+    seed_all(len(name))
     require_same(ALONE[name], double(4, 4, 4), wrong=name)
 
 
@@ -89,7 +90,7 @@ def test_every_rule_is_among_them() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_net(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    torch.manual_seed(seed)
+    seed_all(seed)
     monkeypatch.setattr(chunks, "CHUNK", chance.choice([2**6, 2**10, 2**14, 2**21]))
     samples, tokens = chance.choice([(4, 4), (1, 3), (2, 1), (3, 5), (8, 2)])
     width = 4 if samples == tokens else chance.choice([4, 12])
@@ -101,7 +102,7 @@ def test_a_random_net(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_axis_may_be_split_after_a_sum() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     layer = nn.Linear(8, 8).double()
 
     def fn(x: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ def test_an_axis_may_be_split_after_a_sum() -> None:
 
 
 def test_one_axis_may_come_in_two_orders() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     layer = nn.Linear(8, 8).double()
 
     def fn(x: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ def test_a_term_may_take_fewer_rows_at_a_time_than_those_before(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes before is kept for more rows, so that none may add to it."""
-    torch.manual_seed(0)
+    seed_all(0)
     monkeypatch.setattr(chunks, "CHUNK", size)
     monkeypatch.setattr(structured, "MOST", AMPLE)
     narrow, wide = (
@@ -179,7 +180,7 @@ ACROSS: dict[str, tuple[Function, int]] = {
 
 @pytest.mark.parametrize("name", ACROSS)
 def test_parts_that_lie_across_axes_are_left_to_others(name: str) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     fn, size = ACROSS[name]
     x = double(3, size)
     assert by_structure(graph_of(fn, x)) is None
@@ -199,7 +200,7 @@ WIDE: dict[str, Function] = {
 def test_a_factor_that_is_more_than_the_jacobian_is_not_computed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     one, other = nn.Linear(4, 50).double(), nn.Linear(50, 2).double()
 
     def fn(x: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ UNKNOWN: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_left_to_others(name: str) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     assert by_structure(graph_of(UNKNOWN[name], double(4, 4, 4))) is None
 
 
@@ -284,7 +285,7 @@ def test_what_a_node_has_saved_may_be_overwritten() -> None:
 
 
 def test_weights_are_read_at_every_call() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     layer = nn.Linear(4, 4).double()
     x = double(2, 3, 4)
     require_same(layer, x)
@@ -315,7 +316,7 @@ def test_tokens_are_worth_it_and_rows_of_few_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    torch.manual_seed(0)
+    seed_all(0)
     tokens = graph_of(
         nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)),
         torch.randn(4, 16, 32),
@@ -327,7 +328,7 @@ def test_tokens_are_worth_it_and_rows_of_few_are_not(
 
 
 def test_a_hook_inside_is_heard() -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     layer = nn.Linear(4, 4).double()
 
     def hooked(x: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ def test_it_is_proven_without_a_check_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("check", [False, True])
 def test_a_block_as_a_whole(check: bool) -> None:
-    torch.manual_seed(0)
+    seed_all(0)
     block = Block(4, 2, random.Random(0)).double()
     x = double(3, 5, 4)
     plan = gradlib.plan_jacobian(block, x, check=check)
