@@ -18,7 +18,6 @@ class Diagnosis:
     Attributes:
         code: The code of the case, as ``"GL102"``.
         what: What is wrong, with names, shapes, dtypes or devices.
-        why: What was expected, and why.
         intent: What was probably meant.
         fix: A few lines of code that run, where ``y``, ``x`` and ``v`` are the
             outputs, inputs and grad_outputs of the call, and ``f`` computes ``y``
@@ -31,12 +30,16 @@ class Diagnosis:
 
     code: str
     what: str
-    why: str
     intent: str
     fix: str
     others: dict[str, str] = field(default_factory=dict[str, str])
     mends: dict[int, str] = field(default_factory=dict[int, str])
     is_refused: bool = False
+
+    @property
+    def why(self) -> str:
+        """What was expected, and why."""
+        return CASES[self.code].cause
 
     @property
     def text(self) -> str:
@@ -68,12 +71,9 @@ def diagnosis(
     mends: dict[int, str] | None = None,
     others: dict[str, str] | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of a case, with the case's own reason."""
+    """Return the diagnosis of a case, which begins with a capital letter."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
-    why = CASES[code].cause
-    return Diagnosis(
-        code, what, why, intent, fix, mends=mends or {}, others=others or {}
-    )
+    return Diagnosis(code, what, intent, fix, mends=mends or {}, others=others or {})
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:
