@@ -8,11 +8,8 @@ from functools import partial
 import gradlib
 from benchmarks import by_hand
 from benchmarks.contender import Contender, Seen, SeenAll, as_tuple, with_hooks
+from benchmarks.names import BY_HAND, FULL, NONE, OURS
 from benchmarks.peers import peers
-
-NONE = "no hooks"
-BY_HAND = "tensor hooks by hand"
-FULL = "full backward hooks by hand"
 
 
 def contenders() -> list[Contender]:
@@ -42,7 +39,7 @@ def contenders() -> list[Contender]:
             around=_quiet,
         ),
         with_hooks(
-            "gradlib",
+            OURS,
             "args, kwargs, output, grad_input (share and total), grad_output, "
             "parameter gradients (share and total) of the modules called; values as "
             "they were",
@@ -50,7 +47,7 @@ def contenders() -> list[Contender]:
             read=_read_gradlib,
         ),
         with_hooks(
-            "gradlib, tensor_stats",
+            f"{OURS}, tensor_stats",
             "statistics of the same",
             partial(gradlib.record, reduce=gradlib.tensor_stats),
             read=_read_gradlib,

@@ -25,22 +25,23 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradlib
 from benchmarks import gpu_nets, jacobian, jacobian_nets, nets, recorder, timing
-from benchmarks.jacobian_ways import OURS, Contender, contenders, loop, serious
+from benchmarks.jacobian_ways import Contender, contenders, loop, serious
 from benchmarks.memory import measure_memory
-from benchmarks.report import as_text
+from benchmarks.names import BATCHED, JACFWD, JACREV, JACREV_OF_SUM, OURS, REPLICATED
+from benchmarks.recorder_report import as_text
 from benchmarks.waiting import no_waiting
 
 RESULTS = Path(__file__).parent / "results"
 COMPILED = (
-    "is_grads_batched",
-    "vmap(jacrev)",
-    "vmap(jacfwd)",
-    "jacrev of the sum",
-    "replicate",
+    BATCHED,
+    JACREV,
+    JACFWD,
+    JACREV_OF_SUM,
+    REPLICATED,
 )
 """The ways that are measured under torch.compile too: it would unroll the others."""
 
-REPLAYED = (OURS, "is_grads_batched")
+REPLAYED = (OURS, BATCHED)
 """Those that a CUDA graph of the benchmark's own replays too: without any Python."""
 
 ONE_BY_ONE = f"{OURS}, kernel by kernel"
@@ -49,7 +50,7 @@ ONE_BY_ONE = f"{OURS}, kernel by kernel"
 PAYS = 1.5
 """From how many times as long without it a CUDA graph is worth the memory it keeps."""
 
-COMPARED = (OURS, "is_grads_batched", "vmap(jacrev)")
+COMPARED = (OURS, BATCHED, JACREV)
 """Those that are measured in each of `NUMBERS`."""
 
 NUMBERS = {

@@ -29,7 +29,6 @@ from benchmarks.jacobian_ways import (
     serious_and_checked,
 )
 from benchmarks.memory import measure_memory
-from benchmarks.report import threads_text
 from gradlib.render import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -92,7 +91,7 @@ def measure(
                 rows += [
                     {"net": net.name, "threads": count, **row}
                     for row in _of_net(
-                        net, ways, known, rounds, device, threads_text(count)
+                        net, ways, known, rounds, device, timing.threads_text(count)
                     )
                 ]
     finally:
@@ -238,7 +237,7 @@ def as_text(results: Result) -> str:
         groups.setdefault((row["net"], row["threads"]), []).append(row)
     for (net, threads), rows in groups.items():
         size = rows[0]["result_bytes"] / 2**20
-        title = f"{net}, {threads_text(threads)}; result {size:.2f} MiB"
+        title = f"{net}, {timing.threads_text(threads)}; result {size:.2f} MiB"
         columns = ("way", "ms", "x gradlib", "peak MiB", "difference")
         cells = [_cells(row) for row in rows if not row.get("skipped")]
         left_out = [

@@ -13,13 +13,22 @@ from torch import Tensor, nn
 from torch.func import jacfwd, jacrev, jvp, vmap
 
 import gradlib
-
-OURS, OURS_CHECKED, OURS_OUT = "gradlib", "gradlib, checked", "gradlib, out="
-OURS_IN_A_FUNCTION, OURS_IN_OTHER_CODE = (
-    "gradlib, in a function",
-    "gradlib, in other code",
+from benchmarks.names import (
+    BATCHED,
+    JACFWD,
+    JACREV,
+    JACREV_OF_SUM,
+    LOOP,
+    OURS,
+    OURS_CHECKED,
+    OURS_IN_A_FUNCTION,
+    OURS_IN_A_LOSS,
+    OURS_IN_OTHER_CODE,
+    OURS_IN_OTHER_CODE_CHECKED,
+    OURS_OUT,
+    REPLICATED,
+    UNIT_JVPS,
 )
-OURS_IN_A_LOSS = "gradlib, in a loss"
 
 MOST = 2**32
 """How many bytes a way may need by its own nature before it is left out."""
@@ -55,30 +64,30 @@ def contenders() -> list[Contender]:
         Contender(OURS_OUT, _with_out),
         _plain(OURS_IN_A_FUNCTION, _in_a_function),
         _plain(OURS_IN_OTHER_CODE, _in_other_code),
-        _plain(f"{OURS_IN_OTHER_CODE}, checked", partial(_in_other_code, check=True)),
+        _plain(OURS_IN_OTHER_CODE_CHECKED, partial(_in_other_code, check=True)),
         Contender(
             "functional.jacobian, diagonal",
             lambda model, x, _: lambda: functional_diagonal(model, x),
             lambda x, shape: 4 * shape.numel() * len(x),
             passes=lambda x, shape: shape.numel() // x[0].numel(),
         ),
-        _plain("loop over outputs", loop),
-        _plain("is_grads_batched", grads_batched),
-        _plain("vmap(jacrev)", lambda model, x: vmap(jacrev(_single(model)))(x)),
+        _plain(LOOP, loop),
+        _plain(BATCHED, grads_batched),
+        _plain(JACREV, lambda model, x: vmap(jacrev(_single(model)))(x)),
         Contender(
-            "vmap(jacfwd)",
+            JACFWD,
             lambda model, x, _: lambda: vmap(jacfwd(_single(model)))(x),
             # Some tangents as large as the input, one for each of its entries.
             lambda x, _: 32 * x.numel() * x[0].numel(),
         ),
-        _plain("jacrev of the sum", jacrev_of_sum),
+        _plain(JACREV_OF_SUM, jacrev_of_sum),
         Contender(
-            "replicate",
+            REPLICATED,
             lambda model, x, _: lambda: replicate(model, x),
             lambda x, shape: 40 * x.numel() * (shape.numel() // x.numel()),
         ),
         Contender(
-            "jvp with unit vectors",
+            UNIT_JVPS,
             lambda model, x, _: lambda: unit_jvps(model, x),
             passes=lambda x, _shape: x[0].numel(),
         ),
@@ -87,15 +96,13 @@ def contenders() -> list[Contender]:
             OURS_IN_A_LOSS,
             partial(gradlib.per_sample_jacobian, check=False, create_graph=True),
         ),
-        _in_a_loss("loop over outputs, in a loss", partial(loop, create_graph=True)),
+        _in_a_loss(f"{LOOP}, in a loss", partial(loop, create_graph=True)),
+        _in_a_loss(f"{BATCHED}, in a loss", partial(grads_batched, create_graph=True)),
         _in_a_loss(
-            "is_grads_batched, in a loss", partial(grads_batched, create_graph=True)
-        ),
-        _in_a_loss(
-            "vmap(jacrev), in a loss",
+            f"{JACREV}, in a loss",
             lambda model, x: vmap(jacrev(_single(model)))(x),
         ),
-        _in_a_loss("jacrev of the sum, in a loss", jacrev_of_sum),
+        _in_a_loss(f"{JACREV_OF_SUM}, in a loss", jacrev_of_sum),
     ]
 
 
@@ -103,13 +110,13 @@ def serious() -> list[Contender]:
     """Return those that are the fastest somewhere, ours first."""
     names = (
         OURS,
-        "loop over outputs",
-        "is_grads_batched",
-        "vmap(jacrev)",
-        "vmap(jacfwd)",
-        "jacrev of the sum",
-        "replicate",
-        "jvp with unit vectors",
+        LOOP,
+        BATCHED,
+        JACREV,
+        JACFWD,
+        JACREV_OF_SUM,
+        REPLICATED,
+        UNIT_JVPS,
     )
     return [it for it in contenders() if it.name in names]
 

@@ -21,10 +21,11 @@ import torch
 
 from benchmarks import timing
 from benchmarks.contender import Contender
-from benchmarks.contenders import BY_HAND, FULL, NONE, contenders
+from benchmarks.contenders import contenders
 from benchmarks.memory import measure_memory
+from benchmarks.names import BY_HAND, FULL, NONE
 from benchmarks.nets import Net, mlp, transformer
-from benchmarks.report import as_text, threads_text
+from benchmarks.recorder_report import as_text
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 3
@@ -69,7 +70,7 @@ def measure(plan: Plan, device: torch.device) -> Result:
         for threads in plan.threads:
             torch.set_num_threads(threads)
             for net in plan.timed:
-                label = f"{net.name}, {threads_text(threads)}"
+                label = f"{net.name}, {timing.threads_text(threads)}"
                 times += [
                     {"net": net.name, "threads": threads, **row}
                     for row in _times(everyone, net, plan.rounds, device, label)

@@ -145,3 +145,8 @@ def _cpu() -> str:
         return platform.processor()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def threads_text(number: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if number == 1 else f"{number} threads"

@@ -21,9 +21,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from benchmarks.names import BATCHED, BY_HAND, LOOP, OURS, OURS_CHECKED, UNIT_JVPS
 from mkdocs_hooks import figures
 from mkdocs_hooks.benchmark_tables import (
-    OURS,
     best_other,
     by_net,
     counted_threads,
@@ -33,14 +33,12 @@ from mkdocs_hooks.benchmark_tables import (
 )
 
 COUNTED = {
-    "reverse": "is_grads_batched",
-    "forward": "jvp with unit vectors",
-    "loop": "loop over outputs",
+    "reverse": BATCHED,
+    "forward": UNIT_JVPS,
+    "loop": LOOP,
 }
 """Which contender goes the way that a plan counts; ours goes its own."""
 
-BY_HAND = "tensor hooks by hand"
-CHECKED = "gradlib, checked"
 GREY = "#8a8a8a"
 
 Results = dict[str, Any]
@@ -82,7 +80,7 @@ def jacobian_ratios(results: Results) -> Picture:
     figure, ax = _figure(len(nets))
     every = [[*map(_ratio, others(ways))] for ways in nets.values()]
     best = [_ratio(best_other(ways)) for ways in nets.values()]
-    checked = [_ratio(ways[CHECKED]) for ways in nets.values() if CHECKED in ways]
+    checked = [_ratio(it[OURS_CHECKED]) for it in nets.values() if OURS_CHECKED in it]
     for place, ratios in enumerate(every):
         label = "other ways" if not place else None
         ax.plot(ratios, [place] * len(ratios), "o", color=GREY, alpha=0.6, label=label)

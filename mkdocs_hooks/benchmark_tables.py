@@ -16,14 +16,20 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
+from benchmarks.names import (
+    OURS,
+    OURS_CHECKED,
+    OURS_IN_A_FUNCTION,
+    OURS_IN_OTHER_CODE,
+    OURS_IN_OTHER_CODE_CHECKED,
+    OURS_OUT,
+)
 from mkdocs_hooks import cache
 
 MARKER = re.compile(
     r'<div class="(jacobian-times|jacobian-in-short|recorder-times)"'
     r' data-results="([\w-]+)"></div>'
 )
-OURS = "gradlib"
-IN_A_FUNCTION, IN_OTHER_CODE = "gradlib, in a function", "gradlib, in other code"
 Rows = list[dict[str, Any]]
 Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
@@ -169,11 +175,11 @@ def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
 
 
 CALLS = {
-    "gradlib": "`check=False`",
-    "gradlib, checked": "`check=True`, the default",
-    IN_A_FUNCTION: "`check=False`, in a function",
-    IN_OTHER_CODE: "`check=False`, in other code",
-    f"{IN_OTHER_CODE}, checked": "`check=True`, in other code",
+    OURS: "`check=False`",
+    OURS_CHECKED: "`check=True`, the default",
+    OURS_IN_A_FUNCTION: "`check=False`, in a function",
+    OURS_IN_OTHER_CODE: "`check=False`, in other code",
+    OURS_IN_OTHER_CODE_CHECKED: "`check=True`, in other code",
 }
 """Calls of ours, each in the words of a table."""
 
@@ -232,11 +238,11 @@ def in_short(net: str, batch: int, ways: Ways) -> tuple[str, ...]:
         net,
         f"{batch:,}",
         milliseconds(ours["ms"]),
-        ratio(ways.get("gradlib, checked", {})),
+        ratio(ways.get(OURS_CHECKED, {})),
         best["contender"],
         ratio(best),
-        ratio(ways.get(IN_OTHER_CODE, {})),
-        ratio(ways.get("gradlib, out=", {})),
+        ratio(ways.get(OURS_IN_OTHER_CODE, {})),
+        ratio(ways.get(OURS_OUT, {})),
         f"{peak / ours['result_bytes']:.1f}" if peak else "",
     )
 

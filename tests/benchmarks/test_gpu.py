@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import gpu, gpu_nets, jacobian_ways
 from benchmarks.jacobian_nets import nets
+from benchmarks.names import OURS
 from gradlib.jacobian import memory
 from mkdocs_hooks import gpu_figures
 
@@ -146,7 +147,7 @@ def test_a_network_on_which_ours_fails_is_said(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> Any:
         raise RuntimeError("CUDA out of memory.")
 
-    ours = jacobian_ways.Contender(jacobian_ways.OURS, fails)
+    ours = jacobian_ways.Contender(OURS, fails)
     other = jacobian_ways.contenders()[5]
     monkeypatch.setattr(gpu, "contenders", lambda: [ours, other])
     monkeypatch.setattr(gpu, "COMPILED", ())

@@ -9,7 +9,8 @@ import torch
 
 from benchmarks import jacobian
 from benchmarks.jacobian_nets import mlp, nets
-from benchmarks.jacobian_ways import OURS, contenders
+from benchmarks.jacobian_ways import contenders
+from benchmarks.names import OURS
 
 SPREAD = {"median", "lower_quartile", "upper_quartile", "least"}
 

@@ -10,11 +10,11 @@ import torch
 from benchmarks import recorder
 from benchmarks.contender import Contender
 from benchmarks.contenders import contenders
+from benchmarks.names import BY_HAND
 from benchmarks.nets import mlp
-from benchmarks.report import as_text
+from benchmarks.recorder_report import as_text
 
 SPREAD = {"median", "lower_quartile", "upper_quartile", "least"}
-BY_HAND = "tensor hooks by hand"
 
 
 @pytest.fixture(scope="module")

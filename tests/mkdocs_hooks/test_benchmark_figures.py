@@ -56,7 +56,7 @@ def test_each_ratio_is_a_dot_in_the_line_of_its_network() -> None:
         is_ours = row["contender"].startswith("gradlib")
         if row["contender"].endswith("a loss"):
             continue
-        if not is_ours or row["contender"] == figures.CHECKED:
+        if not is_ours or row["contender"] == figures.OURS_CHECKED:
             assert dot in dots
 
 

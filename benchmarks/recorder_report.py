@@ -1,7 +1,9 @@
-"""The results of a benchmark as plain text."""
+"""What recording costs, as plain text."""
 
 from collections.abc import Sequence
 from typing import Any
+
+from benchmarks import timing
 
 Result = dict[str, Any]
 
@@ -21,7 +23,7 @@ def as_text(results: Result) -> str:
         rows = [
             r for r in results["times"] if (r["net"], r["threads"]) == (net, threads)
         ]
-        parts += ["", f"{net}, {threads_text(threads)}", *_time_table(rows)]
+        parts += ["", f"{net}, {timing.threads_text(threads)}", *_time_table(rows)]
     for net in dict.fromkeys(row["net"] for row in results["memory"]):
         rows = [row for row in results["memory"] if row["net"] == net]
         parts += ["", f"memory: {net}", *_memory_table(rows)]
@@ -92,8 +94,3 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for line in lines
     ]
-
-
-def threads_text(number: int) -> str:
-    """Return a number of threads in words."""
-    return "1 thread" if number == 1 else f"{number} threads"

@@ -1,0 +1,21 @@
+"""What results call the contenders, for those who look for one of them."""
+
+NONE = "no hooks"
+BY_HAND = "tensor hooks by hand"
+FULL = "full backward hooks by hand"
+
+OURS = "gradlib"
+OURS_CHECKED = f"{OURS}, checked"
+OURS_OUT = f"{OURS}, out="
+OURS_IN_A_FUNCTION = f"{OURS}, in a function"
+OURS_IN_OTHER_CODE = f"{OURS}, in other code"
+OURS_IN_OTHER_CODE_CHECKED = f"{OURS_IN_OTHER_CODE}, checked"
+OURS_IN_A_LOSS = f"{OURS}, in a loss"
+
+LOOP = "loop over outputs"
+BATCHED = "is_grads_batched"
+JACREV = "vmap(jacrev)"
+JACFWD = "vmap(jacfwd)"
+JACREV_OF_SUM = "jacrev of the sum"
+REPLICATED = "replicate"
+UNIT_JVPS = "jvp with unit vectors"
