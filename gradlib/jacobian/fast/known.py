@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from gradlib.jacobian.drawing import Drawing
-from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.moves import SEVERAL
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import Call, asks_no_more, is_open
-from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
 from gradlib.jacobian.fast.structure.structured import find_structured
 from gradlib.jacobian.fast.transformers import Read, has_transformer, read

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.jacobian.fast import kernels
 from gradlib.jacobian.fast.chains import bends, convolutions, mapped, through_maps
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
-from gradlib.jacobian.fast.chains.layers import aten
 
 from .test_chain import require_same
 from .test_joined import NETS, drawn
@@ -44,9 +44,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Noting:
         def __getattr__(self, name: str) -> Any:
             names.append(name)
-            return getattr(aten, name)
+            return getattr(torch.ops.aten, name)
 
-    monkeypatch.setattr(convolutions, "aten", Noting())
+    for file in (convolutions, kernels):
+        monkeypatch.setattr(file, "aten", Noting())
     return names
 
 

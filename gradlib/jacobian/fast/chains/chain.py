@@ -32,6 +32,7 @@ from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import flattens, shape_after
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.replayed import Replays
 from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private.modes import nobody_looks_on
@@ -42,9 +43,6 @@ the square of that."""
 
 _AMONG_MATRICES = frozenset((nn.Linear, Linear, nn.Flatten, Layer, *POINTWISE))
 """The types of what is known between matrices, and of these."""
-
-DTYPES = (torch.float32, torch.float64)
-"""Others are rounded so much that another order would give another answer."""
 
 
 class Chain(NamedTuple):

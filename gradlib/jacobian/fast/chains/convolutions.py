@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.layers import aten
 from gradlib.jacobian.fast.chains.shapes import size_after
+from gradlib.jacobian.fast.kernels import aten, plain_conv2d_back
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
@@ -321,15 +321,8 @@ def _pulled_flipped(module: nn.Conv2d, v: Tensor) -> Tensor:
 def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
     module, shape, last, most = convolved
     if is_few(v, most) or _is_plain_back(module, v):
-        made, _, _ = aten._slow_conv2d_backward.output_mask(
-            v.contiguous(),
-            v.new_empty(v.shape[0], *shape),  # of which it takes no more than the size
-            module.weight,
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            [True, False, False],
-        )
+        how = module.kernel_size, module.stride, module.padding
+        made = plain_conv2d_back(v, shape, module.weight, *how)
         return channels_last(made) if last else made
     many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
     if last and many and goes_by_shifts(module) and not grad_is_enabled():

@@ -5,14 +5,13 @@ A subclass may do anything, so it is not the type it was made from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
-
-aten = cast(Any, torch.ops.aten)
 
 Pull: TypeAlias = Callable[[Any, Tensor, Tensor, bool], Tensor]
 """Of a module, v, its x or y, and whether v may be overwritten: v times the slope.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 2**20

@@ -19,11 +19,12 @@ from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
-from gradlib.jacobian.fast.chains.chain import DTYPES, Chain
+from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
 from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fresh import HUGE
 from gradlib.private.modes import nobody_looks_on
 from gradlib.private.modules import is_plain_module, own_children, own_parameters

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
 
 

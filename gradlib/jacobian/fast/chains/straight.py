@@ -13,7 +13,6 @@ from gradlib.edges import edge_of
 from gradlib.jacobian.between import in_order
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
-from gradlib.jacobian.fast.chains.chain import DTYPES
 from gradlib.jacobian.fast.chains.evaluate import in_parts
 from gradlib.jacobian.fast.chains.layers import Layer, Pointwise, by_slope
 from gradlib.jacobian.fast.chains.mapped import is_plain
@@ -23,6 +22,7 @@ from gradlib.jacobian.fast.chains.product import (
     whole_product,
 )
 from gradlib.jacobian.fast.chains.result import in_caches
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan

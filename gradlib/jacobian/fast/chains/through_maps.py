@@ -21,7 +21,6 @@ from gradlib.jacobian.fast.chains.layers import (
     Summed,
     Taken,
     Woven,
-    aten,
 )
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
@@ -34,6 +33,7 @@ from gradlib.jacobian.fast.chains.ways import (
     gathered,
     put_together,
 )
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.jacobian.fast.matmul import linear, multiplied
 from gradlib.private.modes import grad_is_enabled
 

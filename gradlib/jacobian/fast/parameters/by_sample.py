@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node
 from gradlib.jacobian import work
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.chunk import at_once
-from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples

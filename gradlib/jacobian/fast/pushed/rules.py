@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed import convolving, mixing, moving

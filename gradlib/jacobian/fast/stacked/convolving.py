@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.convolutions import is_plain_back, left_over
-from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten, plain_conv2d_back
 from gradlib.jacobian.fast.operation import Operation, of_each_axis
 from gradlib.jacobian.fast.stacked.back import Back
-from gradlib.jacobian.fast.stacked.mixing import INPUT_ALONE, is_of_input_alone
+from gradlib.jacobian.fast.stacked.mixing import is_of_input_alone
 
 LITTLE = 24
 """Up to how many places each entry of an output's gradient adds to, for each of those
@@ -150,16 +150,8 @@ def _transposed(it: Convolution, grad: Tensor) -> Tensor:
 
 
 def _by_plain_products(it: Convolution, grad: Tensor) -> Tensor:
-    made, _, _ = aten._slow_conv2d_backward.output_mask(
-        grad.contiguous(),
-        grad.new_empty(grad.shape[0], *it.size),  # of which it takes the size alone
-        it.weight,
-        it.kernel_size,
-        it.stride,
-        it.padding,
-        INPUT_ALONE,
-    )
-    return made
+    how = it.kernel_size, it.stride, it.padding
+    return plain_conv2d_back(grad, it.size, it.weight, *how)
 
 
 def _may_be_turned(it: Convolution) -> bool:

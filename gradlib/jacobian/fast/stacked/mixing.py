@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from gradlib.jacobian.fast.attention import read
-from gradlib.jacobian.fast.chains.layers import aten
+from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part, summed
 
@@ -20,9 +20,6 @@ FEW_KEYS = 32
 With torch 2.13 on a core of an AMD EPYC, 64 vectors took half the time so where there
 were 4 keys, and a sixth more where there were 64; 8 vectors of 32 keys a fifth more.
 """
-
-INPUT_ALONE = [True, False, False]
-"""Which gradients a kernel is to compute: of its input, and of no weight."""
 
 
 def addmm(op: Operation) -> Back | None:

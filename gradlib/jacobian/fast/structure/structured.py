@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlib.jacobian.fast.chains.chain import DTYPES
+from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.structure.chunks import Run
 from gradlib.jacobian.fast.structure.program import Builder
