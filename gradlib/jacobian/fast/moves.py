@@ -20,6 +20,9 @@ RESHAPED = (
 )
 """The nodes of views whose entries are in the same order."""
 
+UNCHANGED = ("AddBackward1", "CloneBackward0", "AliasBackward0", "ExpandBackward0")
+"""The nodes whose entries are those that went in; the shapes tell how often each is."""
+
 SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
 """The nodes whose outputs are alike. Of others the rules know the first."""
 

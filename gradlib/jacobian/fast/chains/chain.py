@@ -84,7 +84,7 @@ class Chain(NamedTuple):
         return (samples, *([] if self.squeezed else self.size), *rest)
 
     @property
-    def factors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """What the Jacobian is computed from: x, weights and buffers."""
         found = [
             self.x,

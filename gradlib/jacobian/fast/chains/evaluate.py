@@ -32,14 +32,14 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     enable_grad(bool(create_graph))
     try:
         seen, h = through_maps.forward(chain.maps, chain.x, chain.outs)
-        seen, begun = _begun(chain, seen, h)
+        seen, shared = _shared(chain, seen, h)
         library = None
         if goes_by_rows(chain):
             library = library_for(h, followers(chain.bends[1:-1]))
 
         def of(seen: Seen, h: Tensor, into: Tensor | None) -> Tensor:
             if library is None:
-                return _of(chain, seen, h, into, begun)
+                return _of(chain, seen, h, into, shared)
             flat = h.flatten(1) if h.dim() > 2 else h
             return by_rows(chain.bends[1:-1], flat, chain.linears, into, library)
 
@@ -104,7 +104,7 @@ def in_parts(
     return whole
 
 
-def _begun(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
+def _shared(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
     """Go back as far as the Jacobian is the same for all samples, once for all of them.
 
     Returns:
@@ -123,7 +123,7 @@ def _of(
     seen: Seen,
     h: Tensor,
     into: Tensor | None,
-    begun: Tensor | None,
+    shared: Tensor | None,
 ) -> Tensor:
     """Return the Jacobian of some samples, ``(samples, outs, ins)``.
 
@@ -132,10 +132,10 @@ def _of(
         seen: What is needed to go back through its maps.
         h: What comes out of them, ``(samples, ...)``.
         into: Where to write it, if it can be written there at once.
-        begun: The vectors that go back through the maps, if they are the same for all.
+        shared: The vectors that go back through the maps, if they are the same for all.
     """
-    if begun is not None:
-        v = begun.expand(h.shape[0], *begun.shape[1:])
+    if shared is not None:
+        v = shared.expand(h.shape[0], *shared.shape[1:])
         # If nothing is left to go back through, all samples share their memory.
         return through_maps.backward(seen, v).flatten(2).contiguous()
     factors, y = _factors(chain, h)

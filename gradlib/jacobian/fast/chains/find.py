@@ -36,7 +36,7 @@ class ChainOfCall(NamedTuple):
     @property
     def may_hide(self) -> list[Tensor]:
         """What may be infinite where the Jacobian is not, as a slope is zero."""
-        return self.chain.factors
+        return self.chain.tensors
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian."""
@@ -49,7 +49,7 @@ class ChainOfCall(NamedTuple):
     def _replayed(self, replays: Replays) -> Tensor | None:
         """Return what a GPU launches at once; ``None`` if it does not."""
         chain = self.chain
-        x, *others = chain.factors
+        x, *others = chain.tensors
         result = math.prod(chain.shape) * x.element_size()
         return replays.result(
             lambda x: evaluate(chain._replace(x=x), None, create_graph=False),

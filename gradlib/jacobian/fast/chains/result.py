@@ -104,5 +104,5 @@ def _is_good(out: Any, chain: Chain) -> bool:
         return False
     memory = out.untyped_storage().data_ptr()
     return out.is_contiguous() and all(
-        it.untyped_storage().data_ptr() != memory for it in chain.factors
+        it.untyped_storage().data_ptr() != memory for it in chain.tensors
     )

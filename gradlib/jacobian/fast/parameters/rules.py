@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.operation import of_each_axis
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.passes import chunks
 
-Times: TypeAlias = Callable[[Tensor], Tensor]
+Scale: TypeAlias = Callable[[Tensor], Tensor]
 
 Write: TypeAlias = Callable[[Tensor, Tensor], None]
 """From gradients of what came out, ``(rows, batch, *out)``, into the parameter's part
@@ -73,14 +73,14 @@ def _matrix(name: str, scale: str | None = None) -> Rule:
     return rule
 
 
-def _spread(use: Use, samples: Samples, param: Tensor, times: Times) -> Write | None:
+def _spread(use: Use, samples: Samples, param: Tensor, scale: Scale) -> Write | None:
     """Return what writes the part of a parameter that is the same for all samples."""
     if not _spreads(use, samples, param):
         return None
-    return lambda grads, into: _sum(times(grads), param, samples, into)
+    return lambda grads, into: _sum(scale(grads), param, samples, into)
 
 
-def _by(number: float) -> Times:
+def _by(number: float) -> Scale:
     return lambda grads: grads if number == 1 else grads * number
 
 

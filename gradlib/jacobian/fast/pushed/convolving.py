@@ -36,7 +36,7 @@ def _is_way_back(it: Convolution) -> bool:
     return all(more < stride for more, stride in moves)
 
 
-def by_kernel(kernel: Any, *names: str) -> Callable[[Operation], Forth]:
+def linear_kernel(kernel: Any, *names: str) -> Callable[[Operation], Forth]:
     """Return the rule of an operation that is linear, and does not look at places.
 
     Args:

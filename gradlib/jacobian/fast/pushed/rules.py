@@ -6,19 +6,19 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from gradlib.jacobian.fast.kernels import aten
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import RESHAPED, UNCHANGED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed import convolving, mixing, moving
-from gradlib.jacobian.fast.pushed.convolving import by_kernel
+from gradlib.jacobian.fast.pushed.convolving import linear_kernel
 from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 
 
-def _sum(op: Operation) -> Forth:
+def _add(op: Operation) -> Forth:
     return _weighted(op, {0: 1, 1: op.saved("alpha")})
 
 
-def _difference(op: Operation) -> Forth:
+def _sub(op: Operation) -> Forth:
     return _weighted(op, {0: 1, 1: -op.saved("alpha")})
 
 
@@ -65,13 +65,9 @@ def _fitted(tangent: Tensor, shape: Sequence[int]) -> Tensor:
 Rule: TypeAlias = Callable[[Operation], Forth | None]
 
 RULES: dict[str, Rule] = {
-    "AddBackward0": _sum,
-    "SubBackward0": _difference,
-    "AddBackward1": _unchanged,
+    "AddBackward0": _add,
+    "SubBackward0": _sub,
     "NegBackward0": _negated,
-    "CloneBackward0": _unchanged,
-    "AliasBackward0": _unchanged,
-    "ExpandBackward0": _unchanged,
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -91,22 +87,25 @@ RULES: dict[str, Rule] = {
     "NativeGroupNormBackward0": mixing.group_norm,
     "ConvolutionBackward0": convolving.convolution,
     "MaxPool2DWithIndicesBackward0": convolving.largest,
-    "AvgPool2DBackward0": by_kernel(
+    "AvgPool2DBackward0": linear_kernel(
         aten.avg_pool2d.default,
         *("kernel_size", "stride", "padding"),
         *("ceil_mode", "count_include_pad", "divisor_override"),
     ),
-    "UpsampleNearest2DBackward0": by_kernel(
+    "UpsampleNearest2DBackward0": linear_kernel(
         aten.upsample_nearest2d.default, "output_size", "scales_h", "scales_w"
     ),
-    "UpsampleBilinear2DBackward0": by_kernel(
+    "UpsampleBilinear2DBackward0": linear_kernel(
         aten.upsample_bilinear2d.default,
         *("output_size", "align_corners", "scales_h", "scales_w"),
     ),
-    "PixelShuffleBackward0": by_kernel(aten.pixel_shuffle.default, "upscale_factor"),
-    "PixelUnshuffleBackward0": by_kernel(
+    "PixelShuffleBackward0": linear_kernel(
+        aten.pixel_shuffle.default, "upscale_factor"
+    ),
+    "PixelUnshuffleBackward0": linear_kernel(
         aten.pixel_unshuffle.default, "downscale_factor"
     ),
+    **dict.fromkeys(UNCHANGED, _unchanged),
     **dict.fromkeys(RESHAPED, moving.reshaped),
     **dict.fromkeys(ELEMENTWISE, _elementwise),
 }

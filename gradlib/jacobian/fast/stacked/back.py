@@ -31,11 +31,11 @@ Back: TypeAlias = Callable[[Tensor], Mapping[int, Tensor | Part]]
 by position: ``(vectors, *in)``."""
 
 
-Times: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
+Scale: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
 
 
 @lru_cache(maxsize=64)
-def times(*scales: float) -> Times:
+def times(*scales: float) -> Scale:
     """Return the way back to what has the same entries, times a number for each."""
 
     def back(grad: Tensor) -> dict[int, Tensor]:
@@ -46,7 +46,7 @@ def times(*scales: float) -> Times:
     return back
 
 
-def summed(grad: Tensor, shape: Sequence[int]) -> Tensor:
+def sum_to_shape(grad: Tensor, shape: Sequence[int]) -> Tensor:
     """Sum up over what was broadcast to make more of it.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.stacked.back import Back, Part, summed
+from gradlib.jacobian.fast.stacked.back import Back, Part, sum_to_shape
 
 FEW_KEYS = 32
 """Up to how many keys of attention, and no more than vectors, these are put inside.
@@ -46,7 +46,7 @@ def _plus_product(
     plus: dict[int, Callable[[Tensor], Tensor]] = {}
     if 0 in op.shapes:
         shape = op.shapes[0]
-        plus[0] = lambda grad: summed(_scaled(grad, beta), shape)
+        plus[0] = lambda grad: sum_to_shape(_scaled(grad, beta), shape)
     return _each(op, plus | {1 + i: way for i, way in ways.items()})
 
 

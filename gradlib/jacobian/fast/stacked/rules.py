@@ -5,11 +5,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL
+from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL, UNCHANGED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.fast.stacked import convolving, mixing, moving
-from gradlib.jacobian.fast.stacked.back import Back, Times, summed, times
+from gradlib.jacobian.fast.stacked.back import Back, Scale, sum_to_shape, times
 
 
 def _unchanged(op: Operation) -> Back:
@@ -28,7 +28,7 @@ def _sub(op: Operation) -> Back:
     return _summed_up(op, times(1, -op.saved("alpha")))
 
 
-def _summed_up(op: Operation, back: Times) -> Back:
+def _summed_up(op: Operation, back: Scale) -> Back:
     """Return a way back that also sums up over what was broadcast, if there is some."""
     broadcast = {i: shape for i, shape in op.shapes.items() if shape != op.shape}
     if not broadcast:
@@ -36,7 +36,7 @@ def _summed_up(op: Operation, back: Times) -> Back:
 
     def with_sums(grad: Tensor) -> dict[int, Tensor]:
         grads = back(grad).items()
-        return {i: summed(it, broadcast.get(i, op.shape)) for i, it in grads}
+        return {i: sum_to_shape(it, broadcast.get(i, op.shape)) for i, it in grads}
 
     return with_sums
 
@@ -53,11 +53,7 @@ Rule: TypeAlias = Callable[[Operation], Back | None]
 RULES: dict[str, Rule] = {
     "AddBackward0": _add,
     "SubBackward0": _sub,
-    "AddBackward1": _unchanged,
     "NegBackward0": _negated,
-    "CloneBackward0": _unchanged,
-    "AliasBackward0": _unchanged,
-    "ExpandBackward0": _unchanged,
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -87,14 +83,9 @@ RULES: dict[str, Rule] = {
 IN_PARTS = frozenset((*SEVERAL, "SelectBackward0", "SliceBackward0"))
 """The names of those nodes whose way back gives parts."""
 
-ASK_NOTHING = frozenset(
-    (
-        *RESHAPED,
-        *(f"{it}Backward0" for it in ("Neg", "Clone", "Alias", "Expand")),
-        "AddBackward1",
-    )
-)
+ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))
 """The names of those nodes that need not be asked for what they have saved."""
 
+RULES.update(dict.fromkeys(UNCHANGED, _unchanged))
 RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import RESHAPED, UNCHANGED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
@@ -44,11 +44,7 @@ Rule: TypeAlias = Callable[[Operation], dict[int, Back]]
 RULES: dict[str, Rule] = {
     "AddBackward0": _add,
     "SubBackward0": _sub,
-    "AddBackward1": _unchanged,
     "NegBackward0": _negated,
-    "CloneBackward0": _unchanged,
-    "AliasBackward0": _unchanged,
-    "ExpandBackward0": _unchanged,  # the shape of what went in tells the rest
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -74,5 +70,6 @@ RULES: dict[str, Rule] = {
     # Of a GPU's other kernels none takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
+RULES.update(dict.fromkeys(UNCHANGED, _unchanged))
 RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
 RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
