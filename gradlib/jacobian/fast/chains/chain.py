@@ -182,15 +182,13 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     last: Any = layers[-1] if layers else None
     # Samples of one number have an axis of one entry meanwhile.
     after = shape_after(layers, x.shape)
-    squeezed, softmax = after is not None and len(after) == 1, None
+    squeezed = after is not None and len(after) == 1
     layers = [it for it in layers if it is not SQUEEZED and it is not UNSQUEEZED]
+    softmax = None
     if type(last) in SOFTMAXES:
-        is_own = is_own_function("softmax") and is_own_function("log_softmax")
-        if not is_own or type(last.dim) is not int or last.dim not in (1, -1):
+        if not _is_over_entries(last):
             return None
-        softmax = last
-    if softmax is not None:
-        layers = layers[:-1]
+        layers, softmax = layers[:-1], last
     like = x.dtype, x.device
     if layers and type(layers[-1]) is Summed:  # nobody computes that sum
         layers = [*layers[:-1], Linear(_equal(layers[-1], *like), None)]
@@ -200,26 +198,10 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         if known is None:
             return None
         maps, size, layers = known, [known.outs], layers[number:]
-    linears: list[Linear] = []
-    bends: list[list[Layer]] = [[]]
-    widths, kept = size, 0
-    for layer in layers:
-        if type(layer) in (nn.Linear, Linear):
-            linear = parameters_of(layer, like)
-            if linear is None:
-                return None
-            outs, ins = linear.weight.shape
-            if ins != widths[-1]:
-                return None
-            widths.append(outs)
-            linears.append(linear)
-            bends.append([])
-        elif bend := elementwise(layer):
-            if not bends[-1]:
-                kept += widths[-1]
-            bends[-1].append(bend)
-        elif not flattens(layer):
-            return None
+    parted = _parted(layers, size, like)
+    if parted is None:
+        return None
+    linears, bends, widths, kept = parted
     is_image = not layers and len(maps.size) > 1
     if is_image and (squeezed or softmax is not None):  # which are for one axis
         return None
@@ -238,6 +220,44 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     ends = widths[0], widths[-1]
     shape = maps.size if is_image else (widths[-1],)
     return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept, shape)
+
+
+def _is_over_entries(softmax: Any) -> bool:
+    """Tell whether it is torch's own, over the entries of each sample."""
+    is_own = is_own_function("softmax") and is_own_function("log_softmax")
+    return is_own and type(softmax.dim) is int and softmax.dim in (1, -1)
+
+
+def _parted(
+    layers: list[Any], size: list[int], like: tuple[torch.dtype, torch.device]
+) -> tuple[list[Linear], list[list[Layer]], list[int], int] | None:
+    """Return linear layers, and what is elementwise before, between and after them.
+
+    Returns:
+        Both, the widths of the tensors between, and how many entries of a sample are
+        kept for its slopes; ``None`` where there is something else.
+    """
+    linears: list[Linear] = []
+    bends: list[list[Layer]] = [[]]
+    widths, kept = [*size], 0
+    for layer in layers:
+        if type(layer) in (nn.Linear, Linear):
+            linear = parameters_of(layer, like)
+            if linear is None:
+                return None
+            outs, ins = linear.weight.shape
+            if ins != widths[-1]:
+                return None
+            widths.append(outs)
+            linears.append(linear)
+            bends.append([])
+        elif bend := elementwise(layer):
+            if not bends[-1]:
+                kept += widths[-1]
+            bends[-1].append(bend)
+        elif not flattens(layer):
+            return None
+    return linears, bends, widths, kept
 
 
 @lru_cache(maxsize=64)
