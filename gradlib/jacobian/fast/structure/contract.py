@@ -33,10 +33,7 @@ def order(
     """
     count = len(factors)
     every = (1 << count) - 1
-    union = [0] * (every + 1)
-    for subset in range(1, every + 1):
-        low = subset & -subset
-        union[subset] = union[subset ^ low] | factors[low.bit_length() - 1]
+    union = _unions(factors)
     volumes: dict[int, float] = {}
 
     def volume(axes: int) -> float:
@@ -72,6 +69,25 @@ def order(
                     cheapest, cut[subset] = cost, part
             part = (part - 1) & subset
         best[subset] = cheapest
+    return _pairs(cut, count)
+
+
+def _unions(factors: tuple[int, ...]) -> list[int]:
+    """Return the axes of each subset of factors, all as bits."""
+    union = [0] * (1 << len(factors))
+    for subset in range(1, len(union)):
+        low = subset & -subset
+        union[subset] = union[subset ^ low] | factors[low.bit_length() - 1]
+    return union
+
+
+def _pairs(cut: list[int], count: int) -> tuple[tuple[int, int], ...]:
+    """Return what is multiplied with what, for all factors.
+
+    Args:
+        cut: For each subset of factors, as bits, the part of it that is one of two.
+        count: How many factors there are.
+    """
     pairs: list[tuple[int, int]] = []
 
     def walk(subset: int) -> int:
@@ -81,7 +97,7 @@ def order(
         pairs.append((one, two))
         return count + len(pairs) - 1
 
-    walk(every)
+    walk(len(cut) - 1)
     return tuple(pairs)
 
 
