@@ -82,10 +82,15 @@ def exchanged(arguments: Arguments) -> str:
         return call(arguments, "", outputs="x", inputs="y")
     made = {weights(y) + "[None]" * arguments.is_grads_batched for y in outputs.values}
     one = made.pop() if len(made) == 1 else "torch.ones_like({y})"
-    ones = one.format(y="x")
+    ones = _for_each(outputs, one, "x")
+    return f"{ones}\n{call(arguments, 'v', outputs='x', inputs='y')}"
+
+
+def _for_each(outputs: Argument, made: str, letter: str) -> str:
+    """Return the code that makes v, the same way for each of the outputs."""
     if outputs.several:
-        ones = f"[{one.format(y='each')} for each in x]"
-    return f"v = {ones}\n{call(arguments, 'v', outputs='x', inputs='y')}"
+        return f"v = [{made.format(y='each')} for each in {letter}]"
+    return f"v = {made.format(y=letter)}"
 
 
 def _needs_weights(output: Any) -> bool:
@@ -146,10 +151,8 @@ def all_ones(arguments: Arguments, *, batched: bool | None = None) -> str:
     outputs = arguments.outputs
     is_batched = arguments.is_grads_batched if batched is None else batched
     made = [weights(output) + "[None]" * is_batched for output in outputs.values]
-    if not outputs.several:
-        return f"v = {made[0].format(y='y')}"
     if len(set(made)) == 1:
-        return f"v = [{made[0].format(y='each')} for each in y]"
+        return _for_each(outputs, made[0], "y")
     vectors = replace(arguments.grad_outputs, values=outputs.values, several=True)
     lines = {i: f"{{v}} = {it}" for i, it in enumerate(made)}
     start = f"v = [None] * {len(made)}"
