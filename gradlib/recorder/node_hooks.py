@@ -178,7 +178,7 @@ class NodeHook:
             block_hooks.note_batched(flow for *_, flow in self.receivers)
             return
         keep_share = block_hooks.keep
-        with_graph, reduces = numbered.with_graph, block_hooks.sums.reduces
+        with_graph, cannot_add = numbered.with_graph, block_hooks.sums.cannot_add
         if with_graph and grad_is_enabled():
             block_hooks.follow(self, grads_in, grads_out)
         for entry, grads, part, flow in self.receivers:
@@ -189,7 +189,7 @@ class NodeHook:
                 block_hooks.hook_way_back(grad, grads_out, flow)
             if part is not None and (grad := part(grad)) is None:
                 continue
-            if reduces or running in grads:
+            if cannot_add or running in grads:
                 block_hooks.sums.add(grads, running, grad)
             else:
                 grads[running] = keep_share(grad)

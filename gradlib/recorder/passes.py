@@ -23,24 +23,24 @@ from gradlib.values import Keep
 class Passes:
     """The backward passes of a block, and the hooks that gather their gradients."""
 
-    def __init__(self, keep: Keep, keep_total: Keep, *, reduces: bool) -> None:
+    def __init__(self, keep: Keep, keep_total: Keep, *, cannot_add: bool) -> None:
         """Begin with no pass seen.
 
         Args:
             keep: Gives what to keep of a gradient.
             keep_total: The same for all that reaches an input or output.
-            reduces: Whether that is nothing one could add to. Then a gradient that
+            cannot_add: Whether that is nothing one could add to. Then a gradient that
                 comes in parts is kept when the last one has come.
         """
         self.attached = Attached()
-        self.numbered = Numbered(self.attached, has_to_end=reduces)
-        self._sums = Sums(keep, reduces=reduces)
+        self.numbered = Numbered(self.attached, has_to_end=cannot_add)
+        self._sums = Sums(keep, cannot_add=cannot_add)
         self.nodes = NodeHooks(self.numbered, self.attached, self._sums, keep)
         self._keep = keep
         self._keep_total = keep_total
         self._inner: list[dict[int, Inner]] = []
 
-    def hook_tensor(
+    def tap(
         self,
         tensor: Tensor,
         grads: Grads,
@@ -83,7 +83,7 @@ class Passes:
             The hook.
         """
         keep = self._keep
-        if self._sums.reduces:
+        if self._sums.cannot_add:
             keep = partial(self._sums.begin, grads)
         return Tap(self.numbered, self.attached, parameter, grads, keep)
 

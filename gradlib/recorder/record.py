@@ -156,7 +156,7 @@ def record(
         _fields(keep),
         keeper(reduce, device, copies),
         copies,
-        reduces=reduce is not None,
+        has_reduce=reduce is not None,
         is_reduced=is_reduced,
         moves=device is not None,
     )
@@ -223,7 +223,7 @@ class _Recorder(AbstractContextManager[Recording]):
         keep: Keep,
         copies: Transfers,
         *,
-        reduces: bool,
+        has_reduce: bool,
         is_reduced: bool,
         moves: bool,
     ) -> None:
@@ -232,7 +232,7 @@ class _Recorder(AbstractContextManager[Recording]):
         tensors = fields & {"grad_input", "grad_output"}
         keep_total = keep if tensors else nothing
         # To add to what is on its way to another device one would have to wait for it.
-        self._passes = Passes(keep, keep_total, reduces=reduces or moves)
+        self._passes = Passes(keep, keep_total, cannot_add=has_reduce or moves)
         every = modules_of(model, remove_duplicate=False)
         # Those that stand in the model, each with its place: the name it has now.
         self._places = first_names(every)
@@ -244,7 +244,7 @@ class _Recorder(AbstractContextManager[Recording]):
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
         refuses = _refuse(self._places.keys())
-        replayable = "args" in fields and not (reduces or refuses or is_sharded(model))
+        replayable = "args" in fields and not (has_reduce or refuses or is_sharded(model))
         history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,

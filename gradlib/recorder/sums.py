@@ -16,29 +16,29 @@ from gradlib.values import Keep, keep
 class Sums:
     """The gradients of a block that come in parts."""
 
-    def __init__(self, keep: Keep, *, reduces: bool) -> None:
+    def __init__(self, keep: Keep, *, cannot_add: bool) -> None:
         """Begin with none.
 
         Args:
             keep: Gives what to keep of a gradient.
-            reduces: Whether that is nothing one could add to. Then a gradient that
+            cannot_add: Whether that is nothing one could add to. Then a gradient that
                 comes in parts is kept when the last one has come.
         """
         self._keep = keep
-        self.reduces = reduces
+        self.cannot_add = cannot_add
         self._expected: Counter[int] = Counter()  # parts, by id of where they go
         # To which more parts may come: where each stands, by torch's number.
         self._open: list[tuple[Grads, int]] = []
 
     def expect(self, receivers: Sequence[Receiver]) -> None:
         """Wait for one more part of each gradient."""
-        if self.reduces:
+        if self.cannot_add:
             self._expected.update(id(grads) for _, grads, *_ in receivers)
 
     def add(self, grads: Grads, running: int, grad: Tensor) -> None:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
         known: Any = grads.get(running)
-        if not self.reduces:
+        if not self.cannot_add:
             grads[running] = _plus(known, self._keep(grad))  # which may move it
             return
         parts = self._expected[id(grads)]
@@ -66,7 +66,7 @@ class Sums:
             grad: The part.
         """
         known: Any = grads.get(backward_pass_id())
-        if self.reduces:
+        if self.cannot_add:
             if known is None:
                 return self.begin(grads, grad)
             return Sum(_plus(known.total, grad), 0, self._keep)

@@ -55,13 +55,13 @@ class ValueHooks:
         grads: Grads = {}
         value.grads = grads
         passes = self._passes
-        tap = passes.hook_tensor(value.tensor, grads, within, is_output=is_output)
+        tap = passes.tap(value.tensor, grads, within, is_output=is_output)
         value.tap = tap
         if value.node is None:
             self._remember_leaf(id(value.tensor), tap)
         if value.base is not None:
             part = partial(_if_overwritten, watch(value.tensor), value.base.region)
-            of_base = passes.hook_tensor(
+            of_base = passes.tap(
                 value.base.tensor, grads, within, part=part, is_output=is_output
             )
             views.append((value, tap, of_base))
@@ -140,7 +140,7 @@ class ValueHooks:
                 sums = self._passes.sum_inner(inner, frame.flow)
                 less = partial(_without, sums)
                 grads = frame.flow.outputs[place] = Grads()
-                self._passes.hook_tensor(
+                self._passes.tap(
                     value.tensor, grads, frame.within, part=less, is_output=True
                 )
 

@@ -147,7 +147,7 @@ class Scene:
         }
         tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
         with (
-            _hooks_of_others_put_aside(tensors, self._hooks_set),
+            _without_hooks_of_others(tensors, self._hooks_set),
             _autocast_set_to(autocast),
             self._explained("Computing the gradients of {} again"),
         ):
@@ -367,9 +367,7 @@ def _instead(given: Any, *_: object) -> Any:
 
 
 @contextmanager
-def _hooks_of_others_put_aside(
-    tensors: Iterable[Tensor], since: int
-) -> Generator[None]:
+def _without_hooks_of_others(tensors: Iterable[Tensor], since: int) -> Generator[None]:
     """Have a pass see no hooks of tensors but those that take shares.
 
     What was recorded for an output is what its hooks had made of it. The output may be
