@@ -244,7 +244,9 @@ class _Recorder(AbstractContextManager[Recording]):
         # Whoever computes a call again needs its arguments, and the state they met.
         # FSDP frees the memory of weights, which one that shares it would not survive.
         refuses = _refuse(self._places.keys())
-        replayable = "args" in fields and not (has_reduce or refuses or is_sharded(model))
+        replayable = "args" in fields and not (
+            has_reduce or refuses or is_sharded(model)
+        )
         history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,
