@@ -72,6 +72,16 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 @kept_for_each
+def bytes_of_graph(drawing: Drawing) -> int:
+    """Return how many bytes the graph of a backward pass keeps, at most.
+
+    Each of its operations may keep what it was given, as a product does of which both
+    factors require grad.
+    """
+    return sum(form.bytes for form in drawing.forms.values())
+
+
+@kept_for_each
 def bytes_of_pass(drawing: Drawing) -> int:
     """Return how many bytes of gradients one backward pass holds at its height.
 

@@ -49,8 +49,8 @@ class Plan(Printable):
             taken. A split computes as many rows before its tensor as columns after it;
             a shorter way computes none, and says what it does instead.
         result_bytes: The size of the Jacobian itself; 0 if the caller passes memory.
-        part_bytes: The size of the two parts of a split, or of a shorter way's
-            products.
+        part_bytes: What is kept through all passes: the graph of a backward pass for
+            columns, the two parts of a split too, or a shorter way's products.
         pass_bytes: What one pass holds for each row or column.
         max_bytes: What may be held at once on top of the forward pass.
         shapes: The shape of each block of the Jacobian, ``(batch, *out, *in)``.

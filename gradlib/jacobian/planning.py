@@ -13,7 +13,7 @@ from gradlib.jacobian.arguments import is_auto
 from gradlib.jacobian.chunk import CONVOLVED, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_pass, room_on
+from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
 from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
 
 MODES = ("auto", *WAYS)
@@ -82,6 +82,7 @@ def make(
         split.require(graph)  # which raises, and says why
     each = bytes_of_pass(graph.drawing)
     convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
+    is_choice = mode == "auto"
     if settled:
         mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
     elif mode == "auto":
@@ -92,13 +93,15 @@ def make(
     else:
         why = "it was asked for"
     result = 0 if has_room else graph.size()
-    parts = _parts(graph, cut) if mode == "split" and cut is not None else 0
+    parts = _parts(graph, mode, cut)
     limit = "max_bytes"
     if max_bytes is None:
         limit = "half of what is free"
         held = result + parts + BATCHED * each * rows
         max_bytes = _room(graph, held, check_bytes)
-    _require_room(limit, max_bytes, result, each + parts, check_bytes)
+    if is_choice and parts and max_bytes < result + each + parts:
+        mode, why, parts = "reverse", f"columns would keep {in_words(parts)} more", 0
+    _require_room(limit, max_bytes, result, each, parts, check_bytes)
     chunk = 1
     if mode != "loop" and not singly:
         chunk = chunk_of(
@@ -267,14 +270,22 @@ def _room(graph: Graph, held: int, check_bytes: int) -> int:
     return SURE if sure else room_on(device)
 
 
-def _parts(graph: Graph, cut: Cut) -> int:
-    """Return what dY/dH and dH/dX take."""
-    entries = graph.rows(0) + sum(map(graph.columns, range(len(graph.points))))
-    return graph.batch * cut.width * entries * cut.dtype.itemsize
+def _parts(graph: Graph, mode: str, cut: Cut | None) -> int:
+    """Return what a way keeps through all its passes.
+
+    Columns keep the graph of a backward pass, a split dY/dH and dH/dX too.
+    """
+    if mode not in forward.BY_COLUMNS:
+        return 0
+    kept = bytes_of_graph(graph.drawing)
+    if mode == "split" and cut is not None:
+        entries = graph.rows(0) + sum(map(graph.columns, range(len(graph.points))))
+        kept += graph.batch * cut.width * entries * cut.dtype.itemsize
+    return kept
 
 
 def _require_room(
-    limit: str, room: int, result: int, a_pass: int, check_bytes: int
+    limit: str, room: int, result: int, each: int, parts: int, check_bytes: int
 ) -> None:
     """Raise where not even one row at a time fits.
 
@@ -282,11 +293,15 @@ def _require_room(
         limit: What the room is called.
         room: How many bytes may be held.
         result: How many the Jacobian takes; 0 if the caller brings its memory.
-        a_pass: And a pass with a single row.
+        each: And a pass with a single row.
+        parts: And what is kept through all passes.
         check_bytes: And the check.
     """
+    a_pass = each + parts
     if room < result + a_pass:
         advice = fewer(or_out=result > 0 and a_pass <= room)
+        if parts and room >= result + each:
+            advice += ' Or pass mode="reverse", which keeps less.'
         raise OutOfBytesError(
             f"Not even one row or column at a time fits: {takes(result, a_pass)}, and "
             f"{limit} is {in_words(room)}. {advice}"

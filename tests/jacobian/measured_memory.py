@@ -127,8 +127,22 @@ def resident() -> int:
     return 1024 * int(line.split()[1])
 
 
+def forget_the_most() -> None:
+    """Have `resident` count anew, from what the process has now.
+
+    Of its libraries the system takes pages back that nobody reads: what comes after
+    would not show below the most there was before. But they count when they return.
+    """
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def measure(
-    net: str, max_bytes: int | None, chunk_size: int | str, known: bool, check: bool
+    net: str,
+    max_bytes: int | None,
+    chunk_size: int | str,
+    known: bool,
+    check: bool,
+    anew: bool,
 ) -> tuple[int, int]:
     """By how many bytes the process grows, beyond a forward if any, and the result's.
 
@@ -147,6 +161,8 @@ def measure(
             cast(Any, file).find_shorter = lambda *_: None
     gradlib.per_sample_jacobian(model, x[:2])
     y = None if known else model(x.clone().requires_grad_())
+    if anew:
+        forget_the_most()
     before = resident()
     del y
     result = gradlib.per_sample_jacobian(
@@ -157,3 +173,25 @@ def measure(
         check=check,
     )
     return resident() - before, result.numel() * result.element_size()
+
+
+def measure_columns(mode: str, max_bytes: int) -> int:
+    """By how many bytes a process grows beyond a forward of a net of many steps."""
+    _keep_no_pieces()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cell, last = nn.GRUCell(4, 64), nn.Linear(64, 64)
+
+    def fn(x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 64)
+        for _ in range(30):
+            h = cell(x, h)
+        return last(h)
+
+    x = torch.randn(512, 4)
+    gradlib.per_sample_jacobian(fn, x[:2], mode=mode, check=False)
+    y = fn(x.clone().requires_grad_())
+    before = resident()
+    del y
+    gradlib.per_sample_jacobian(fn, x, mode=mode, max_bytes=max_bytes, check=False)
+    return resident() - before

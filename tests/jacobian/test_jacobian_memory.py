@@ -19,6 +19,7 @@ from mkdocs_hooks import fresh
 from .measured_memory import (
     images,
     measure,
+    measure_columns,
     measure_maps,
     measure_parameters,
     measure_together,
@@ -38,9 +39,10 @@ def measured(
     chunk_size: int | str = "auto",
     known: bool = False,
     check: bool = False,
+    anew: bool = False,
 ) -> tuple[int, int]:
     """Return by how many bytes a process grew beyond its forward, and the result's."""
-    asked = net, max_bytes, chunk_size, known, check
+    asked = net, max_bytes, chunk_size, known, check, anew
     return fresh.call(measure, *asked, folder=Path.cwd())
 
 
@@ -123,10 +125,20 @@ def test_so_do_those_that_go_together(net: str, mode: str, budget: int) -> None:
 @linux
 def test_more_rows_at_once_take_more() -> None:
     few, result = measured("deep", max_bytes=30 * MIB)
-    many, _ = measured("deep", chunk_size=24)
+    many, _ = measured("deep", chunk_size=24, anew=True)
     assert result == 24 * MIB
     assert few <= 30 * MIB + SLACK
-    assert many > 36 * MIB  # some 45, where nothing else has happened meanwhile
+    assert many > 40 * MIB  # some 45
+
+
+@linux
+def test_columns_are_taken_where_the_graph_that_they_keep_has_room() -> None:
+    folder = Path.cwd()
+    little, much = 16 * MIB, 160 * MIB
+    assert fresh.call(measure_columns, "auto", little, folder=folder) <= little + SLACK
+    assert fresh.call(measure_columns, "forward", much, folder=folder) > 2 * little
+    with pytest.raises(RuntimeError, match='Or pass mode="reverse"'):
+        fresh.call(measure_columns, "forward", little, folder=folder)
 
 
 # What does not fit.
