@@ -46,7 +46,8 @@ def raised_by_hook(error: BaseException) -> bool:
     for step in steps:
         if _is_call(step.tb_frame):
             return False
-        if not _is_of(step, "torch"):
+        # Of no module is what torch.compile has written.
+        if module_of(step.tb_frame) and not _is_of(step, "torch"):
             return True
     return False
 

@@ -345,6 +345,22 @@ def test_fake_tensors() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the compiler
+def test_errors_in_code_that_torch_compile_has_written_are_autograds() -> None:
+    compute: Any = torch.compile(lambda x: x.square().sin(), backend="aot_eager")
+    x = torch.ones(3, requires_grad=True)
+    loss = compute(x).sum()
+    loss.backward()
+    with pytest.raises(gradlib.FreedGraphError):
+        gradlib.grad(loss, x)
+    assert gradlib.explain_vjp(loss, x).code == "GL111"
+    h = x * 1
+    loss = compute(h).sum()
+    h.add_(1)
+    with pytest.raises(gradlib.ChangedInPlaceError):
+        gradlib.grad(loss, x)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the compiler
 def test_what_was_compiled_for_one_pass_is_refused_with_a_way_out() -> None:
     x = torch.ones(3, requires_grad=True)
 
