@@ -93,9 +93,13 @@ def selector(
                 f"{nearest(pattern, names)}"
             )
 
+    of_first: dict[str, list[str]] = {}
+    for name, first in names.items():
+        of_first.setdefault(first, []).append(name)
+
     def fits(name: str, _module: nn.Module) -> bool:
         # A module that stands in two places is meant by either name.
-        known = [name, *(other for other, first in names.items() if first == name)]
+        known = [name, *of_first.get(name, ())]
         return any(_is_meant(it, pattern) for it in known for pattern in patterns)
 
     return fits
