@@ -11,16 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 from mkdocs_hooks import cache
+from mkdocs_hooks.benchmark_jacobians import jacobian, times
+from mkdocs_hooks.benchmark_recorders import memory, of_memory, recorder, said
 from mkdocs_hooks.benchmark_tables import (
     Rows,
     folded,
     grouped,
-    jacobian,
-    mebibytes,
     milliseconds,
-    recorder,
     table,
-    times,
     where,
 )
 
@@ -66,14 +64,13 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
     if "recorder" in results:
         yield "#### Recording"
         yield where(results["recorder"])
+        yield from said(results["recorder"])
         yield from recorder(results["recorder"])
-        yield folded(
-            "What each takes of memory", _memory(results["recorder"]["memory"])
-        )
+        yield folded("What each takes of memory", memory(results["recorder"]["memory"]))
     if "kept" in results:
         yield "Where what is recorded is kept:"
         yield table(
-            ("network", "kept", "ms", "peak MiB", "held MiB", "kernel launches"),
+            ("network", "kept", "ms", "peak, MiB", "held, MiB", "kernel launches"),
             [_kept(row) for row in results["kept"]],
         )
     if "jacobian" in results:
@@ -118,24 +115,12 @@ def _left(results: dict[str, Any]) -> str:
     )
 
 
-def _memory(rows: Rows) -> str:
-    return table(
-        ("network", "recorded by", "peak MiB", "held MiB"),
-        [
-            (row["net"], row["contender"], _in_a_cell(row["skipped"]), "")
-            if row["skipped"]
-            else (row["net"], row["contender"], *_mebibytes(row))
-            for row in rows
-        ],
-    )
-
-
 def _kept(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["net"],
         f"`{row['kept']}`" if "=" in row["kept"] else row["kept"],
         milliseconds(row["ms"]),
-        *_mebibytes(row),
+        *of_memory(row),
         _count(row),
     )
 
@@ -173,10 +158,6 @@ def _against_ours(rows: Rows) -> str:
         ("network", "way", "ms", "of ours"),
         [(row["net"], row["contender"], _cell(row), times(row)) for row in rows],
     )
-
-
-def _mebibytes(row: dict[str, Any]) -> tuple[str, str]:
-    return mebibytes(row["peak_bytes"]), mebibytes(row["held_bytes"])
 
 
 def _cell(row: dict[str, Any]) -> str:

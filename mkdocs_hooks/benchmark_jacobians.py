@@ -1,0 +1,352 @@
+"""Put what Jacobians take, as it was measured and committed, into pages.
+
+A page holds markers, each with a file of benchmarks/results, or several:
+
+    <div class="jacobian-said" data-results="jacobian-cpu"></div>
+    <div class="jacobian-machines" data-results="jacobian-cpu jacobian-intel-cpu"></div>
+    <div class="jacobian-times" data-results="jacobian-cpu"></div>
+    <div class="jacobian-in-short" data-results="jacobian-random-cpu"></div>
+    <div class="jacobian-folded" data-results="jacobian-intel-cpu"></div>
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+from mkdocs.structure.pages import Page
+
+from benchmarks.names import (
+    OURS,
+    OURS_CHECKED,
+    OURS_IN_A_FUNCTION,
+    OURS_IN_OTHER_CODE,
+    OURS_IN_OTHER_CODE_CHECKED,
+)
+from mkdocs_hooks.benchmark_tables import (
+    Rows,
+    by_threads,
+    counted_threads,
+    folded,
+    grouped,
+    load,
+    mebibytes,
+    milliseconds,
+    processor,
+    table,
+    where,
+)
+
+Ways = dict[str, dict[str, Any]]
+"""The rows of a network, by contender."""
+
+FEW = 3
+"""How many networks a sentence names; more stand in a table."""
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Replace the markers of a page."""
+
+    def made(marker: re.Match[str]) -> str:
+        several = [load(name, page) for name in marker[2].split()]
+        return "\n\n".join(MADE[marker[1]](*(it.get("jacobian", it) for it in several)))
+
+    return MARKER.sub(made, markdown)
+
+
+def said(results: dict[str, Any]) -> Iterable[str]:
+    """Yield how gradlib does, where it can read layers and elsewhere."""
+    nets = by_net(grouped(results["rows"], "threads")[0][1])
+    every = len(nets)
+    yield (
+        "Where gradlib can read a network's layers, it is the fastest way on "
+        f"{won(nets, OURS)} of {every} networks, and with `check=True` on "
+        f"{won(nets, OURS_CHECKED)}. The fastest other way takes "
+        f"{span(against(nets, OURS))} times as long, and a call with `check=True` "
+        f"{span(check_over(nets, OURS, OURS_CHECKED))} times as long as without."
+    )
+    yield (
+        "In other code another way is faster on "
+        f"{every - won(nets, OURS_IN_OTHER_CODE)} of {every} networks, and with "
+        f"`check=True` on {every - won(nets, OURS_IN_OTHER_CODE_CHECKED)}: there such a "
+        f"call takes {span(check_over(nets, OURS_IN_OTHER_CODE, OURS_IN_OTHER_CODE_CHECKED))} "
+        "times as long as without."
+    )
+
+
+def machines(*several: dict[str, Any]) -> Iterable[str]:
+    """Yield a table of how calls of ours do, with a column for each machine."""
+    nets = [
+        [by_net(rows) for _, rows in grouped(results["rows"], "threads")]
+        for results in several
+    ]
+    heads = [f"{processor(it)}, {it['date'][:10]}" for it in several]
+    yield table(
+        ("gradlib with", *heads),
+        [
+            (words, *(_of_machine(of_threads, name) for of_threads in nets))
+            for name, words in CALLS.items()
+        ],
+    )
+
+
+def _of_machine(of_threads: list[dict[str, Ways]], name: str) -> str:
+    """Return on how many networks a call is the fastest, and what others take."""
+    first = sum(won(nets, name) for nets in of_threads)
+    every = sum(map(len, of_threads))
+    ratios = [it for nets in of_threads for it in against(nets, name)]
+    return f"{first} of {every}<br>{span(ratios)}" if ratios else ""
+
+
+def times_taken(results: dict[str, Any]) -> Iterable[str]:
+    """Yield where it was measured, and all tables."""
+    yield where(results)
+    yield from jacobian(results)
+
+
+def jacobian(results: dict[str, Any]) -> Iterable[str]:
+    """Yield a table for each number of threads, and all ways of each network."""
+    for number, (threads, rows) in enumerate(by_threads(results["rows"])):
+        nets = by_net(rows)
+        text = f"{summed_up(nets)}\n\n{compared(results, nets)}"
+        if number:
+            yield folded(threads, text)
+        else:
+            yield f"**{threads}:** {text}" if threads else text
+    for net, rows in grouped(results["rows"], "net"):
+        parts = [
+            f"**{threads}**\n\n{all_ways(some)}" if threads else all_ways(some)
+            for threads, some in by_threads(rows)
+        ]
+        yield folded(f"{net}: all ways", "\n\n".join(parts))
+
+
+def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
+    """Yield what may be said of many networks, and where another way is faster."""
+    yield where(results)
+    parts = grouped(results["rows"], "threads")
+    for threads, rows in parts:
+        nets = by_net(rows)
+        ratios = sorted(against(nets, OURS))
+        yield (
+            f"**{counted_threads(threads)}:** {summed_up(nets)} The fastest other way "
+            f"takes {span(ratios)} times as long, {median(ratios):.2f} times in the "
+            "middle."
+        )
+    lost = by_loss(by_net(parts[0][1]))
+    if lost:
+        yield f"Another way is faster on these, with {counted_threads(parts[0][0])}:"
+        yield compared(results, lost)
+    yield from in_tables(results)
+
+
+def jacobian_folded(results: dict[str, Any]) -> Iterable[str]:
+    """Yield where it was measured, and folded tables."""
+    yield where(results)
+    yield from in_tables(results)
+
+
+def in_tables(results: dict[str, Any]) -> Iterable[str]:
+    """Yield a folded table of all networks for each number of threads."""
+    for threads, rows in grouped(results["rows"], "threads"):
+        nets = by_net(rows)
+        name = f"All {len(nets)}, {counted_threads(threads)}"
+        yield folded(name, compared(results, nets))
+
+
+def by_loss(nets: dict[str, Ways]) -> dict[str, Ways]:
+    """Return the networks on which another way is faster, most so the first."""
+    least = {
+        net: min(it for name in CALLS for it in against({net: ways}, name))
+        for net, ways in nets.items()
+    }
+    return {
+        net: nets[net] for net in sorted(nets, key=least.__getitem__) if least[net] < 1
+    }
+
+
+def by_net(rows: Rows) -> dict[str, Ways]:
+    """Return the rows of each network."""
+    return {
+        net: {row["contender"]: row for row in ways}
+        for net, ways in grouped(rows, "net")
+    }
+
+
+def summed_up(nets: dict[str, Ways]) -> str:
+    """Say where ours is the fastest, and where not."""
+    lost = slower(nets)
+    named = [
+        f"{net} ({row['contender']} takes {times(row)} as long)"
+        for net, row in lost.items()
+    ]
+    which = f", not on {' or '.join(named)}" if 0 < len(lost) <= FEW else ""
+    calls = [
+        f"{words} on {won(nets, name)}"
+        for name, words in SHORT.items()
+        if name != OURS and against(nets, name)
+    ]
+    return (
+        f"gradlib is the fastest on {len(nets) - len(lost)} of {len(nets)} "
+        f"networks{'; '.join([which, ', '.join(calls)] if calls else [which])}."
+    )
+
+
+def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
+    """Return the networks on which another way is faster, each with that way."""
+    best = {net: best_other(ways) for net, ways in nets.items()}
+    return {net: row for net, row in best.items() if row["to_gradlib"]["median"] < 1}
+
+
+CALLS = {
+    OURS: "`check=False`",
+    OURS_CHECKED: "`check=True`",
+    OURS_IN_A_FUNCTION: "`check=False` in a function",
+    OURS_IN_OTHER_CODE: "`check=False` in other code",
+    OURS_IN_OTHER_CODE_CHECKED: "`check=True` in other code",
+}
+"""Calls of ours, each in the words of a table."""
+
+SHORT = {
+    OURS: "unchecked",
+    OURS_CHECKED: "checked",
+    OURS_IN_A_FUNCTION: "in a function",
+    OURS_IN_OTHER_CODE: "in other code",
+    OURS_IN_OTHER_CODE_CHECKED: "checked there",
+}
+"""The same in a word or two, for headings and sentences."""
+
+
+def against(nets: dict[str, Ways], name: str) -> list[float]:
+    """Return how many times as long as a call of ours the fastest other way takes."""
+    return [
+        to_ours(best_other(ways)) / to_ours(ways[name])
+        for ways in nets.values()
+        if "to_gradlib" in ways.get(name, {})
+    ]
+
+
+def won(nets: dict[str, Ways], name: str) -> int:
+    """Return on how many networks a call of ours is the fastest."""
+    return sum(ratio >= 1 for ratio in against(nets, name))
+
+
+def check_over(nets: dict[str, Ways], name: str, checked: str) -> list[float]:
+    """Return how many times as long a call takes with its check, for each network."""
+    return [to_ours(ways[checked]) / to_ours(ways[name]) for ways in nets.values()]
+
+
+def span(ratios: Iterable[float]) -> str:
+    """Return the least and the most of some ratios."""
+    least, *_, most = sorted(ratios)
+    return f"{least:.2f} to {most:.2f}"
+
+
+def to_ours(row: dict[str, Any]) -> float:
+    """Return what a way takes as a multiple of ours, without the check."""
+    return row["to_gradlib"]["median"]
+
+
+def others(ways: Ways) -> Rows:
+    """Return the rows of the ways that are not ours."""
+    return [
+        row
+        for name, row in ways.items()
+        if not name.startswith(OURS) and "ms" in row and not name.endswith("a loss")
+    ]
+
+
+def best_other(ways: Ways) -> dict[str, Any]:
+    """Return the row of the fastest of them."""
+    return min(others(ways), key=lambda row: row["to_gradlib"]["median"])
+
+
+def compared(results: dict[str, Any], nets: dict[str, Ways]) -> str:
+    """Return a table with the fastest other way, held against each call of ours."""
+    batches = {plan["net"]: plan["batch"] for plan in results["plans"]}
+    names = [
+        name
+        for name in SHORT
+        if name != OURS_IN_A_FUNCTION and any(name in ways for ways in nets.values())
+    ]
+    of_ours = "fastest other way", "gradlib, ms", "batch", "peak, of the result"
+    return table(
+        ("network", *(SHORT[name] for name in names), *of_ours),
+        [in_short(net, batches[net], ways, names) for net, ways in nets.items()],
+    )
+
+
+def in_short(net: str, batch: int, ways: Ways, names: list[str]) -> tuple[str, ...]:
+    """Return a row: the fastest other way held against each call, and our time."""
+    ours = ways[OURS]
+    peak = ours["peak_bytes"]  # None where a call takes long
+    return (
+        net,
+        *(" ".join(map(_held, against({net: ways}, name))) for name in names),
+        best_other(ways)["contender"],
+        milliseconds(ours["ms"]),
+        f"{batch:,}",
+        f"{peak / ours['result_bytes']:.1f}" if peak else "",
+    )
+
+
+def _held(ratio: float) -> str:
+    """Return a ratio, which stands out where another way is faster."""
+    shown = f"{ratio:.2f}"
+    return shown if float(shown) >= 1 else f"**{shown}**"
+
+
+def all_ways(rows: Rows) -> str:
+    """Return the table of one network, and why others are not in it."""
+    found = table(
+        ("way", "ms", "of ours", "quartiles of that", "peak, MiB", "error"),
+        [
+            (
+                row["contender"],
+                milliseconds(row["ms"]),
+                times(row),
+                spread(row),
+                mebibytes(row["peak_bytes"]) if row["peak_bytes"] else "",
+                f"{row['difference']:.0e}",
+            )
+            for row in rows
+            if not row.get("skipped")
+        ],
+    )
+    left_out = [
+        f"- {row['contender']}: {row['skipped']}" for row in rows if row.get("skipped")
+    ]
+    return "\n".join([found, "", *left_out])
+
+
+MADE: dict[str, Callable[..., Iterable[str]]] = {
+    "jacobian-said": said,
+    "jacobian-machines": machines,
+    "jacobian-times": times_taken,
+    "jacobian-in-short": jacobian_in_short,
+    "jacobian-folded": jacobian_folded,
+}
+"""What is made of the results at a marker."""
+
+MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w -]+)"></div>')
+
+
+# Words
+
+
+def ratio(row: dict[str, Any]) -> str:
+    """Return a ratio to our time."""
+    return f"{row['to_gradlib']['median']:.2f}" if "to_gradlib" in row else ""
+
+
+def times(row: dict[str, Any]) -> str:
+    """Return a ratio to our time, for a place that does not say what it is."""
+    return f"{found} times" if (found := ratio(row)) else ""
+
+
+def spread(row: dict[str, Any]) -> str:
+    """Return the quartiles of a ratio."""
+    if "to_gradlib" not in row:
+        return ""
+    ratio = row["to_gradlib"]
+    return f"{ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}"
