@@ -3,7 +3,8 @@
 Messages are made of common words, so a search that counts words alone finds either
 other pages for a message, or a page with many messages for everything else. Here a page
 counts as many times as its tags and what is searched for share successive words, if
-these are at least `FEW`, and more often if what is searched for is one of its tags.
+these are at least `FEW`, and more often if what is searched for is one of its tags:
+then "grad_output" finds its page, and not first that of "grad_outputs".
 `error_wordings.py` and `jacobian_messages.py` set the tags of the pages of errors, and
 others have them in their front matter.
 """
@@ -37,7 +38,8 @@ function timesForMessages(typed, messages) {
           (searched[i + n] === said[j + n] ||
             (i + n === searched.length - 1 && said[j + n].startsWith(searched[i + n])))
         ) n++
-        const isWhole = n === said.length && n === searched.length
+        const isWhole = n === said.length && n === searched.length &&
+          searched[n - 1] === said[n - 1]
         longest = Math.max(longest, isWhole ? n + WHOLE : n)
       }
     }
