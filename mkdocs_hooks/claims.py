@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -43,7 +44,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
     def section(marker: re.Match[str]) -> str:
         there = [claim for claim in claims if claim["section"] == marker[1]]
-        return "\n\n".join(shown(claim, builds, programs) for claim in there)
+        return "\n\n".join(shown(group, builds, programs) for group in alike(there))
 
     return MARKER.sub(section, markdown).replace(COUNTS, counted(claims))
 
@@ -187,16 +188,38 @@ def printed_in(markdown: str) -> dict[str, list[str]]:
 # On the page
 
 
-def shown(claim: Claim, builds: Builds, programs: Builds) -> str:
-    """Return a claim as Markdown."""
-    lines = "\n".join(f"- {line}" for line in evidence(claim, builds, programs))
-    kind = claim["verdict"].partition(" ")[0]
+def alike(claims: list[Claim]) -> list[list[Claim]]:
+    """Return claims in groups: those of one post that make one mistake, in a row."""
+
+    def what(claim: Claim) -> tuple[str, ...]:
+        mistake = claim.get("mistake", claim["says"])
+        return claim["section"], claim["place"], claim["see"], mistake
+
+    return [list(group) for _, group in groupby(claims, key=what)]
+
+
+def shown(group: list[Claim], builds: Builds, programs: Builds) -> str:
+    """Return claims of one post and verdict as Markdown."""
+    one = group[0]
+    lines = [f"- {line}" for it in group for line in evidence(it, builds, programs)]
+    says = "; ".join(claim["says"] for claim in group)
+    because = " ".join(claim["because"] for claim in group)
     return (
-        f'<div class="claim {kind}" markdown="1">\n\n'
-        f"*{claim['place'][0].upper()}{claim['place'][1:]}:* {claim['says']}.\n\n"
-        f"**{claim['verdict'].capitalize()}.** {claim['because']} "
-        f"[Explained here]({claim['see']}).\n\n{lines}\n\n</div>"
+        f'<div class="claim {one["verdict"].partition(" ")[0]}" markdown="1">\n\n'
+        f"*{one['place'][0].upper()}{one['place'][1:]}:* {says}.\n\n"
+        f"**{one['verdict'].capitalize()}.** {because} "
+        f"More: [{titled(one['see'])}]({one['see']})\n\n"
+        + "\n".join(lines)
+        + "\n\n</div>"
     )
+
+
+def titled(see: str) -> str:
+    """Return the title of the page that explains."""
+    name = see.partition("#")[0]
+    folder, mark = ("docs", "# # ") if name.endswith(".py") else ("docs/versions", "# ")
+    lines = (cache.ROOT / folder / name).read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith(mark)).removeprefix(mark)
 
 
 def evidence(claim: Claim, builds: Builds, programs: Builds) -> Iterator[str]:

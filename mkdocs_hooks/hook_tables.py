@@ -103,7 +103,7 @@ def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
     is_change = before is not None and not hook_recordings.is_absent(before.got)
     return (
         f"<tr{' class=change' if is_change else ''}>"
-        f'<th scope="row">{anchors(run, anchor)}{run.builds()}{nodes(run)}</th>'
+        f'<th scope="row">{anchors(run, anchor)}<b>{run.builds()}</b>{nodes(run)}</th>'
         f"{cells(run, before, words)}<td>{messages(run)}</td></tr>"
     )
 
@@ -116,7 +116,7 @@ def gpu_row(run: Run, cpu: Run, words: Words, anchor: str) -> str:
         shown = f"{cells(run, cpu, words)}<td>{messages(run)}</td>"
     return (
         f'<tr class="gpu"><th scope="row">{anchors(run, anchor, "/cuda")}'
-        f"{run.builds()} on a GPU{nodes(run)}</th>{shown}</tr>"
+        f"<b>{run.builds()} on a GPU</b>{nodes(run)}</th>{shown}</tr>"
     )
 
 

@@ -263,12 +263,34 @@ def test_the_page_shows_every_claim_in_its_section() -> None:
     shown = on_page(MARKDOWN)
     assert not claims.MARKER.search(shown)
     assert claims.COUNTS not in shown
-    for claim in CLAIMS:
-        assert (
-            shown.count(f"{claim['says']}.\n\n**{claim['verdict'].capitalize()}.**")
-            == 1
-        )
-    assert shown.count('<div class="claim ') == len(CLAIMS)
+    groups = claims.alike(CLAIMS)
+    for group in groups:
+        says = "; ".join(claim["says"] for claim in group)
+        verdict = f"{says}.\n\n**{group[0]['verdict'].capitalize()}.**"
+        assert shown.count(verdict) == 1
+    assert [claim for group in groups for claim in group] == CLAIMS
+    assert len(groups) < len(CLAIMS)
+    assert shown.count('<div class="claim ') == len(groups)
+
+
+def test_claims_of_one_post_that_make_one_mistake_are_judged_together() -> None:
+    (entries,) = [
+        it for it in claims.alike(CLAIMS) if it[0] == the("entry 0 of the con")
+    ]
+    assert [it["says"][:7] for it in entries] == ["entry 0", "entry 1", "entry 2"]
+    shown = claims.shown(entries, BUILDS, PROGRAMS)
+    assert all(it["because"] in shown for it in entries)
+    assert "`Conv2d: entry 2 is the bias: False`" in shown
+
+
+def test_the_page_that_explains_is_named() -> None:
+    tuple_ = claims.shown([the("entry 2 is the derivative")], BUILDS, PROGRAMS)
+    named = (
+        "[What is in the tuple, entry by entry?](../questions/what-is-in-the-tuple.md)"
+    )
+    assert named in tuple_
+    program = claims.shown([the("the hook appends")], BUILDS, PROGRAMS)
+    assert "[Two bugs in a hook that collects gradients](../examples/two" in program
 
 
 def test_the_table_counts_them() -> None:
@@ -291,7 +313,7 @@ def test_the_table_counts_them() -> None:
 
 def test_a_claim_says_in_which_builds_it_holds() -> None:
     equals = the("`out.backward()` equals")
-    shown = claims.shown(equals, BUILDS, PROGRAMS)
+    shown = claims.shown([equals], BUILDS, PROGRAMS)
     accepted = [
         v for v, ran in PROGRAMS.items() if not ran[equals["program"]["name"]]["error"]
     ]
@@ -300,11 +322,11 @@ def test_a_claim_says_in_which_builds_it_holds() -> None:
         "prints `the same as nothing: True`: "
         f"in {len(accepted)} of {len(PROGRAMS)} releases (torch {releases})" in shown
     )
-    lost = claims.shown(the("entry 1 of `grad_input`"), BUILDS, PROGRAMS)
+    lost = claims.shown([the("entry 1 of `grad_input`")], BUILDS, PROGRAMS)
     assert f"runs to its end: in none of {len(PROGRAMS)} releases" in lost
-    nothing = claims.shown(the("without an argument"), BUILDS, PROGRAMS)
+    nothing = claims.shown([the("without an argument")], BUILDS, PROGRAMS)
     assert f"raises: in all {len(PROGRAMS)} releases" in nothing
-    three = claims.shown(the("the `grad_input` of fc2"), BUILDS, PROGRAMS)
+    three = claims.shown([the("the `grad_input` of fc2")], BUILDS, PROGRAMS)
     assert (
         "`grad_input` has 3 entries: "
         f"in all {len(BUILDS)} releases with `register_backward_hook`, in none of "
