@@ -118,28 +118,9 @@ def per_sample_jacobian(
             known layers that are called again, in a CUDA graph that launches all at
             once: 512 MiB at most, until the module is gone.
         out: Tensors to write the result into, nested as it is.
-        check: Whether to test that the result is right. This takes a pair of calls in
-            float64 and a backward pass, another where several rows were computed at
-            once, and more if these leave doubt. If it is with respect to parameters, or
-            not to all batched inputs, or of four samples and fewer, it takes a few
-            passes more, eight for a batch of 64, to see who looks at whom; if those are
-            all integers, as many calls. Integers beside other inputs are not looked at.
-            It leaves parameters, buffers and random state as they are; what `fn`
-            changes outside of modules is changed by every call. It detects a cut path
-            that changes the slope of a sample, or of an entry of its output, along a
-            random direction by a thousandth of it (by a twentieth, below float32, in
-            TF32, or where `fn` cannot run in float64) and by more than rounding, and
-            warns if rounding hides that of a sample. What torch's derivatives leave out
-            stays as it is: the row of padding in an embedding, the symmetry of a matrix
-            that goes to ``torch.linalg.cholesky``, ``eigh`` or ``pinv``, and the zero
-            half of one that goes to ``torch.cholesky_inverse`` or ``cholesky_solve``,
-            whose columns there mean nothing. For a chain of known layers there is
-            nothing to find, and it only asks whether all numbers are finite. Meanwhile
-            modules that `fn` calls have other parameters: where several threads call
-            one model, pass ``check=False``. With `check` all batched inputs of real
-            numbers require grad inside `fn`, in each call, though autograd may record
-            none but the first; without it only those of `argnums` do, and those that
-            require grad already, as those that `fn` differentiates for should.
+        check: Whether to test that the result is right, which takes at least two more
+            calls and a backward pass, but for a chain of known layers. The reference
+            says under "What the check does" what it sees and what it does not.
         create_graph: Whether gradients flow through the result, for a loss computed
             from it. What autograd keeps for that comes on top of `max_bytes`.
             ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
@@ -393,18 +374,8 @@ def plan_jacobian(
     The function's parameters and buffers, and torch's random state, are left as they
     were.
 
-    Args:
-        fn: As for `per_sample_jacobian`, as all that follow.
-        inputs: See there.
-        argnums: See there.
-        in_dims: See there.
-        mode: See there.
-        chunk_size: See there.
-        max_bytes: See there.
-        out: See there.
-        check: Whether to count what the check takes. A plan itself checks nothing.
-        create_graph: See there.
-        progress: Ignored.
+    The arguments are those of `per_sample_jacobian`. `check` says whether to count what
+    the check takes, for a plan itself checks nothing; `progress` is ignored.
 
     Returns:
         The plan. Printing it shows which way, why, the passes, multiply-adds and bytes

@@ -213,7 +213,11 @@ class Pass(Printable):
 
 
 class Call(Printable):
-    """One call of one module. Tensors in it are detached and keep their value."""
+    """One call of one module. Tensors in it are detached and keep their value.
+
+    Its gradients are those of its only pass, and ``None`` without one. With several
+    passes they raise `AmbiguousCallError`: ask one of `passes`.
+    """
 
     def __init__(self, trace: CallTrace) -> None:
         """Give form to what the recorder wrote down."""
@@ -278,58 +282,37 @@ class Call(Printable):
 
     @property
     def grad_input(self) -> Any:
-        """`Pass.grad_input` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.grad_input` of the only pass."""
         return self._of_only_pass("grad_input")
 
     @property
     def grad_kwargs(self) -> Any:
-        """`Pass.grad_kwargs` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.grad_kwargs` of the only pass."""
         return self._of_only_pass("grad_kwargs")
 
     @property
     def grad_input_total(self) -> Any:
-        """`Pass.grad_input_total` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.grad_input_total` of the only pass."""
         return self._of_only_pass("grad_input_total")
 
     @property
     def grad_kwargs_total(self) -> Any:
-        """`Pass.grad_kwargs_total` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.grad_kwargs_total` of the only pass."""
         return self._of_only_pass("grad_kwargs_total")
 
     @property
     def grad_output(self) -> Any:
-        """`Pass.grad_output` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.grad_output` of the only pass."""
         return self._of_only_pass("grad_output")
 
     @property
     def param_grads(self) -> Any:
-        """`Pass.param_grads` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.param_grads` of the only pass."""
         return self._of_only_pass("param_grads")
 
     @property
     def param_grads_total(self) -> Any:
-        """`Pass.param_grads_total` of the only pass; ``None`` without one.
-
-        With several passes it raises `AmbiguousCallError`: ask one of `passes`.
-        """
+        """`Pass.param_grads_total` of the only pass."""
         return self._of_only_pass("param_grads_total")
 
     def replay(self) -> Pass:

@@ -167,8 +167,8 @@ def test_the_page_shows_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "loop over outputs" in text
     for numbers in gpu.NUMBERS:
         assert f"| {numbers} | gradlib |" in text
-    assert "| network | kept | ms | peak MiB | held MiB | kernel launches |" in text
-    assert "| network | recorded by | peak MiB | held MiB |" in text
+    assert "| network | kept | ms | peak, MiB | held, MiB | kernel launches |" in text
+    assert "| network | recorded by | peak, MiB | held, MiB |" in text
     assert "| is_grads_batched, replayed |" in text
     found = json.loads((results / "some-gpu.json").read_text())
     assert gpu.answer(found["replayed"]) in text
