@@ -23,7 +23,7 @@ from mkdocs.structure.pages import Page
 
 from benchmarks.names import BATCHED, LOOP, NONE, OURS, OURS_CHECKED, UNIT_JVPS
 from mkdocs_hooks import figures
-from mkdocs_hooks.benchmark_jacobians import best_other, by_net, others
+from mkdocs_hooks.benchmark_jacobians import best_other, by_net, others, to_ours
 from mkdocs_hooks.benchmark_tables import counted_threads, grouped, load
 
 COUNTED = {
@@ -72,10 +72,10 @@ def jacobian_ratios(results: Results) -> Picture:
     """Draw, for each network, how long the other ways take with one thread."""
     nets = by_net([row for row in results["rows"] if row["threads"] == 1])
     figure, ax = _figure(len(nets))
-    every = [[*map(_ratio, others(ways))] for ways in nets.values()]
-    best = [_ratio(best_other(ways)) for ways in nets.values()]
+    every = [[*map(to_ours, others(ways))] for ways in nets.values()]
+    best = [to_ours(best_other(ways)) for ways in nets.values()]
     checked = [
-        _ratio(ways[OURS_CHECKED]) for ways in nets.values() if OURS_CHECKED in ways
+        to_ours(ways[OURS_CHECKED]) for ways in nets.values() if OURS_CHECKED in ways
     ]
     for place, ratios in enumerate(every):
         label = "other ways" if not place else None
@@ -101,7 +101,7 @@ def jacobian_ranks(results: Results) -> Picture:
     said: list[str] = []
     for threads, rows in grouped(results["rows"], "threads"):
         nets = by_net(rows)
-        ratios = sorted(_ratio(best_other(ways)) for ways in nets.values())
+        ratios = sorted(to_ours(best_other(ways)) for ways in nets.values())
         name = counted_threads(threads)
         ax.plot(range(1, 1 + len(ratios)), ratios, ".", markersize=8, label=name)
         said.append(f"{name}, {ratios[0]:.2f} to {ratios[-1]:.2f} times as long")
@@ -182,10 +182,6 @@ MADE: dict[str, Callable[[Results], Picture]] = {
 """What is drawn of the results at a marker."""
 
 MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w-]+)"></div>')
-
-
-def _ratio(row: dict[str, Any]) -> float:
-    return row["to_gradlib"]["median"]
 
 
 def _figure(lines: int) -> tuple[Figure, Axes]:

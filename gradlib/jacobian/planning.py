@@ -83,12 +83,12 @@ def make(
     each = bytes_of_pass(graph.drawing)
     convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
     is_choice = mode == "auto"
+    by_row = known.convolution and on_cpu and FEWEST * each > convolved
+    little = on_cpu and rows * each <= LITTLE
+    by_rows = _why_by_rows(singly, convolved=by_row)
     if settled:
         mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
-    elif mode == "auto":
-        by_row = known.convolution and on_cpu and FEWEST * each > convolved
-        little = on_cpu and rows * each <= LITTLE
-        by_rows = _why_by_rows(singly, convolved=by_row)
+    elif is_choice:
         mode, why = _choice(counts, by_rows, little=little)
     else:
         why = "it was asked for"
@@ -99,8 +99,12 @@ def make(
         limit = "half of what is free"
         held = result + parts + BATCHED * each * rows
         max_bytes = _room(graph, held, check_bytes)
-    if is_choice and parts and max_bytes < result + each + parts:
-        mode, why, parts = "reverse", f"columns would keep {in_words(parts)} more", 0
+    fitting = counts  # a shorter way to columns keeps no such graph
+    while is_choice and parts and max_bytes < result + each + parts:
+        why = f"{mode} would keep {in_words(parts)}, which does not fit"
+        fitting = fitting | {mode: why}
+        mode, _ = _choice(fitting, by_rows, little=little)
+        parts = _parts(graph, mode, cut)
     _require_room(limit, max_bytes, result, each, parts, check_bytes)
     chunk = 1
     if mode != "loop" and not singly:
