@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copyreg import dispatch_table
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from operator import methodcaller
 from pickle import DEFAULT_PROTOCOL
 from threading import Lock
@@ -13,7 +13,12 @@ from typing import Any
 from torch import nn
 
 from gradlib.errors import NotScriptableError
-from gradlib.private.hooks import HOOKS, KIND_OF_BACKWARD_HOOKS, hook_dicts
+from gradlib.private.hooks import (
+    FORWARD_HOOKS,
+    HOOKS,
+    KIND_OF_BACKWARD_HOOKS,
+    hook_dicts,
+)
 
 
 class ModuleHook(partial[None]):
@@ -94,11 +99,17 @@ _users: set[object] = set()  # one for each block that goes on
 
 
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:
-    """Return what a module has of hooks, as its attributes, without those of ours."""
+    """Return what a module has of hooks, as its attributes, without those of ours.
+
+    And under `AHEAD`, how many forward pre-hooks run before ours.
+    """
     own = vars(module)
     kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
     for kind in HOOKS:
         kept[kind] = without_ours(own[kind])
+    every, others = own[FORWARD_HOOKS[0]], kept[FORWARD_HOOKS[0]]
+    ahead = [*takewhile(others.__contains__, every)]
+    kept[AHEAD] = len(ahead) if len(others) < len(every) else 0
     return kept
 
 
@@ -127,7 +138,11 @@ def all_are_ours(modules: Iterable[nn.Module]) -> bool:
     return {*map(type, chain.from_iterable(every))} <= {ModuleHook}
 
 
+AHEAD = "ahead of ours"
+"""Under which it is kept how many forward pre-hooks run before ours."""
+
 NO_HOOKS: dict[str, Any] = {
+    AHEAD: 0,
     KIND_OF_BACKWARD_HOOKS: None,
     **{kind: OrderedDict[int, Any]() for kind in HOOKS},
 }

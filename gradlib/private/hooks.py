@@ -126,8 +126,8 @@ backward_pre_hooks: Callable[[nn.Module], list[Any]] = getattr(
 )
 
 # A module's hooks that run before its forward, and after it, by their numbers.
-forward_pre_hooks: Callable[[nn.Module], dict[int, Any]]
-forward_hooks: Callable[[nn.Module], dict[int, Any]]
+forward_pre_hooks: Callable[[nn.Module], OrderedDict[int, Any]]
+forward_hooks: Callable[[nn.Module], OrderedDict[int, Any]]
 forward_pre_hooks, forward_hooks = map(attrgetter, FORWARD_HOOKS)
 
 
@@ -142,28 +142,23 @@ def hook_numbers(hooks: Sequence[dict[int, Any]]) -> list[int]:
     return [*map(len, hooks), *itertools.chain.from_iterable(hooks)]
 
 
-def put_hooks_around(module: nn.Module, before: int, after: int) -> bool:
-    """Put a forward pre-hook before somebody's, and a forward hook after them.
+def put_before_others(module: nn.Module, number: int) -> None:
+    """Put a forward pre-hook of ours before those of others."""
+    _put_outside(forward_pre_hooks(module), number, last=False)
 
-    Args:
-        module: The module.
-        before: The number of the one.
-        after: The number of the other.
 
-    Returns:
-        Whether they were elsewhere.
-    """
-    were_elsewhere = False
-    for kind, key, last in zip(
-        FORWARD_HOOKS, (before, after), (False, True), strict=True
-    ):
-        hooks: OrderedDict[int, Any] = vars(module)[kind]
-        inwards = reversed(hooks) if last else iter(hooks)
-        outside = [*itertools.takewhile(key.__ne__, inwards)]
-        if key in hooks and any(it != id(hooks[it]) for it in outside):  # not ours
-            hooks.move_to_end(key, last=last)
-            were_elsewhere = True
-    return were_elsewhere
+def put_after_others(module: nn.Module, number: int) -> None:
+    """Put a forward hook of ours after those of others."""
+    _put_outside(forward_hooks(module), number, last=True)
+
+
+def _put_outside(hooks: OrderedDict[int, Any], number: int, *, last: bool) -> None:
+    if len(hooks) < 2:
+        return
+    inwards = reversed(hooks) if last else iter(hooks)
+    outside = [*itertools.takewhile(number.__ne__, inwards)]
+    if number in hooks and any(it != id(hooks[it]) for it in outside):  # not ours
+        hooks.move_to_end(number, last=last)
 
 
 # The hooks that hold for every module, as torch keeps them for good.

@@ -20,7 +20,7 @@ from optree import PyTreeSpec
 from torch import Tensor, nn
 
 from gradlib.opaque import keep_opaque
-from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_hooks_around
+from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
 from gradlib.private.modes import (
     any_autocast,
     call_past_classes,
@@ -151,10 +151,8 @@ class ModuleCalls:
             if frame.module is module:
                 self._drop_broken_off(now, python)
                 break
-        # Somebody's was set in this forward.
-        has_new_hook = len(forward_hooks(module)) > 1 and put_hooks_around(
-            module, hooked.before_id, hooked.after_id
-        )
+        if len(forward_hooks(module)) > 1:  # somebody's may be of this forward
+            put_after_others(module, hooked.after_id)
         running = backward_pass_id()
         around = None if running == -1 else checkpoint_around(python)
         if why := _has_no_values(stack):
@@ -177,8 +175,6 @@ class ModuleCalls:
             with self._looking:
                 call = self._begin(now, hooked, running)
                 self._remember_state(call, hooked, outermost=not stack)
-                if has_new_hook and self._block.history is not None:
-                    self._block.history.meet_hooks(call.moment)
         else:
             call.idle, call.no_pass_because = (), ""
         frame = _frame_of(call, hooked, module, python, stack)

@@ -39,7 +39,8 @@ from gradlib.private.hooks import (
     hook_dicts,
     hook_modules,
     hook_numbers,
-    put_hooks_around,
+    put_after_others,
+    put_before_others,
     unhook_modules,
 )
 from gradlib.private.modes import no_classes_of_tensors
@@ -432,7 +433,8 @@ class _Recorder(AbstractContextManager[Recording]):
         hook_modules(self._hooks)  # new ones, and those that somebody took away
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
-                put_hooks_around(module, hooked.before_id, hooked.after_id)
+                put_before_others(module, hooked.before_id)
+                put_after_others(module, hooked.after_id)
         if self._block.history is not None:
             self._block.history.has_changed = True
         self._hook_dicts = hook_dicts(self._places)

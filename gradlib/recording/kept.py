@@ -30,15 +30,18 @@ class Kept:
         self._keep()
 
     def was_written_to(self) -> bool:
-        """Tell whether the tensor's version or address says so, which is soon asked.
+        """Tell whether the tensor's version, address or copy says so.
 
-        `has_changed` sees more, and whether it was only read.
+        Of what was not copied that is soon asked. `has_changed` sees more, and whether
+        it was only read.
         """
         tensor = self.tensor
         if self._version == UNKNOWN:
             return False
         if self._version != tensor._version:
             return True
+        if self.is_copy:  # ``.data`` leaves it where it is, and its version too
+            return tensor.device.type == "cpu" and not same_values(tensor, self.value)
         return self._address is not None and data_address(tensor) != self._address
 
     def has_changed(self, *, may_wait: bool = False) -> bool:

@@ -6,7 +6,6 @@ those of the call; afterwards everything is as it was before.
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -16,11 +15,14 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import CannotReplayError
 from gradlib.finishing import finish
-from gradlib.module_hook import nothing
+from gradlib.module_hook import AHEAD, nothing
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import (
     BACKWARD_PRE_HOOKS_OF,
+    HOOKS,
+    KIND_OF_BACKWARD_HOOKS,
     backward_pre_hooks,
+    forward_pre_hooks,
     hook_tensor,
     hooks_set,
 )
@@ -91,6 +93,9 @@ class Scene:
             partial(_put_back, module, state, filled[module])
             for module, state in before.items()
         ]
+        # In the dicts that the handles of hooks know: the call may take one away.
+        places = [state[kind] for state in before.values() for kind in HOOKS]
+        steps += [partial(_fill, hooks, hooks.copy()) for hooks in places]
         self._history.is_set_back = True
         try:
             for module in before:
@@ -108,11 +113,7 @@ class Scene:
         self._versions = {
             it: self._leaves[it]._version for it in own if it in self._leaves
         }
-        # What was recorded is what the hooks of every module had made of them, which
-        # run before a module's own.
-        self._undo = self._module.register_forward_pre_hook(
-            partial(_instead, given), prepend=True, with_kwargs=True
-        ).remove
+        self._put_instead(given)
         # The last of its hooks, as the recorder's is: for backward hooks torch makes
         # other tensors of the output.
         self._module.register_forward_pre_hook(self._begins)
@@ -221,8 +222,10 @@ class Scene:
             state.pop(name, None)  # what has taken the child's place since
         state[CHILDREN] = children
         state["training"] = self._history.training(module, moment)
-        for kind, hooks in self._history.hooks(module, moment).items():
-            state[kind] = copy(hooks)  # one may take itself away
+        hooks = self._history.hooks(module, moment)
+        state[KIND_OF_BACKWARD_HOOKS] = hooks[KIND_OF_BACKWARD_HOOKS]
+        for kind in HOOKS:
+            _fill(state[kind], hooks[kind])
         made = self._history.made_since(module, moment)
         draw_again(module, self._history.kind(module, moment), made)
         if module is self._module:
@@ -244,6 +247,20 @@ class Scene:
         # Not self, nor the leaf: the graph of what was returned leads to the leaf, and
         # nobody would see that circle.
         hook_tensor(given, partial(_add_share, self._shares, id(leaf)))
+
+    def _put_instead(self, given: object) -> None:
+        """Have the call given what was recorded, where the recorder's hook stood.
+
+        That is what the hooks before it had made of the arguments: those of every
+        module, and own ones that were put before it in that forward.
+        """
+        self._undo = self._module.register_forward_pre_hook(
+            partial(_instead, given), prepend=True, with_kwargs=True
+        ).remove
+        hooks = self._history.hooks(self._module, self._trace.moment)
+        own = forward_pre_hooks(self._module)
+        for key in [*own][hooks[AHEAD] : 0 : -1]:
+            own.move_to_end(key, last=False)
 
     def _pre_hooks(self) -> list[Callable[..., None]]:
         # What was recorded for the output is what these had made of it. With any set,
@@ -336,6 +353,12 @@ def _put_back(
         now.clear()
         now.update(state)
     fill_slots(module, filled)
+
+
+def _fill(hooks: dict[int, Any], others: Mapping[int, Any]) -> None:
+    """Put other hooks in a place."""
+    hooks.clear()
+    hooks.update(others)
 
 
 def idle(trace: CallTrace) -> set[Key]:

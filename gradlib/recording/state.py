@@ -13,6 +13,7 @@ from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
 from gradlib.private.hooks import (
     FORWARD_HOOKS,
     any_global_hook,
+    hooks_set,
     saved_tensors_hooks,
 )
 from gradlib.private.modes import (
@@ -66,6 +67,7 @@ class History:
         # Whether others stand in the modules than at the last look, or other hooks.
         self.has_changed = True
         self._looked = -1  # when the last forward began
+        self._hooks_set = -1  # how many hooks torch had set then
         self._world: World | None = None
         self._all_are_hooked = False  # by a hook that holds for every module
 
@@ -92,9 +94,10 @@ class History:
             else:
                 self._look_again(seen, module, moment)
         if self.has_changed:
-            self.meet_hooks(moment)
+            self._meet_hooks(moment)
             self.has_changed = False
         self._looked, self._all_are_hooked = moment, any_global_hook()
+        self._hooks_set = hooks_set()
 
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes.
@@ -117,14 +120,19 @@ class History:
             self._look_at_tensors(seen, "parameters", own_parameters(module), moment)
             self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
 
-    def meet_hooks(self, moment: int) -> None:
+    def _meet_hooks(self, moment: int) -> None:
         """Keep the hooks of the modules anew; nothing for none at all."""
         have_none = all_are_ours(self._modules)
         for module in self._modules:
             seen = self._seen.get(module)
             if seen is not None and not (have_none and seen.hooks is None):
-                hooks = None if have_none else (type(module), hooks_of_others(module))
-                seen.change("hooks", hooks, moment)
+                self._look_at_hooks(seen, module, moment)
+
+    def _look_at_hooks(self, seen: Seen, module: nn.Module, since: int) -> None:
+        have_none = all_are_ours((module,))
+        found = None if have_none else (type(module), hooks_of_others(module))
+        if found != seen.hooks:
+            seen.change("hooks", found, since)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
@@ -298,6 +306,9 @@ class History:
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
         own, known = own_parameters(module), seen.parameters
+        # One that is set or taken away later on is so for the calls from here on.
+        if seen.hooks is not None or hooks_set() != self._hooks_set:
+            self._look_at_hooks(seen, module, since)
         if (own or known) and (
             len(own) != len(known)
             or any(
@@ -349,7 +360,7 @@ class History:
             seen = self._seen.get(parent)
             if seen is not None:
                 self._look_at_children(seen, parent, seen.last + 1)
-        self.meet_hooks(moment)
+        self._meet_hooks(moment)
 
     def _look_at_tensors(
         self,

@@ -244,6 +244,17 @@ def test_a_weight_whose_data_a_forward_writes(write: Change) -> None:
     all_agree(Net(lambda net: write(net.block[0]), nn.Linear(4, 4)))
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_weight_whose_memory_is_also_an_array_and_whose_data_is_written(
+    write: Change,
+) -> None:
+    fc = nn.Linear(4, 4)
+    array = fc.weight.detach().numpy()
+    all_agree(Net(lambda _: write(fc), fc))
+    assert array.shape == (4, 4)
+
+
 def test_a_weight_whose_data_is_only_read() -> None:
     model = Net(lambda net: net.block[0].weight.data_ptr(), nn.Linear(4, 4))
     all_agree(model)
@@ -296,6 +307,93 @@ def turn_mode(scaled: Any) -> None:
 def test_what_an_inner_module_changes_before_its_call(change: Change) -> None:
     inner = Net(lambda net: change(net.block[0]), Scaled())
     all_agree(nn.Sequential(nn.Linear(4, 4), nn.Sequential(inner, nn.Tanh())))
+
+
+# Hooks
+
+
+def double(_module: object, _args: object, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def double_argument(_module: object, args: tuple[Tensor]) -> tuple[Tensor]:
+    return (2 * args[0],)
+
+
+def halve(_module: object, grads: tuple[Tensor], *_: object) -> tuple[Tensor]:
+    return (grads[0] / 2,)
+
+
+HOOKED: dict[str, Change] = {
+    "after": lambda fc: fc.register_forward_hook(double),
+    "before": lambda fc: fc.register_forward_pre_hook(double_argument),
+    "before ours": lambda fc: fc.register_forward_pre_hook(
+        double_argument, prepend=True
+    ),
+    "backward": lambda fc: fc.register_full_backward_hook(halve),
+    "before backward": lambda fc: fc.register_full_backward_pre_hook(halve),
+}
+
+
+@pytest.mark.parametrize("sets", HOOKED.values(), ids=HOOKED)
+def test_a_hook_that_stands_for_one_call_of_three(sets: Change) -> None:
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.block(self.first(x))
+            handle: Any = sets(self.block[0])
+            x = self.block(x)
+            handle.remove()
+            return self.block(x)
+
+    all_agree(Once())
+
+
+@pytest.mark.parametrize("sets", HOOKED.values(), ids=HOOKED)
+def test_a_hook_that_a_forward_takes_away(sets: Change) -> None:
+    model = Net(lambda net: net.handle.remove(), nn.Linear(4, 4))
+
+    def hook_again(net: Any) -> None:
+        net.handle = sets(net.block[0])
+
+    all_agree(nn.Sequential(model), before=lambda net: hook_again(net[0]), steps=1)
+
+
+def test_a_hook_that_runs_in_the_first_of_two_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.fc(x))
+
+    def hook_once(net: Any) -> None:
+        def once(*args: Any) -> Tensor:
+            handle.remove()
+            return double(*args)
+
+        handle = net.fc.register_forward_hook(once)
+
+    all_agree(Twice(), before=hook_once)
+
+
+def test_a_replay_leaves_hooks_in_their_places() -> None:
+    fc: Any = nn.Linear(4, 4)
+    model = Net(_nothing, fc)
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 4)).sum().backward()
+        handles: list[Any] = [sets(fc) for sets in HOOKED.values()]
+        places = [fc._forward_hooks, fc._forward_pre_hooks, fc._backward_hooks]
+        before = [[*place.items()] for place in places]
+        assert recording.verify().agreed == 4
+        assert [[*place.items()] for place in places] == before
+    for handle in handles:
+        handle.remove()
+    assert not any(places)
 
 
 # Children
