@@ -20,7 +20,14 @@ from gradlib.figure import require_axes
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import are_statistics, measured_in, numbered
 from gradlib.recording.trace import CallTrace
-from gradlib.stats import UnknownToClassError, if_known, largest, norm, wide
+from gradlib.stats import (
+    UnknownToClassError,
+    if_known,
+    is_of_other_class,
+    largest,
+    norm,
+    wide,
+)
 from gradlib.tree import Tree
 
 if TYPE_CHECKING:
@@ -215,5 +222,13 @@ def _magnitudes(tensor: Tensor) -> Tensor:
     """Return the magnitudes of all entries in float64, NaN where there is no value."""
     with suppress(UnknownToClassError):
         if not tensor.is_meta:
-            return if_known(lambda: wide(tensor).abs().double(), [tensor])
+            return if_known(lambda: _that_can_be_counted(tensor), [tensor])
     return torch.full(tensor.shape, torch.nan, dtype=torch.double)
+
+
+def _that_can_be_counted(tensor: Tensor) -> Tensor:
+    """Return magnitudes. It raises where their class cannot do what a picture asks."""
+    found = wide(tensor).abs().double()
+    if is_of_other_class(found):
+        cast(Any, _logarithms(found)).histc(BINS).tolist()
+    return found

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.testing._internal.two_tensor import TwoTensor
 
 import gradlib
 
@@ -343,6 +344,14 @@ def test_a_histogram_of_nested_gradients(layout: torch.layout) -> None:
         (torch.nested.to_padded_tensor(model(x), 0.0) * weights).sum().backward()
     axes = drawn(recording.plot("histogram"))
     assert [text.get_text() for text in axes.texts] == ["zeros", "50%"]
+
+
+def test_a_histogram_of_what_its_class_cannot_count() -> None:
+    x = TwoTensor(torch.ones(2, 3), torch.ones(2, 3)).requires_grad_()
+    with gradlib.record(model := nn.Tanh()) as recording:
+        model(x).sum().backward()
+    axes = drawn(recording.plot("histogram"))
+    assert marks(axes, "nan or inf")
 
 
 def test_statistics_are_enough_for_all_but_a_histogram() -> None:
