@@ -70,9 +70,14 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Take away what `hook_modules` has set."""
     for module, (before, after) in hooks.items():
-        for place in _HOOKS_AROUND_FORWARD(vars(module)):
-            place.pop(id(before), None)
-            place.pop(id(after), None)
+        every = _HOOKS_AROUND_FORWARD(vars(module))
+        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
+        first, last = id(before), id(after)
+        pre_hooks.pop(first, None)
+        with_kwargs.pop(first, None)
+        forward_hooks.pop(last, None)
+        also_with_kwargs.pop(last, None)
+        always_called.pop(last, None)
 
 
 # Where a module keeps its hooks, and what it shall do with them.
