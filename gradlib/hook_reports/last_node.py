@@ -34,6 +34,7 @@ class LastNode:
             computed that itself.
         laid_out: Where the gradient flows of what each input only lays out anew, as the
             transpose of a weight does.
+        laid_out_ends: The names of what ends there, as `ends` are.
         is_outside: Whether the module returns a tensor as it was.
         returned: What that tensor is called.
     """
@@ -43,6 +44,7 @@ class LastNode:
     edges: tuple[Edge | None, ...] = ()
     ends: tuple[str | None, ...] = ()
     laid_out: tuple[Edge | None, ...] = ()
+    laid_out_ends: tuple[str | None, ...] = ()
     is_outside: bool = False
     returned: str | None = None
 
@@ -61,14 +63,16 @@ def last_node(trial: Trial, end_at: EndAt) -> LastNode:
     edges = tuple(None if it is None else (it, i) for it, i in node.next_functions)
     ends = tuple(_end_name(it, end_at) for it in before)
     laid_out = tuple(map(_source, edges))
+    further = tuple(_end_name(it and it[0], end_at) for it in laid_out)
     maker = trial.stands_for.get(node)
     if maker is None:
         pairs = zip(before, ends, strict=True)
         inputs = tuple(end or _name(it) for it, end in pairs)
-        return LastNode(name_of(node), inputs, edges, ends, laid_out)
+        return LastNode(name_of(node), inputs, edges, ends, laid_out, further)
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
     returned = _end_name(node, end_at)
-    return LastNode(name_of(maker), inputs, edges, ends, laid_out, True, returned)
+    name = name_of(maker)
+    return LastNode(name, inputs, edges, ends, laid_out, further, True, returned)
 
 
 _LAYS_OUT = re.compile(

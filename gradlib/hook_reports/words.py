@@ -113,7 +113,8 @@ def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
 
 def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
     """Say what the gradient of an input of the last node is, if not that of a name."""
-    edge, end = call.last_node.edges[got.number], call.last_node.ends[got.number]
+    last, number = call.last_node, got.number
+    edge, end = last.edges[number], last.ends[number]
     if edge is None:
         if name := call.name_of_idle(grad):
             return f"{name}, which does not require grad"
@@ -128,6 +129,9 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
         return NOT_KNOWN
     if end:
         return f"gradient of {end}, before a hook that the forward sets"
+    source, of = last.laid_out[number], last.laid_out_ends[number]
+    if source and of and call.uses[source] > 1:
+        return _a_part_of(f"{of}, in another layout")
     return _also_known_as(call, grad, _what_inner(call, edge))
 
 

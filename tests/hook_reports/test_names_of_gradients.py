@@ -167,6 +167,19 @@ def test_a_part_of_an_inner_gradient_is_called_one() -> None:
     assert_close(entries[0].value, v[:4])
 
 
+def test_a_part_of_the_gradient_of_a_tied_weight_is_called_one() -> None:
+    fc, x = nn.Linear(3, 3), given(4, 3)
+    entries = report_of(nn.Sequential(fc, fc), x).kinds[LEGACY].grad_input
+    assert [entry.what for entry in entries] == [
+        "a part of the gradient of 0.bias, which has other uses, too",
+        "gradient of output of 0",
+        "a part of the gradient of 0.weight, in another layout, which has other uses, "
+        "too",
+    ]
+    h = fc(x).detach()
+    assert_close(entries[2].value, h.T @ cotangent(0, h))
+
+
 def test_a_later_call_of_an_inner_module_is_told_from_its_first() -> None:
     def twice(a: nn.Module, x: Tensor) -> Tensor:
         g = a(h := a(x))
