@@ -65,7 +65,12 @@ def copies_of(
     copies = {key: _copied(it, change) for key, it in given.items() if key not in own}
     attributes = _computed_attributes(module)
     kept = {key: _copied(it, as_it_is) for key, it in attributes.items()}
-    made: dict[int, Any] = kept | copies
+    sparse = {  # of which torch's deepcopy makes none
+        id(it): nn.Parameter(it.detach().clone(), it.requires_grad)
+        for it in module.parameters()
+        if it.layout != torch.strided
+    }
+    made: dict[int, Any] = kept | copies | sparse
     copied, leaves = _whole(module, inputs.leaves, made)
     if own & _tensors(copied):
         raise NotCopyableError(

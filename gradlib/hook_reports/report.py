@@ -1,5 +1,6 @@
 """What each kind of backward hook receives for a module, every entry named by value."""
 
+import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -260,7 +261,7 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
         with hook_set(kind, trial, named, write) as on_output:
             trial.run(on_output)
     except Exception as raised:
-        said, _, _ = str(raised).partition("\n\n")  # torch may add a list of kernels
+        said = _GUESSES_AND_KERNELS.sub("", str(raised))
         error = f"{type(raised).__name__}: {said}".removesuffix(": ")
     entries = tuple(
         HookEntry(place(kind, it), it.grad, what_it_is(call, kind, it)) for it in got
@@ -275,6 +276,10 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
         why = why_never_called(call, kind)
     fresh = dict.fromkeys(w for w in trial.warnings if w not in call.warnings)
     return HookKind(kind, entries, why, tuple(fresh), error)
+
+
+_GUESSES_AND_KERNELS = re.compile(r"\n\n.*| This could be because .*", re.DOTALL)
+"""What torch may add to an error: why there is no such kernel, and which there are."""
 
 
 def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:
