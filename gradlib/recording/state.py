@@ -133,6 +133,7 @@ class History:
         found = None if have_none else (type(module), hooks_of_others(module))
         if found != seen.hooks:
             seen.change("hooks", found, since)
+            self.has_changed = True  # it may be gone when the next forward begins
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""

@@ -381,6 +381,24 @@ def test_a_hook_that_runs_in_the_first_of_two_calls() -> None:
     all_agree(Twice(), before=hook_once)
 
 
+def test_a_hook_of_one_forward_is_not_one_of_the_next() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.is_hooked = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_hooked:
+                return self.fc(x)
+            handle = self.fc.register_forward_hook(double)
+            x = self.fc(x)
+            handle.remove()
+            return x
+
+    all_agree(Leaves(), between=lambda net: vars(net).update(is_hooked=False))
+
+
 def test_a_replay_leaves_hooks_in_their_places() -> None:
     fc: Any = nn.Linear(4, 4)
     model = Net(_nothing, fc)
