@@ -35,6 +35,7 @@ from mkdocs_hooks.benchmark_tables import (
     processor,
     table,
     where,
+    whole,
 )
 
 Ways = dict[str, dict[str, Any]]
@@ -83,7 +84,7 @@ def machines(*several: dict[str, Any]) -> Iterable[str]:
         [by_net(rows) for _, rows in grouped(results["rows"], "threads")]
         for results in several
     ]
-    heads = [f"{processor(it)}, {it['date'][:10]}" for it in several]
+    heads = [f"{processor(it)}, {whole(it['date'][:10])}" for it in several]
     yield table(
         ("gradlib with", *heads),
         [
@@ -98,7 +99,8 @@ def _of_machine(of_threads: list[dict[str, Ways]], name: str) -> str:
     first = sum(won(nets, name) for nets in of_threads)
     every = sum(map(len, of_threads))
     ratios = [it for nets in of_threads for it in against(nets, name)]
-    return f"{first} of {every}<br>{span(ratios)}" if ratios else ""
+    shown = (f"{first} of {every}", span(ratios)) if ratios else ()
+    return "<br>".join(map(whole, shown))
 
 
 def times_taken(results: dict[str, Any]) -> Iterable[str]:

@@ -101,13 +101,18 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table; a dash stands where there is nothing to say."""
     sides = tuple("---" if head in TEXTS else "---:" for head in heads)
     dash = "\N{EN DASH}"
-    shown = [(whole(first), *(it or dash for it in rest)) for first, *rest in rows]
+    shown = [(named(first), *(it or dash for it in rest)) for first, *rest in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in [heads, sides, *shown])
 
 
-def whole(name: str) -> str:
+def named(name: str) -> str:
     """Return the name of a network, whose widths stay in one line."""
-    return WIDTHS.sub(r'<span class="whole">\g<0></span>', name)
+    return WIDTHS.sub(lambda widths: whole(widths[0]), name)
+
+
+def whole(text: str) -> str:
+    """Return text that stays in one line."""
+    return f'<span class="whole">{text}</span>'
 
 
 def folded(title: str, text: str) -> str:
