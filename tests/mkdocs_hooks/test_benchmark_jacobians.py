@@ -120,9 +120,10 @@ def test_each_machine_has_a_column() -> None:
         row.setdefault("ms", {"median": 1.0})
     (text,) = jacobians.machines(one, two)
     heads, _, unchecked, *_ = text.splitlines()
-    assert f"{two['machine']['cpu']}, {two['date'][:10]} |" in heads
-    assert unchecked.startswith("| `check=False` | 18 of 18<br>")
-    assert unchecked.endswith("| 0 of 18<br>0.25 to 0.25 |")
+    assert f"{two['machine']['cpu']}, {tables.whole(two['date'][:10])} |" in heads
+    assert unchecked.startswith(f"| `check=False` | {tables.whole('18 of 18')}<br>")
+    last = "<br>".join(map(tables.whole, ("0 of 18", "0.25 to 0.25")))
+    assert unchecked.endswith(f"| {last} |")
 
 
 def test_many_networks_in_short() -> None:
@@ -143,8 +144,8 @@ def test_many_networks_in_short() -> None:
     assert f"on {len(nets) - 1} of {len(nets)} networks, not on {last}" in two
     assert faster.endswith("with 1 thread:")
     named = [line.split(" | ")[0] for line in lost.splitlines()[2:]]
-    assert named == [f"| {tables.whole(net)}" for net in (last, first)]
-    assert all(f"| {tables.whole(net)} |" in it for net in nets for it in every)
+    assert named == [f"| {tables.named(net)}" for net in (last, first)]
+    assert all(f"| {tables.named(net)} |" in it for net in nets for it in every)
 
 
 def test_every_marker_of_the_pages_is_understood() -> None:
