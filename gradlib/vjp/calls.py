@@ -1,7 +1,7 @@
 """The autograd calls that an error passed through, and what they were given."""
 
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from types import FrameType, TracebackType
 from typing import Any, cast
 
@@ -39,17 +39,14 @@ def raised_by_hook(error: BaseException) -> bool:
 
     What a function has saved it asks autograd for, and that is autograd's error.
     """
-    steps = _steps(error)
-    in_function = len(steps) > 1 and _is_of(steps[1], "torch.autograd.function")
+    inside = [*takewhile(lambda it: not _is_call(it.tb_frame), _steps(error))]
+    in_function = any(_is_of(step, "torch.autograd.function") for step in inside)
     if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
-        steps = steps[1:]
-    for step in steps:
-        if _is_call(step.tb_frame):
-            return False
-        # Of no module is what torch.compile has written.
-        if module_of(step.tb_frame) and not _is_of(step, "torch"):
-            return True
-    return False
+        return False
+    # Of no module is what torch.compile has written.
+    return any(
+        module_of(step.tb_frame) and not _is_of(step, "torch") for step in inside
+    )
 
 
 _OF_WHAT_WAS_SAVED = ("GL111", "GL112")

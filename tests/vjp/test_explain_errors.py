@@ -338,6 +338,57 @@ def test_a_saved_tensor_of_ones_own_function() -> None:
     assert "[GL111]" in note_of(loss.backward)
 
 
+def saved(ctx: Any) -> Tensor:
+    return ctx.saved_tensors[0]
+
+
+class Doubled(torch.autograd.Function):
+    """Asks a helper for what it has saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * saved(ctx) * gradients[0]
+
+
+def custom_operation() -> Any:
+    """Return the same, as an operation that was registered."""
+
+    @torch.library.custom_op("gradlib_tests::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return x**2
+
+    def keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    def back(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * gradient
+
+    doubled.register_autograd(back, setup_context=keep)
+    return doubled
+
+
+@pytest.mark.parametrize("make", [lambda: Doubled.apply, custom_operation])
+def test_what_was_saved_is_asked_for_by_a_function_further_in(make: Any) -> None:
+    operation = make()
+    loss = operation(vector()).sum()
+    loss.backward()
+    assert note_of(loss.backward).startswith("\n[GL111] ")
+    x = vector()
+    hidden = x * 1
+    loss = operation(hidden).sum()
+    hidden.add_(1)
+    note = note_of(partial(loss.backward, retain_graph=True))
+    assert note.startswith("\n[GL112] `hidden` was changed in place")
+    with pytest.raises(gradlib.ChangedInPlaceError):
+        gradlib.grad(loss, x)
+
+
 def test_a_call_that_torch_makes_is_explained() -> None:
     weight = vector()
     optimizer = torch.optim.SGD([weight], lr=0.1)
