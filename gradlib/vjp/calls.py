@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function
 from gradlib.vjp.arguments import (
     Argument,
     Arguments,
+    is_differentiable,
     read_argument,
     read_arguments,
     read_grad_outputs,
@@ -119,12 +120,19 @@ def _is_of(step: TracebackType, package: str) -> bool:
 
 def _grad(given: dict[str, Any]) -> Arguments:
     """Read the variables of torch.autograd.grad, which may have used up iterators."""
-    outputs, inputs = given["outputs"], given["inputs"]
-    if type(inputs) is not dict:
-        inputs = _alone(given.get("inputs_tuple", inputs))
-    options = {name: it for name in _OPTIONS if (it := given.get(name))}
-    vectors = given["grad_outputs"]
-    arguments = read_arguments(_alone(outputs), inputs, vectors, **options)
+    # torch has set this one by the other, where it was left out.
+    defaults = {"allow_unused": given.get("materialize_grads", False)}
+    options = {
+        name: it
+        for name in _OPTIONS
+        if (it := given.get(name)) not in (None, defaults.get(name, False))
+    }
+    arguments = read_arguments(
+        _alone(given["outputs"]),
+        _alone(_inputs(given)),
+        given["grad_outputs"],
+        **options,
+    )
     return replace(arguments, function="torch.autograd.grad")
 
 
@@ -135,9 +143,7 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
     inputs = Argument("inputs", "x", (), several=True)
     into_leaves = given.get("inputs") is None
     if not into_leaves:
-        inputs = read_argument(
-            "inputs", "x", given.get("inputs_tuple", given["inputs"])
-        )
+        inputs = read_argument("inputs", "x", _inputs(given))
     if is_method:
         outputs = replace(outputs, name="the output", alone="the output")
         vectors = replace(vectors, name="gradient", alone="gradient")
@@ -148,11 +154,18 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
     )
 
 
+def _inputs(given: dict[str, Any]) -> Any:
+    """Return the inputs, of which torch has made a tuple unless they are a dict."""
+    inputs = given["inputs"]
+    return inputs if type(inputs) is dict else given.get("inputs_tuple", inputs)
+
+
 def _alone(given: Any) -> Any:
-    """Return the one entry of a tuple: torch wraps a single tensor in one."""
+    """Return the one tensor of a tuple: torch wraps it in one."""
     if isinstance(given, tuple) and not isinstance(given, GradientEdge):
         entries = cast(tuple[Any, ...], given)
-        return entries[0] if len(entries) == 1 else entries
+        is_alone = len(entries) == 1 and is_differentiable(entries[0])
+        return entries[0] if is_alone else entries
     return given
 
 

@@ -41,6 +41,11 @@ def _found(arguments: Arguments) -> Diagnosis | None:
 
 
 def _torch_knows_better(arguments: Arguments) -> bool:
-    """Tell whether a class of its own, no tensor, takes part and answers for torch."""
+    """Tell whether torch says better what is wrong, or a class that answers for it.
+
+    Of two options that contradict each other it says just that.
+    """
+    if arguments.materialize_grads and not arguments.allow_unused:
+        return True
     values = (*arguments.outputs.values, *arguments.inputs.values)
     return not all(isinstance(value, Tensor | GradientEdge) for value in values)

@@ -12,6 +12,7 @@ from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.vector_lists import are_rows
 from gradlib.vjp.wordings import code_of
 
 # What only the run itself can show: the arguments may be wrong as well.
@@ -108,11 +109,13 @@ def _meant(error: Exception, arguments: Arguments | None) -> Diagnosis | None:
 def _as_torch_takes_it(arguments: Arguments) -> Arguments:
     """Return a call without the vectors that are too many, which torch drops.
 
-    It does not get there with what is no tensor, as a list of numbers.
+    It does not get there with what is no tensor, as a list of numbers, nor with rows
+    where it wants a batch of them.
     """
     vectors = arguments.grad_outputs
     values = vectors.values[: len(arguments.outputs.values)]
-    if not all(it is None or isinstance(it, Tensor) for it in values):
+    are_no_batch = arguments.is_grads_batched and are_rows(arguments)
+    if are_no_batch or not all(it is None or isinstance(it, Tensor) for it in values):
         return arguments
     return replace(arguments, grad_outputs=replace(vectors, values=values))
 

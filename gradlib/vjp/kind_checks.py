@@ -70,6 +70,8 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
     if isinstance(value, nn.Module):
         line = f"y = {spelled}(x)"
         return "The output is what the module returns.", line
+    if isinstance(value, str) and outputs.several:
+        return "Of a dict torch takes the keys. Pass its values().", "y = y.values()"
     if value is None:
         return "Does the function that computes it lack a return?", "y = f(x)"
     if callable(value) and not outputs.several:

@@ -196,13 +196,18 @@ def _holds(argument: Argument, value: Any) -> bool:
     if not argument.several:
         return value is argument.values[0]
     if issubclass(type(value), dict):
-        value = tuple(value.values())
+        value = tuple(value if _are_keys(argument) else value.values())
     if not issubclass(type(value), list | tuple | nn.ParameterList):
         return False  # an iterator is used up
     entries = tuple(value)
     return len(entries) == len(argument.values) and all(
         map(is_, entries, argument.values)
     )
+
+
+def _are_keys(argument: Argument) -> bool:
+    """Tell whether torch has taken the keys of a dict."""
+    return {str} == set(map(type, argument.values))
 
 
 def _is_recomputed(text: str, argument: Argument) -> bool:
@@ -239,7 +244,7 @@ def _binding(
     if _is_list(written.node):
         if not argument.several:
             return ""  # torch has opened it
-    elif argument.several and argument.keys is None:
+    elif argument.several and argument.keys is None and not _are_keys(argument):
         text = f"list({text})"  # an iterator is used up by one use
     return f"{variable} = {text}" if len(text) <= LONGEST else ""
 

@@ -39,10 +39,11 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
                 "weights."
             )
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
-    elif wanted == 1 and _are_rows(arguments):
+    elif are_rows(arguments):
+        silently = "torch uses the first alone, silently. "
         intent = (
-            "torch uses the first alone, silently. Likely meant: a result for each, as "
-            "is_grads_batched gives it."
+            f"{silently * (not arguments.is_grads_batched)}Likely meant: a result for "
+            "each, as is_grads_batched gives it for one tensor with an axis in front."
         )
         fix = f"v = torch.stack(list(v))\n{call(arguments, is_grads_batched=True)}"
     else:
@@ -119,8 +120,10 @@ def _counted(argument: Argument) -> str:
     return f"{argument.name} has {counted(len(argument.values), 'entry', 'entries')}"
 
 
-def _are_rows(arguments: Arguments) -> bool:
+def are_rows(arguments: Arguments) -> bool:
     """Tell whether each of several vectors fits the one output."""
+    if len(arguments.outputs.values) != 1:
+        return False
     wanted = shape_of(arguments.outputs.values[0])
     shapes = {shape_of(vector) for vector in arguments.grad_outputs.values}
     values = arguments.grad_outputs.values

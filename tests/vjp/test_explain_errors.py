@@ -606,3 +606,16 @@ def test_the_inputs_of_a_backward_stay_its_inputs(call: str, tmp_path: Path) -> 
     exec("\n".join(it[4:] for it in lines if it.startswith("    ")), names)
     assert x.grad is not None
     assert w.grad is None
+
+
+def test_options_that_contradict_each_other_are_torchs_to_explain() -> None:
+    x, unused = vector(), vector()
+    loss = (x**2).sum()
+    options = {"materialize_grads": True, "allow_unused": False}
+    for ask in torch.autograd.grad, gradlib.grad:
+        with (
+            pytest.raises(ValueError, match="allow_unused=False") as caught,
+            gradlib.explain_errors(),
+        ):
+            ask(loss, [x, unused], torch.ones(2), **options)
+        assert notes(caught.value) == []

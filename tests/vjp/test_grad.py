@@ -18,7 +18,7 @@ from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.cases import CASES, Case
 from gradlib.vjp.connection import unconnected
 
-from .releases import where_shown
+from .releases import older_than_dicts, where_shown
 
 Grad = Callable[..., Any]
 
@@ -110,11 +110,6 @@ def test_several_outputs_and_inputs(
         return found
 
     assert same(*both(call))
-
-
-def older_than_dicts() -> bool:
-    """Tell whether this torch takes no dict of inputs."""
-    return "dict" not in (torch.autograd.grad.__doc__ or "")
 
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {

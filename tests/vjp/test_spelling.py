@@ -17,6 +17,7 @@ import gradlib
 from gradlib.vjp.cases import CASES, Case
 
 from .programs import run
+from .releases import older_than_dicts
 
 CALLS = [(case, "gradlib.grad") for case in CASES.values()]
 CALLS += [(case, "torch.autograd.grad") for case, _ in CALLS if case.torch_refuses]
@@ -59,7 +60,7 @@ def fixed(program: str, **names: Any) -> str:
 
 
 def square_sum(x: Any) -> Tensor:
-    parts = [x] if isinstance(x, Tensor) else x
+    parts = [x] if isinstance(x, Tensor) else x.values() if type(x) is dict else x
     return torch.stack([(it**2).sum() for it in parts]).sum()
 
 
@@ -686,3 +687,39 @@ def test_the_earlier_pass_is_the_one_that_changes(name: str) -> None:
     assert shown == code
     f = names["f"] if ", " in code.split(" = ")[0] else lambda x: names["f"](x)[1]
     run(shown, names | {"f": f, "x": names["images"]})
+
+
+BY_TORCH: dict[str, tuple[str, str]] = {
+    "outputs by name": (
+        'torch.autograd.grad({"a": total, "b": total}, images)',
+        'y = {"a": total, "b": total}\ny = y.values()\ntorch.autograd.grad(y, images)',
+    ),
+    "outputs by name, in a variable": (
+        'losses = {"a": total, "b": total}\ntorch.autograd.backward(losses)',
+        "y = losses.values()\ntorch.autograd.backward(y)",
+    ),
+    "a list in the list of outputs": (
+        "torch.autograd.grad([[total, total]], images)",
+        "y = [[total, total]]\ny = [*y[0]]\ntorch.autograd.grad(y, images)",
+    ),
+    "rows where a batch of them is wanted": (
+        "doubled, rows = images * 2, [images.detach(), spare.detach()]\n"
+        "torch.autograd.grad(doubled, images, rows, is_grads_batched=True)",
+        "v = torch.stack(list(rows))\n"
+        "torch.autograd.grad(doubled, images, v, is_grads_batched=True)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_what_torch_has_opened_is_written_as_it_was_given(name: str) -> None:
+    program, code = BY_TORCH[name]
+    assert fixed(f"{dedent(START)}\n{program}") == code
+
+
+@pytest.mark.skipif(older_than_dicts(), reason="this torch takes no dict of inputs")
+def test_the_inputs_of_a_backward_by_name() -> None:
+    call = "total.backward(inputs=named)"
+    program = 'named = {"a": images, "b": spare.detach()}'
+    code = fixed(f"{dedent(START)}\n{program}\n{call}")
+    assert code == f'named["b"].requires_grad_()\ntotal = f(named)\n{call}'
