@@ -384,7 +384,8 @@ def test_what_was_saved_is_asked_for_by_a_function_further_in(make: Any) -> None
     loss = operation(hidden).sum()
     hidden.add_(1)
     note = note_of(partial(loss.backward, retain_graph=True))
-    assert note.startswith("\n[GL112] `hidden` was changed in place")
+    assert note.startswith("\n[GL112] ")
+    assert "`hidden`" in note
     with pytest.raises(gradlib.ChangedInPlaceError):
         gradlib.grad(loss, x)
 
