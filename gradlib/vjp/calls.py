@@ -157,7 +157,8 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
 def _inputs(given: dict[str, Any]) -> Any:
     """Return the inputs, of which torch has made a tuple unless they are a dict."""
     inputs = given["inputs"]
-    return inputs if type(inputs) is dict else given.get("inputs_tuple", inputs)
+    is_dict = issubclass(type(inputs), dict)
+    return inputs if is_dict else given.get("inputs_tuple", inputs)
 
 
 def _alone(given: Any) -> Any:

@@ -1,11 +1,15 @@
 """Explanations as notes on the errors of autograd itself."""
 
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, suppress
 from dataclasses import replace
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import TracebackType
+from typing import Any, cast
 
 from torch import Tensor
 
+from gradlib.errors import GradlibError, RecordingArgumentError
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.calls import innermost_call, raised_by_hook
 from gradlib.vjp.cases import CASES
@@ -19,20 +23,57 @@ from gradlib.vjp.wordings import code_of
 _ONLY_RAISED = ("GL111", "GL112")
 
 
-@contextmanager
-def explain_errors() -> Generator[None]:
+_RUNS_LATER = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR
+
+
+class Explaining(ContextDecorator):
+    """What `explain_errors` returns. It holds nothing, so any blocks may share it."""
+
+    def __call__(self, func: Callable[..., Any]) -> Any:
+        """Return the function with its errors explained."""
+        code = getattr(func, "__code__", None)
+        if code is not None and code.co_flags & _RUNS_LATER:
+            raise RecordingArgumentError(
+                f"explain_errors() is above {func.__name__}, whose body runs after the "
+                "call, as that of each async function and generator: write `with "
+                "gradlib.explain_errors():` inside it."
+            )
+        return super().__call__(func)
+
+    def __enter__(self) -> None:
+        """Do nothing: there is something to do only where an error leaves."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Explain the error that leaves the block, and let it go on."""
+        for it in _shown_with(error) if isinstance(error, Exception) else ():
+            with suppress(Exception):  # an error must get through, explained or not
+                if not _is_explained(it) and (found := _explanation(it)) is not None:
+                    it.add_note(f"\n{found}")
+
+
+def explain_errors() -> Explaining:
     """Add an explanation to errors of autograd, as a note below their message.
 
     For code that calls torch itself: ``loss.backward()``, ``torch.autograd.grad``, or
     anything that does. The note is what `grad` would say, with the same code, and the
     names that the code gives to tensors. The error stays what it is, with its type,
     message and traceback. It gets one note, however many blocks it leaves, and other
-    errors get none.
+    errors get none. Errors in an ``ExceptionGroup``, and those that another was raised
+    from, are explained too.
 
     It is also a decorator: write ``@gradlib.explain_errors()`` above a function.
 
+    Returns:
+        What stands in ``with``, as often as you like, or above functions.
+
     Raises:
         Exception: What the block raises.
+        RecordingArgumentError: It is above an async function or a generator.
 
     Example:
         ```python
@@ -64,22 +105,30 @@ def explain_errors() -> Generator[None]:
         #> More in gradlib's documentation: docs/errors/GL101.md
         ```
     """
-    try:
-        yield
-    except Exception as error:
-        if not _is_explained(error):
-            with suppress(Exception):  # an error must get through, explained or not
-                if (found := _explanation(error)) is not None:
-                    error.add_note(f"\n{found}")
-        raise
+    return Explaining()
 
 
-def _is_explained(error: Exception) -> bool:
+def _shown_with(error: BaseException | None) -> Iterator[BaseException]:
+    """Give an error, those of its group, and those that Python shows before it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        it = waiting.pop()
+        # Ours says all that is to be said of the one it was raised from.
+        if it is None or id(it) in seen or isinstance(it, GradlibError):
+            continue
+        seen.add(id(it))
+        yield it
+        if isinstance(it, BaseExceptionGroup):
+            waiting += cast("BaseExceptionGroup[BaseException]", it).exceptions
+        waiting.append(it.__cause__ if it.__suppress_context__ else it.__context__)
+
+
+def _is_explained(error: BaseException) -> bool:
     """Tell whether a block inside this one has explained the error."""
     return any(note.startswith("\n[GL") for note in getattr(error, "__notes__", []))
 
 
-def _explanation(error: Exception) -> Diagnosis | None:
+def _explanation(error: BaseException) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error.
 
     Where torch made the call, as in torch.func.vjp, code would be in torch's names,
@@ -92,7 +141,7 @@ def _explanation(error: Exception) -> Diagnosis | None:
     return replace(found, fix="")
 
 
-def _meant(error: Exception, arguments: Arguments | None) -> Diagnosis | None:
+def _meant(error: BaseException, arguments: Arguments | None) -> Diagnosis | None:
     """Return the same, with code in any case."""
     if arguments is not None and raised_by_hook(error):
         return None

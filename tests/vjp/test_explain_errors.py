@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -167,6 +167,92 @@ def test_it_decorates_a_function() -> None:
         return one + other
 
     assert add(1, other=2) == 3
+
+
+async def later() -> None: ...
+
+
+def one_by_one() -> Iterator[int]:
+    yield 1
+
+
+async def one_by_one_later() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [later, one_by_one, one_by_one_later])
+def test_it_refuses_a_function_whose_body_runs_later(function: Any) -> None:
+    with pytest.raises(gradlib.RecordingArgumentError, match=function.__name__):
+        gradlib.explain_errors()(function)
+
+
+def test_one_object_serves_many_blocks() -> None:
+    explaining = gradlib.explain_errors()
+    x = vector()
+
+    def fail() -> None:
+        with explaining, explaining:
+            (x * 2).backward()
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            fail()
+        (note,) = notes(caught.value)
+        assert note.startswith("\n[GL101] ")
+
+
+def error_of(fail: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (any)
+        fail()
+    return caught.value
+
+
+def test_errors_in_a_group_are_explained() -> None:
+    x = vector()
+    first, second = error_of((x * 2).backward), error_of(torch.ones(()).backward)
+    others = [ExceptionGroup("inner", [second]), KeyError("mine")]
+    with pytest.raises(ExceptionGroup) as caught, gradlib.explain_errors():
+        raise ExceptionGroup("outer", [first, *others])
+    assert [len(notes(it)) for it in (caught.value, *others)] == [0, 0, 0]
+    assert notes(first)[0].startswith("\n[GL101] ")
+    assert notes(second)[0].startswith("\n[GL108] ")
+
+
+def test_the_error_that_another_was_raised_from_is_explained() -> None:
+    first = error_of((vector() * 2).backward)
+
+    def by_cause() -> None:
+        raise ValueError("mine") from first
+
+    def by_context() -> None:
+        try:
+            raise first
+        except RuntimeError:
+            raise ValueError("mine")  # noqa: B904 (that is the question)
+
+    def by_neither() -> None:
+        try:
+            raise first
+        except RuntimeError:
+            raise ValueError("mine") from None
+
+    for fail, count in (by_neither, 0), (by_context, 1), (by_cause, 1):
+        with (
+            pytest.raises(ValueError, match="mine") as caught,
+            gradlib.explain_errors(),
+        ):
+            fail()
+        assert notes(caught.value) == []
+        assert len(notes(first)) == count
+
+
+def test_what_gradlib_has_explained_is_not_explained_again() -> None:
+    x = vector()
+    loss = (x**2).sum()
+    loss.backward()
+    with pytest.raises(gradlib.FreedGraphError) as caught, gradlib.explain_errors():
+        gradlib.grad(loss, x)
+    assert notes(caught.value) == notes(cast(Any, caught.value.__cause__)) == []
 
 
 def test_notes_of_others_stay() -> None:
