@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge, Node
 from gradlib.edges import Differentiable, Edge, edge_of, edges_behind, leaves_at
 from gradlib.private.nodes import AccumulateGrad, leaf_of
 
-LEAF = "It is a leaf: nothing leads from it to another tensor."
+LEAF = "{} is a leaf: nothing leads from it to another tensor."
 LEADS_NOWHERE = (
     "torch.tensor(...) makes a leaf of numbers, whatever these were computed from. "
     "torch.stack(losses) keeps their graph, and so do sums and means of tensors."

@@ -113,8 +113,10 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
             ".data, .item(), .numpy(), torch.tensor(...) around a result, or what has "
             "no derivative, as argmax, a comparison, a cast to integers. Or nothing "
             "required grad: the weights are frozen, or a checkpoint with "
-            "use_reentrant=True was given only data. Or it is a gradient, computed "
-            "without create_graph=True. Or requires_grad was set too late."
+            "use_reentrant=True was given only data. Or it is a gradient: computed "
+            "without create_graph=True, or by a backward that is once_differentiable, "
+            "or that of a linear function, which is constant. Or requires_grad was set "
+            "too late."
         )
     fix = recomputed(arguments, *lines)
     found = diagnosis("GL108", what, intent=intent, fix=fix)
@@ -233,8 +235,10 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
         fix = recomputed(arguments, "y = f(x)")
-    elif all(is_made_anew(it, inputs.values) for it in outputs.values):
-        what += f" {LEAF}"
+    elif outputs.values and all(
+        is_made_anew(it, inputs.values) for it in outputs.values
+    ):
+        what += f" {LEAF.format(called(outputs, 0, arguments.frames))}"
         intent = LEADS_NOWHERE
         fix = recomputed(arguments, "y = f(x)")
     elif arguments.materialize_grads:
@@ -243,8 +247,9 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
     else:
         what += f" {_leaves(graph, arguments.frames)}"
         intent = (
-            "Was its layer called, and the result used? If it is meant to be unused, "
-            "allow_unused gives None for it, and materialize_grads zeros."
+            "Was its layer called, while it required grad, and the result used? The "
+            "gradient of what is linear in it does not depend on it. If it is meant to "
+            "be unused, allow_unused gives None for it, and materialize_grads zeros."
         )
         fix = recomputed(arguments, allow_unused=True)
     found = diagnosis("GL109", what, intent=intent, fix=fix)

@@ -4,9 +4,9 @@ from math import prod
 
 from torch import Tensor
 
-from gradlib.vjp.arguments import Arguments, Form, Shape, shape_of
+from gradlib.vjp.arguments import Argument, Arguments, Form, Shape, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
-from gradlib.vjp.fixes import all_ones, call, spelled_form
+from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
 
 
 def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -17,37 +17,62 @@ def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | No
         i: Which output and grad_outputs.
         form: That of the output.
     """
-    vectors, is_batched = arguments.grad_outputs, arguments.is_grads_batched
-    count = _count(shape_of(vectors.values[i]), form.shape)
-    if count if is_batched else count < 2:
+    count = _count(shape_of(arguments.grad_outputs.values[i]), form.shape)
+    if arguments.is_grads_batched:
+        return None if count else _no_axis(arguments, i, form)
+    return _axis_unasked(arguments, i, form, count) if count > 1 else None
+
+
+def _axis_unasked(
+    arguments: Arguments, i: int, form: Form, count: int
+) -> Diagnosis | None:
+    """Explain vectors with the batch axis where is_grads_batched is missing."""
+    vectors, shapes = arguments.grad_outputs, _shapes(arguments.grad_outputs)
+    of_an_input = shapes[i] in _shapes(arguments.inputs)
+    if of_an_input or _counts(arguments) != {count}:
         return None
-    shapes = [shape_of(vector) for vector in vectors.values]
-    forms = [shape_of(output) for output in arguments.outputs.values]
-    what = (
-        f"{vectors.places[i]} has shape {list(shapes[i] or ())}, and "
-        f"{arguments.outputs.places[i]} has {list(form.shape)}."
-    )
-    if not is_batched:
-        of_an_input = shapes[i] in map(shape_of, arguments.inputs.values)
-        if of_an_input or set(map(_count, shapes, forms)) != {count}:
-            return None
-        intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
-        fix = call(arguments, is_grads_batched=True)
-        if arguments.accumulates:
-            intent = f"For {count} vectors the gradients add up: pass their sum."
-            summed = "[each.sum(0) for each in v]" if vectors.several else "v.sum(0)"
-            fix = f"v = {summed}\n{call(arguments, 'v')}"
-    elif shapes == forms:
+    intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
+    fix = call(arguments, is_grads_batched=True)
+    if arguments.accumulates:
+        intent = f"For {count} vectors the gradients add up: pass their sum."
+        summed = "[each.sum(0) for each in v]" if vectors.several else "v.sum(0)"
+        fix = f"v = {summed}\n{call(arguments, 'v')}"
+    what = _compared(arguments, i, form)
+    return diagnosis("GL107", what, intent=intent, fix=fix)
+
+
+def _no_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis:
+    """Explain a vector without the batch axis where is_grads_batched wants it."""
+    vectors, shapes = arguments.grad_outputs, _shapes(arguments.grad_outputs)
+    given, counts, mends = shapes[i], _counts(arguments) - {0}, dict[int, str]()
+    what = _compared(arguments, i, form)
+    if given is None:
+        what = f"With is_grads_batched there is no {vectors.places[i]}."
+    if shapes == _shapes(arguments.outputs):
         intent = "This is one vector: leave is_grads_batched out."
         fix = call(arguments, is_grads_batched=None)
+    elif len(counts) == 1 and given in (None, form.shape):
+        (count,) = counts
+        intent = f"Of the others there are {count}. Likely meant: this one each time."
+        one, fix = "{v}", ""
+        if given is None:
+            intent = f"Of the others there are {count}. {ONES_MEAN}"
+            one = weights(arguments.outputs.values[i])
+        mends = {i: f"{{v}} = {one}.expand({[count, *form.shape]})"}
     else:
-        if shapes[i] is None:
-            what = f"With is_grads_batched there is no {vectors.places[i]}."
         is_alone = not arguments.outputs.several and prod(form.shape)
         line = _unit_vectors(arguments, form) if is_alone else all_ones(arguments)
         intent = "Unit vectors, one for each entry of an output, give its Jacobian."
         fix = f"{line}\n{call(arguments, 'v')}"
-    return diagnosis("GL107", what, intent=intent, fix=fix)
+    return diagnosis("GL107", what, intent=intent, fix=fix, mends=mends)
+
+
+def _compared(arguments: Arguments, i: int, form: Form) -> str:
+    vectors = arguments.grad_outputs
+    return (
+        f"{vectors.places[i]} has shape {list(shape_of(vectors.values[i]) or ())}, and "
+        f"{arguments.outputs.places[i]} has {list(form.shape)}."
+    )
 
 
 def _unit_vectors(arguments: Arguments, form: Form) -> str:
@@ -69,6 +94,16 @@ def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
         intent="Make a call for each vector, here for one.",
         fix=f"{one}\n{call(arguments, 'v', is_grads_batched=None)}",
     )
+
+
+def _shapes(argument: Argument) -> list[Shape | None]:
+    return [*map(shape_of, argument.values)]
+
+
+def _counts(arguments: Arguments) -> set[int]:
+    """Return how many vectors there are for the outputs."""
+    vectors, outputs = arguments.grad_outputs, arguments.outputs
+    return {*map(_count, _shapes(vectors), _shapes(outputs))}
 
 
 def _count(shape: Shape | None, wanted: Shape | None) -> int:

@@ -71,7 +71,7 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
         )
         intent = "A loss is real: take .real or .abs() of it. Or pass the weight."
     elif is_made_anew(outputs.values[i], arguments.inputs.values):
-        what += f" {LEAF}"
+        what += f" {LEAF.format('It')}"
         intent = LEADS_NOWHERE
         mends, fix = {}, recomputed(arguments, "y = f(x)")
     elif _is_gathered(outputs.values[i]):

@@ -1,5 +1,6 @@
 """Whether grad_outputs are tensors, one for each output."""
 
+from dataclasses import replace
 from numbers import Number
 from typing import Any, cast
 
@@ -9,7 +10,14 @@ from torch import Tensor
 from gradlib.errors import counted
 from gradlib.vjp.arguments import Argument, Arguments, Shape, form_of, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
-from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
+from gradlib.vjp.fixes import (
+    ONES_MEAN,
+    all_ones,
+    call,
+    recomputed,
+    spelled_form,
+    weights,
+)
 from gradlib.vjp.kind_checks import kind_of
 
 
@@ -65,6 +73,11 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         shape = _shape_of_numbers(vectors.values)
         made = made.format(v="v", y="y") + _missing_axis(arguments, shape)
         fix = f"v = {made}\n{call(arguments, 'v')}"
+    elif isinstance(value, bool) and not vectors.several:
+        intent = "Likely meant: retain_graph or create_graph, by its name."
+        without = replace(vectors, values=(None,) * len(outputs.values))
+        kept = {"retain_graph": True} if value else {}
+        fix = recomputed(replace(arguments, grad_outputs=without), **kept)
     elif _is_for_others(arguments):
         intent = "Each output needs weights of its own, of its shape."
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"

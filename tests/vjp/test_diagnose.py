@@ -293,6 +293,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
     ),
     "float": (lambda: square(1.5), "GL104", "grad_outputs", "is of type float"),
     "float for two": (lambda: two(1.5), "GL104", "grad_outputs", "weights of its own"),
+    "an option by position": (
+        lambda: outer(True),
+        "GL104",
+        "grad_outputs",
+        "grad_outputs is of type bool retain_graph or create_graph, by its name",
+    ),
     "float in a list": (
         lambda: square([0.5]),
         "GL104",
@@ -436,6 +442,18 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "GL107",
         "grad_outputs[1]",
         "has shape [4], and outputs[1] has [4]",
+    ),
+    "one vector beside a batch": (
+        lambda: two([ones(2, 4, 4), ones(4)], is_grads_batched=True),
+        "GL107",
+        "grad_outputs[1]",
+        "Of the others there are 2. Likely meant: this one each time",
+    ),
+    "none beside a batch": (
+        lambda: two([ones(2, 4, 4), None], is_grads_batched=True),
+        "GL107",
+        "grad_outputs[1]",
+        "there is no grad_outputs[1] Of the others there are 2. Weights of one",
     ),
     "batches of two sizes": (
         lambda: two([ones(2, 4, 4), ones(3, 4)], is_grads_batched=True),
@@ -774,13 +792,13 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         lambda: Call(torch.tensor(3.0, requires_grad=True), vector()),
         "GL109",
         "inputs[0]",
-        "It is a leaf torch.stack(losses) keeps their graph",
+        "outputs[0] is a leaf torch.stack(losses) keeps their graph",
     ),
     "leaves made anew as output": (
         lambda: Call(torch.tensor([3.0, 4.0], requires_grad=True), vector()),
         "GL109",
         "inputs[0]",
-        "It is a leaf torch.stack(losses) keeps their graph",
+        "outputs[0] is a leaf torch.stack(losses) keeps their graph",
     ),
     "iterator that was used": (
         lambda: model_call(lambda _: iter(())),
