@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -48,8 +49,7 @@ class Argument:
 
     def _each(self, name: str) -> tuple[str, ...]:
         steps = range(len(self.values)) if self.keys is None else self.keys
-        quoted = (f'"{it}"' if isinstance(it, str) else repr(it) for it in steps)
-        return tuple(f"{name}[{step}]" for step in quoted)
+        return tuple(f"{name}[{written_key(step)}]" for step in steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,13 @@ class Arguments:
         """Return what belongs to the inputs as torch does: a tuple, or a dict."""
         keys = self.inputs.keys
         return gradients if keys is None else dict(zip(keys, gradients, strict=True))
+
+
+def written_key(key: object) -> str:
+    """Return the code of a key, or of an index."""
+    if isinstance(key, Enum):
+        return f"{type(key).__name__}.{key.name}"
+    return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
 class Form(NamedTuple):

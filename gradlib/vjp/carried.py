@@ -81,14 +81,16 @@ _MOVES = {
 def _detached(value: object) -> str:
     """Return the code that detaches what a variable holds, or ``""``."""
     if isinstance(value, Tensor):
-        return "{}.detach()"
-    if type(value) not in (tuple, list):
+        return "{0}.detach()"
+    is_named = issubclass(type(value), tuple) and hasattr(value, "_make")
+    if type(value) not in (tuple, list) and not is_named:
         return ""
-    parts = cast(Sequence[Any], value)
-    if not all(isinstance(it, Tensor) for it in parts):
+    if not all(isinstance(it, Tensor) for it in cast(Sequence[Any], value)):
         return ""
-    each = "it.detach() for it in {}"
-    return f"[{each}]" if isinstance(value, list) else f"tuple({each})"
+    each = "it.detach() for it in {0}"
+    if is_named:
+        return f"{{0}}._make({each})"
+    return f"[{each}]" if type(value) is list else f"tuple({each})"
 
 
 def _loops_around(site: Site) -> Iterator[ast.stmt]:

@@ -18,6 +18,7 @@ from gradlib.vjp.arguments import (
     form_of,
     is_differentiable,
     shape_of,
+    written_key,
 )
 
 ONES_MEAN = "Weights of one give the gradient of the output's sum."
@@ -135,7 +136,7 @@ def for_entries(lines: Mapping[int, str], *arguments: Argument) -> list[str]:
 
 def _steps(entries: list[int], argument: Argument) -> str:
     if argument.keys is not None:
-        return str([argument.keys[i] for i in entries])
+        return f"[{', '.join(written_key(argument.keys[i]) for i in entries)}]"
     if entries == [*range(len(entries))]:
         return f"range({len(entries)})"
     return fill(str(entries), WIDTH - 2 * len("for i in "))

@@ -1,5 +1,7 @@
 """Whether outputs and inputs are parts of one graph."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
@@ -26,6 +28,8 @@ from gradlib.vjp.connection import (
 )
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.fixes import (
+    CALL,
+    FEW,
     ORIGINAL,
     all_ones,
     exchanged,
@@ -160,9 +164,50 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         instead = original
     else:
         intent = "Let it require grad, then compute the output from it."
-    fix = recomputed(arguments, *_lines_for_grad(inputs))
-    found = diagnosis("GL110", what, intent=intent, fix=fix)
+    back, others = _put_back(arguments, original) if original else ([], {})
+    fix = recomputed(arguments, *(back or _lines_for_grad(inputs)))
+    found = diagnosis("GL110", what, intent=intent, fix=fix, others=others)
     return _passing(instead, found, arguments, inputs)
+
+
+def _put_back(arguments: Arguments, first: str) -> tuple[list[str], dict[str, str]]:
+    """Return the lines that put back what was detached, where all of it has a name.
+
+    Args:
+        arguments: Of the call.
+        first: The name of the first that was detached.
+
+    Returns:
+        The lines, and what other letters stand for in them.
+    """
+    inputs, frames = arguments.inputs, arguments.frames
+    detached = [i for i, it in enumerate(inputs.values) if _needs_no_grad(it)]
+    is_list = inputs.keys is None
+    if not inputs.several or not in_reach(first, frames):
+        return [], {}
+    if len(detached) > FEW:
+        owner = _owner([inputs.values[i] for i in detached], frames)
+        every = "list(w.parameters())" if is_list else "dict(w.named_parameters())"
+        return ([f"x = {every}"], {ORIGINAL: owner}) if owner else ([], {})
+    of = arguments.outputs.values
+    names = [_original(inputs.values[i], frames, of) for i in detached]
+    if not all(in_reach(name, frames) for name in names):
+        return [], {}
+    others: dict[str, str] = dict(zip((ORIGINAL, CALL), names, strict=False))
+    lines = {i: f"{{x}} = {it}" for i, it in zip(detached, others, strict=True)}
+    return ["x = list(x)"] * is_list + for_entries(lines, inputs), others
+
+
+def _owner(detached: Sequence[Tensor], frames: Sequence[FrameType]) -> str:
+    """Return the module that most of the tensors are parameters of, or ``""``."""
+    wanted = set(map(_seen, detached)) - {None}
+    names = (
+        name
+        for name, it in named_tensors(frames)
+        if "." in name and it.requires_grad and _seen(it) in wanted
+    )
+    owners = Counter(re.split(r"\W", name)[0] for name in names)
+    return max(owners, key=owners.__getitem__, default="")
 
 
 def _lines_for_grad(inputs: Argument) -> list[str]:
@@ -313,15 +358,19 @@ def _original(
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors have the same values in the same memory."""
+    seen = _seen(one)
+    return seen is not None and seen == _seen(other)
+
+
+def _seen(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return how a tensor looks at memory: where, which entries, and as what.
+
+    Returns:
+        ``None`` where it has no memory of its own: sparse, or a stand-in.
+    """
     try:
-        return 0 not in (one.data_ptr(), other.data_ptr()) and _seen(one) == _seen(
-            other
-        )
-    except RuntimeError:  # no memory of its own: sparse, or a stand-in
-        return False
-
-
-def _seen(tensor: Tensor) -> tuple[Any, ...]:
-    """Return how a tensor looks at memory: where, which entries, and as what."""
-    entries = tensor.shape, tensor.stride(), tensor.dtype
-    return (tensor.data_ptr(), *entries, tensor.is_conj(), tensor.is_neg())
+        start, entries = tensor.data_ptr(), (tensor.shape, tensor.stride())
+    except RuntimeError:
+        return None
+    as_what = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return (start, *entries, *as_what) if start else None

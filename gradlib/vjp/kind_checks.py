@@ -1,12 +1,13 @@
 """Whether outputs and inputs are of a kind that a gradient can be taken of."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from numbers import Number
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from gradlib.vjp.arguments import Argument, Arguments, is_differentiable
+from gradlib.vjp.arguments import Argument, Arguments, is_differentiable, written_key
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.fixes import recomputed
 
@@ -67,15 +68,17 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
         return "Nested outputs are passed flat.", _flat("y", outputs.values)
     if isinstance(value, Mapping):
         return "Outputs by name are passed as a sequence.", f"y = {spelled}.values()"
+    line = f"{spelled} = {spelled}(x)"
+    if outputs.several:
+        line = f"y = list(y)\n{line}"
     if isinstance(value, nn.Module):
-        line = f"y = {spelled}(x)"
         return "The output is what the module returns.", line
     if isinstance(value, str) and outputs.several:
         return "Of a dict torch takes the keys. Pass its values().", "y = y.values()"
     if value is None:
         return "Does the function that computes it lack a return?", "y = f(x)"
-    if callable(value) and not outputs.several:
-        return "It is a function. Call it.", f"y = {spelled}(x)"
+    if callable(value):
+        return "It is a function. Call it.", line
     return _NO_GRAPH
 
 
@@ -103,7 +106,7 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         return of_groups, 'x = list(x["params"])'
     if inputs.keys is None and all(map(_is_group, inputs.values)):
         return of_groups, 'x = [each for it in x for each in it["params"]]'
-    if isinstance(value, list | tuple) and _are_spelled(inputs.keys or ()):
+    if _is_nested(value) and _are_spelled(inputs.keys or ()):
         return "Nested inputs are passed flat.", _flat("x", inputs.values, inputs.keys)
     if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
         intent = "A state_dict() holds detached tensors. Pass the parameters."
@@ -117,6 +120,9 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
         return intent, f"x = {{key: it {tensors}}}"
     if any(map(is_differentiable, inputs.values)):
         return intent, "x = [it for it in x if isinstance(it, torch.Tensor)]"
+    if inputs.keys is None and all(map(_holds_tensors, inputs.values)):
+        tensors = "it for each in x for it in each if isinstance(it, torch.Tensor)"
+        return intent, f"x = [{tensors}]"
     if inputs.keys is None and _are_numbers(inputs):
         made = "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()"
         return intent, f"{made}\ny = f(x)"
@@ -138,7 +144,7 @@ def _is_group(value: object) -> bool:
 
 def _are_spelled(keys: Sequence[object]) -> bool:
     """Tell whether code can hold the keys of a dict."""
-    return all(isinstance(it, str | int) for it in keys)
+    return all(isinstance(it, str | int | Enum) for it in keys)
 
 
 def _are_numbers(inputs: Argument) -> bool:
@@ -158,6 +164,20 @@ def _is_of_numbers(value: object) -> bool:
     return bool(entries) and all(map(_is_of_numbers, entries))
 
 
+def _is_nested(value: Any) -> bool:
+    """Tell whether a value is a list that holds tensors alone, or such lists."""
+    is_list = isinstance(value, list | tuple)
+    return is_list and all(
+        is_differentiable(it) or _is_nested(it) for it in cast(Sequence[Any], value)
+    )
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Tell whether a value is a list that holds a tensor, among other things."""
+    is_list = isinstance(value, list | tuple)
+    return is_list and any(isinstance(it, Tensor) for it in cast(Sequence[Any], value))
+
+
 def _is_named(value: object) -> bool:
     """Tell whether a value is one of what ``named_parameters()`` gives."""
     match value:
@@ -175,7 +195,7 @@ def _is_learned(mapping: Mapping[Any, object]) -> bool:
 def _flat(letter: str, values: Sequence[Any], keys: Sequence[Any] | None = None) -> str:
     """Return the line that opens what stands nested among tensors."""
     parts = [
-        f"{'*' * isinstance(value, list | tuple)}{letter}[{key!r}]"
+        f"{'*' * isinstance(value, list | tuple)}{letter}[{written_key(key)}]"
         for key, value in zip(keys or range(len(values)), values, strict=True)
     ]
     return f"{letter} = [{', '.join(parts)}]"

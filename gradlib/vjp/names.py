@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradlib.vjp.arguments import Argument
+from gradlib.vjp.arguments import Argument, written_key
 
 _MOST = 100  # entries of a list or dict that are looked at
 _CALLERS = 8  # frames further out that are looked at
@@ -85,12 +85,17 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     yield "", value
     if _is(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
-            yield from ((f".{name}", tensor) for name, tensor in named)
+            yield from ((_attribute(name), tensor) for name, tensor in named)
     elif _is(value, list) or _is(value, tuple):
         yield from ((f"[{i}]", entry) for i, entry in enumerate(value[:_MOST]))
     elif _is(value, dict):
         entries = list(value.items())[:_MOST]
-        yield from ((f"[{key!r}]", entry) for key, entry in entries)
+        yield from ((f"[{written_key(key)}]", entry) for key, entry in entries)
+
+
+def _attribute(name: str) -> str:
+    """Return the code of a parameter's name: ``"0.weight"`` is ``"[0].weight"``."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{name}")
 
 
 def _is(value: Any, kind: type) -> bool:

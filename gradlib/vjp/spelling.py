@@ -7,7 +7,7 @@ these become what the caller wrote, as far as that can be read.
 import ast
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,7 +57,7 @@ def in_own_names(found: Diagnosis, arguments: Arguments) -> Diagnosis:
     """Return a diagnosis whose code is in the names of the caller."""
     with suppress(Exception):  # an explanation must get through, in whatever names
         others = {letter: Spelling(it, it) for letter, it in found.others.items()}
-        spelled = _spellings(arguments) | others
+        spelled = _spellings(arguments, found.others.values()) | others
         return replace(found, fix=_rewritten(found.fix, spelled))
     return found
 
@@ -96,8 +96,13 @@ def _written(arguments: Arguments) -> dict[str, Expression]:
     }
 
 
-def _spellings(arguments: Arguments) -> dict[str, Spelling]:
-    """Return how code that runs where the call is spells each argument."""
+def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spelling]:
+    """Return how code that runs where the call is spells each argument.
+
+    Args:
+        arguments: Of the call.
+        others: What else the code spells.
+    """
     by_letter, written = _by_letter(arguments), _written(arguments)
     own = {k: _own(it, written.get(k), arguments) for k, it in by_letter.items()}
     taken = {
@@ -106,7 +111,8 @@ def _spellings(arguments: Arguments) -> dict[str, Spelling]:
         for node in ast.walk(expression.node)
         if isinstance(node, ast.Name)
     }
-    taken |= {re.split(r"\W", it.text)[0] for it in own.values() if it is not None}
+    texts = [*others, *(it.text for it in own.values() if it is not None)]
+    taken |= {re.split(r"\W", it)[0] for it in texts}
     spelled: dict[str, Spelling] = {}
     for letter, argument in by_letter.items():
         it = own[letter]

@@ -1,6 +1,7 @@
 """What a loop carries from step to step is named, and code that works detaches it."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -27,6 +28,19 @@ def two_states() -> None:
     while True:
         h, c = cell(torch.ones(1, 2), (h, c))
         torch.autograd.grad((h * c).sum(), cell.weight_ih)
+
+
+class State(NamedTuple):
+    h: Tensor
+    c: Tensor
+
+
+def a_state_with_names() -> None:
+    cell, state = nn.LSTMCell(2, 3), State(torch.zeros(1, 3), torch.zeros(1, 3))
+    for _ in range(2):
+        state = State(*cell(torch.ones(1, 2), tuple(state)))
+        loss = state.h.sum()
+        loss.backward()
 
 
 def a_sum_of_losses() -> None:
@@ -83,6 +97,10 @@ CARRIED: dict[Callable[[], None], list[str]] = {
     a_state_beside_the_output: ["state = state.detach()", "loss = f(x, state)"],
     a_state_in_a_tuple: [
         "state = tuple(it.detach() for it in state)",
+        "loss = f(x, state)",
+    ],
+    a_state_with_names: [
+        "state = state._make(it.detach() for it in state)",
         "loss = f(x, state)",
     ],
     a_state_that_is_moved_about: ["state = state.detach()", "loss = f(x, state)"],

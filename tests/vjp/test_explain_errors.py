@@ -372,8 +372,8 @@ def test_the_attribute_of_a_module_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     loss = model[0](torch.ones(3)).sum()
     note = note_of(lambda: torch.autograd.grad(loss, list(model.parameters())))
-    assert "inputs[2] (`model.1.weight`) is not part of the graph" in note
-    assert "`model.0.bias`" in note
+    assert "inputs[2] (`model[1].weight`) is not part of the graph" in note
+    assert "`model[0].bias`" in note
 
 
 @where_shown
@@ -384,7 +384,7 @@ def test_an_optimizers_step_is_named() -> None:
     loss.backward(retain_graph=True)
     optimizer.step()
     note = note_of(loss.backward)
-    assert "`model.1.weight` was changed in place" in note
+    assert "`model[1].weight` was changed in place" in note
     assert "step()" in note
 
 

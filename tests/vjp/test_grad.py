@@ -412,7 +412,7 @@ def test_a_tensor_is_named_by_what_holds_it() -> None:
     by_name = {"w": torch.ones(3, requires_grad=True)}
     listed = [x.detach(), torch.ones(3, requires_grad=True)]
     for tensor, name in (
-        (by_name["w"], r"by_name\['w'\]"),
+        (by_name["w"], r'by_name\["w"\]'),
         (listed[1], r"listed\[1\]"),
         (layer.bias, r"layer\.bias"),
     ):

@@ -6,6 +6,7 @@ import linecache
 import re
 import warnings
 from collections.abc import Iterator
+from enum import Enum
 from textwrap import dedent
 from typing import Any
 
@@ -702,6 +703,59 @@ BY_TORCH: dict[str, tuple[str, str]] = {
         "torch.autograd.grad([[total, total]], images)",
         "y = [[total, total]]\ny = [*y[0]]\ntorch.autograd.grad(y, images)",
     ),
+    "detached inputs": (
+        "torch.autograd.grad(total, [images.detach(), images])",
+        "x = [images.detach(), images]\n"
+        "x = list(x)\n"
+        "x[0] = images\n"
+        "torch.autograd.grad(total, x)",
+    ),
+    "a detached input with the letter of inputs": (
+        "x = torch.ones(3, requires_grad=True)\ncut, total = x.detach(), x.sum()\n"
+        "torch.autograd.grad(total, (cut, x))",
+        "inputs = list((cut, x))\ninputs[0] = x\ntorch.autograd.grad(total, inputs)",
+    ),
+    "the few entries of a state": (
+        "images = layer(torch.ones(3)).sum()\n"
+        "torch.autograd.grad(images, layer.state_dict().values())",
+        "x = list(layer.state_dict().values())\n"
+        "x = list(x)\n"
+        "x[0] = layer.weight\n"
+        "x[1] = layer.bias\n"
+        "torch.autograd.grad(images, x)",
+    ),
+    "the entries of a state, with buffers": (
+        "net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))\n"
+        "total = net(torch.ones(2, 3)).sum()\n"
+        "torch.autograd.grad(total, list(net.state_dict().values()))",
+        "x = list(net.parameters())\ntorch.autograd.grad(total, x)",
+    ),
+    "the entries of a state, by name": (
+        "net = nn.Sequential(layer, nn.Linear(2, 2))\n"
+        "total = net(images).sum()\n"
+        "torch.autograd.grad(total, dict(net.state_dict()))",
+        "x = dict(net.named_parameters())\ntorch.autograd.grad(total, x)",
+    ),
+    "a detached layer of several": (
+        "net = nn.Sequential(layer, nn.Linear(2, 2))\n"
+        "total = net(images).sum()\n"
+        "torch.autograd.grad(total, net[1].weight.detach())",
+        "torch.autograd.grad(total, net[1].weight)",
+    ),
+    "numbered inputs": (
+        "torch.autograd.grad(total, list(enumerate([images])))",
+        "x = list(enumerate([images]))\n"
+        "x = [it for each in x for it in each if isinstance(it, torch.Tensor)]\n"
+        "torch.autograd.grad(total, x)",
+    ),
+    "a function among outputs": (
+        "torch.autograd.grad([total, f], images)",
+        "y = list([total, f])\ny[1] = y[1](images)\ntorch.autograd.grad(y, images)",
+    ),
+    "an option by position": (
+        "total.backward(True)",
+        "total.backward(retain_graph=True)",
+    ),
     "rows where a batch of them is wanted": (
         "doubled, rows = images * 2, [images.detach(), spare.detach()]\n"
         "torch.autograd.grad(doubled, images, rows, is_grads_batched=True)",
@@ -712,9 +766,25 @@ BY_TORCH: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", BY_TORCH)
-def test_what_torch_has_opened_is_written_as_it_was_given(name: str) -> None:
+def test_the_code_for_a_call_of_torchs_own_runs(name: str) -> None:
     program, code = BY_TORCH[name]
     assert fixed(f"{dedent(START)}\n{program}") == code
+
+
+class Role(Enum):
+    DATA = 1
+    WEIGHT = 2
+
+
+@pytest.mark.skipif(older_than_dicts(), reason="this torch takes no dict of inputs")
+def test_members_of_an_enumeration_are_keys() -> None:
+    program = "by_role = {Role.DATA: images.detach(), Role.WEIGHT: spare}\n"
+    program += "loss = by_role[Role.WEIGHT].sum()\ntorch.autograd.grad(loss, by_role)"
+    assert fixed(f"{dedent(START)}\n{program}", Role=Role) == (
+        "by_role[Role.DATA].requires_grad_()\n"
+        "loss = f(by_role)\n"
+        "torch.autograd.grad(loss, by_role)"
+    )
 
 
 @pytest.mark.skipif(older_than_dicts(), reason="this torch takes no dict of inputs")
