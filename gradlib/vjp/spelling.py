@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gradlib.vjp.arguments import Argument, Arguments
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.names import variable_of
-from gradlib.vjp.written import UNKNOWN, Expression, expressions, value_of
+from gradlib.vjp.written import UNKNOWN, Expression, expressions, names_in, value_of
 
 LONG = 30  # letters: what is longer is given a variable first
 LONGEST = 60  # letters of what a variable is given
@@ -111,12 +111,15 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
         for node in ast.walk(expression.node)
         if isinstance(node, ast.Name)
     }
+    known = names_in(arguments.site.frame) if arguments.site else set[str]()
     texts = [*others, *(it.text for it in own.values() if it is not None)]
     taken |= {re.split(r"\W", it)[0] for it in texts}
     spelled: dict[str, Spelling] = {}
     for letter, argument in by_letter.items():
         it = own[letter]
-        variable = _free(letter, argument, taken)
+        # What no argument is for is only read: the caller's own will do.
+        is_bound = letter != "x" or not arguments.into_leaves
+        variable = _free(letter, argument, taken | known if is_bound else taken)
         taken.add(variable)
         if it is None:
             before = _binding(variable, argument, written.get(letter), arguments)
@@ -124,7 +127,23 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
         elif it.text == letter or _is_recomputed(it.text, argument):
             variable = it.text
         spelled[letter] = replace(it, variable=variable)
-    return spelled
+    return spelled | {it: Spelling(name, name) for it, name in _placeholders(arguments)}
+
+
+def _placeholders(arguments: Arguments) -> Iterator[tuple[str, str]]:
+    """Give names for a loop's variable and a function that are none of the caller's."""
+    if arguments.site is None:
+        return
+    frame = arguments.site.frame
+    names = names_in(frame)
+    yield "i", next(it for it in _longer("i") if it not in names)
+    f = value_of(ast.Name("f"), frame)
+    if f is not UNKNOWN and not callable(f):
+        yield "f", next(it for it in _longer("f") if it not in names)
+
+
+def _longer(letter: str) -> Iterator[str]:
+    return (letter + "_" * n for n in count())
 
 
 def _own(
@@ -224,8 +243,8 @@ def _is_recomputed(text: str, argument: Argument) -> bool:
 
 def _free(letter: str, argument: Argument, taken: set[str]) -> str:
     """Return a name for a variable that the call has none of."""
-    others = (letter + "_" * n for n in count(1))
-    names = chain([letter], [argument.name] * argument.name.isidentifier(), others)
+    own = [letter, *[argument.name] * argument.name.isidentifier()]
+    names = chain(own, _longer(letter))
     return next(name for name in names if name not in taken)
 
 

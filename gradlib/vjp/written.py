@@ -134,6 +134,16 @@ def value_of(node: ast.expr, frame: FrameType) -> Any:
     return UNKNOWN
 
 
+def names_in(frame: FrameType) -> set[str]:
+    """Return the names of the variables that the code of a frame can read."""
+    code = frame.f_code
+    if code.co_flags & CO_OPTIMIZED:
+        own = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    else:
+        own = (*frame.f_locals,)
+    return {*own, *frame.f_globals}
+
+
 def _scope_of(name: str, frame: FrameType) -> dict[str, Any]:
     """Return the variables of a frame that a name is looked for in.
 

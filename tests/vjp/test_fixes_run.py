@@ -22,10 +22,10 @@ def given() -> dict[str, Any]:
     return {"torch": torch, "gradlib": gradlib, "np": np, "x": x, "y": 2 * x}
 
 
-@pytest.mark.parametrize("v", ["torch.ones(3)", "torch.ones(2)", "None"])
-def test_outputs_and_inputs_exchanged(v: str) -> None:
+@pytest.mark.parametrize("passed", ["torch.ones(3)", "torch.ones(2)", "None"])
+def test_outputs_and_inputs_exchanged(passed: str) -> None:
     names = given()
-    x, y, ones = names["x"], torch.outer(names["x"], names["x"]), eval(v, names)
+    x, y, ones = names["x"], torch.outer(names["x"], names["x"]), eval(passed, names)
     with pytest.raises(gradlib.GradlibError) as raised:
         gradlib.grad(x, y, ones)
     code = code_in(str(raised.value))

@@ -356,7 +356,8 @@ WRITTEN: dict[str, tuple[str, str]] = {
 def test_names_are_read_where_the_call_is(name: str) -> None:
     program, code = WRITTEN[name]
     start = dedent(START) + dedent(program)
-    assert fixed(start, x=torch.ones(3, requires_grad=True)) == code
+    unnamed = {"x": torch.ones(3, requires_grad=True)} if "backward" in program else {}
+    assert fixed(start, **unnamed) == code
 
 
 @pytest.mark.parametrize(
@@ -752,6 +753,21 @@ BY_TORCH: dict[str, tuple[str, str]] = {
         "torch.autograd.grad([total, f], images)",
         "y = list([total, f])\ny[1] = y[1](images)\ntorch.autograd.grad(y, images)",
     ),
+    "other variables with the letters": (
+        "x, v, scores = 3, 4, layer(images)\n"
+        "torch.autograd.grad(scores, list(layer.parameters()))",
+        "inputs = list(layer.parameters())\n"
+        "grad_outputs = torch.ones_like(scores)\n"
+        "torch.autograd.grad(scores, inputs, grad_outputs)",
+    ),
+    "another variable with the name of a loop's": (
+        "i = 3\nscores = [images * k for k in (1.0, 2.0, 3.0)]\n"
+        "torch.autograd.grad(scores, images, [2.0, 2.0, 2.0])",
+        "v = list([2.0, 2.0, 2.0])\n"
+        "for i_ in range(3):\n"
+        "    v[i_] = torch.full_like(scores[i_], v[i_])\n"
+        "torch.autograd.grad(scores, images, v)",
+    ),
     "an option by position": (
         "total.backward(True)",
         "total.backward(retain_graph=True)",
@@ -769,6 +785,12 @@ BY_TORCH: dict[str, tuple[str, str]] = {
 def test_the_code_for_a_call_of_torchs_own_runs(name: str) -> None:
     program, code = BY_TORCH[name]
     assert fixed(f"{dedent(START)}\n{program}") == code
+
+
+def test_what_is_no_function_does_not_compute_the_outputs() -> None:
+    program = f"{dedent(START)}\ntorch.autograd.grad(images.detach() + 1, images)"
+    code = fix_in(error_of(program, {"torch": torch, "nn": nn, "f": 3}))
+    assert "y = f_(images)" in code
 
 
 class Role(Enum):
