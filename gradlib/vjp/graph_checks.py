@@ -292,9 +292,10 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
     else:
         what += f" {_leaves(graph, arguments.frames)}"
         intent = (
-            "Was its layer called, while it required grad, and the result used? The "
-            "gradient of what is linear in it does not depend on it. If it is meant to "
-            "be unused, allow_unused gives None for it, and materialize_grads zeros."
+            "Was its layer called, while it required grad, and the result used? If the "
+            "output is a gradient: that of a function linear in it does not depend on "
+            "it. If it is meant to be unused, allow_unused gives None for it, and "
+            "materialize_grads zeros."
         )
         fix = recomputed(arguments, allow_unused=True)
     found = diagnosis("GL109", what, intent=intent, fix=fix)

@@ -6,6 +6,7 @@ from numbers import Number
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradlib.vjp.arguments import Argument, Arguments, is_differentiable, written_key
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
@@ -64,6 +65,9 @@ def _output(outputs: Argument, i: int) -> tuple[str, str]:
     value, spelled = outputs.values[i], outputs.spelled[i]
     if _is_of_numbers(value):
         return _NO_GRAPH
+    if not _is_nested(value) and all(map(_holds_tensors, outputs.values)):
+        intent = "Outputs are passed without their names and numbers."
+        return intent, f"y = [{_TENSORS.format('y')}]"
     if isinstance(value, list | tuple):
         return "Nested outputs are passed flat.", _flat("y", outputs.values)
     if isinstance(value, Mapping):
@@ -100,6 +104,9 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
     if all(map(_is_named, inputs.values)):
         return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
     of_groups = "The parameters of an optimizer stand in the lists of its groups."
+    if isinstance(value, Optimizer) and not inputs.several:
+        every = 'each for it in x.param_groups for each in it["params"]'
+        return of_groups, f"x = [{every}]"
     if inputs.keys is not None and _is_group(
         dict(zip(inputs.keys, inputs.values, strict=True))
     ):
@@ -121,12 +128,14 @@ def _input(inputs: Argument, i: int) -> tuple[str, str]:
     if any(map(is_differentiable, inputs.values)):
         return intent, "x = [it for it in x if isinstance(it, torch.Tensor)]"
     if inputs.keys is None and all(map(_holds_tensors, inputs.values)):
-        tensors = "it for each in x for it in each if isinstance(it, torch.Tensor)"
-        return intent, f"x = [{tensors}]"
+        return intent, f"x = [{_TENSORS.format('x')}]"
     if inputs.keys is None and _are_numbers(inputs):
         made = "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()"
         return intent, f"{made}\ny = f(x)"
     return intent, "x = list(f.parameters())"
+
+
+_TENSORS = "it for each in {} for it in each if isinstance(it, torch.Tensor)"
 
 
 def _are_by_name(vectors: Sequence[object]) -> bool:

@@ -713,6 +713,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "inputs",
         "inputs is of type method",
     ),
+    "optimizer": (
+        lambda: model_call(lambda m: torch.optim.SGD(m.parameters())),
+        "GL114",
+        "inputs",
+        "inputs is of type SGD an optimizer stand in the lists",
+    ),
     "groups of an optimizer": (
         lambda: model_call(lambda m: torch.optim.SGD(m.parameters()).param_groups),
         "GL114",

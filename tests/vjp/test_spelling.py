@@ -749,6 +749,12 @@ BY_TORCH: dict[str, tuple[str, str]] = {
         "x = [it for each in x for it in each if isinstance(it, torch.Tensor)]\n"
         "torch.autograd.grad(total, x)",
     ),
+    "outputs with their names": (
+        'losses = {"a": total, "b": total}\ntorch.autograd.backward(losses.items())',
+        "y = list(losses.items())\n"
+        "y = [it for each in y for it in each if isinstance(it, torch.Tensor)]\n"
+        "torch.autograd.backward(y)",
+    ),
     "a function among outputs": (
         "torch.autograd.grad([total, f], images)",
         "y = list([total, f])\ny[1] = y[1](images)\ntorch.autograd.grad(y, images)",
