@@ -1,6 +1,6 @@
 """What a Jacobian is asked of: the function, its inputs, and which of them count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from operator import index
@@ -10,6 +10,7 @@ import numpy
 import optree
 import torch
 from torch import Tensor, nn
+from torch.masked import MaskedTensor
 
 from gradlib.errors import (
     JacobianArgumentError,
@@ -17,6 +18,8 @@ from gradlib.errors import (
     in_brief,
     no_module,
 )
+from gradlib.jacobian.known_modules import modules_known_to
+from gradlib.private.tensors import has_values
 from gradlib.tree import NAMESPACE, Tree
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
@@ -114,17 +117,18 @@ class Arguments:
         """Whether it is the parameters that are differentiated for."""
         return any(it.place is None for it in self.asked)
 
-    def used(self) -> dict[str, Tensor]:
-        """Return the tensors that a Jacobian is computed from, by name."""
-        found = {
-            input_path(self.inputs, place): leaf
-            for place, leaf in enumerate(self.inputs.leaves)
-            if isinstance(leaf, Tensor)
-        }
-        if isinstance(self.fn, nn.Module):
-            found |= dict(self.fn.named_parameters())
-            found |= dict(self.fn.named_buffers())
-        return found
+    def used(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that a Jacobian is computed from, each after its name."""
+        for place, leaf in enumerate(self.inputs.leaves):
+            if isinstance(leaf, Tensor):
+                yield input_path(self.inputs, place), leaf
+        yield from self.held()
+
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters and buffers of modules that the function may call."""
+        for module in modules_known_to(self.fn):
+            yield from module.named_parameters()
+            yield from module.named_buffers()
 
     def batched(self) -> list[int]:
         """Return the places of the input tensors that have a batch axis."""
@@ -242,10 +246,12 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
     Raises:
         NotDifferentiableDtypeError: It has another dtype.
     """
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    if not is_dense or isinstance(tensor, MaskedTensor) or not has_values(tensor):
         raise NotDifferentiableDtypeError(
-            f"{name} is sparse, nested or on the device meta, and must be dense and "
-            "have values: .to_dense() or to_padded_tensor() may make it so."
+            f"{name} is sparse, nested, masked, fake or on the device meta, and must "
+            "be dense and have values: .to_dense(), to_padded_tensor() or .to_tensor() "
+            "may make it so."
         )
     if tensor.is_complex():
         raise NotDifferentiableDtypeError(

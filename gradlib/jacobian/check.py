@@ -32,11 +32,11 @@ from gradlib.jacobian.first_look import Slopes, first_slopes, length
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.look import Look, closeness, require_rows
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.own_backward import require_derivatives
-from gradlib.jacobian.own_state import modules_known_to
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.repeatable import REPEATS, require_as_first
 from gradlib.jacobian.second_look import look_again

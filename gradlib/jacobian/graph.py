@@ -146,7 +146,8 @@ def run(
         NotPerSampleError: The function returned no tensors, or not one row a sample.
         NotDifferentiableDtypeError: An output is integer or complex.
         IndependentOutputError: An output or input is not part of the graph.
-        JacobianArgumentError: The function froze a parameter that is asked for.
+        JacobianArgumentError: The function froze a parameter that is asked for, or
+            needs what was made under ``torch.inference_mode()``.
     """
     asked = {it.place for it in arguments.asked}
     batched = set(arguments.batched()) if track_inputs else set[int]()
@@ -172,7 +173,7 @@ def run(
         _require_apart(arguments)
     hooks_before = hooks_set()
     with retaining_noted() as others:
-        outputs = Tree.of(arguments.fn(*Tree(given, arguments.inputs.spec).build()))
+        outputs = Tree.of(_called(arguments, given))
     places = require_outputs(outputs, arguments.batch)
     chosen = tuple(
         it.value if it.place is None else _made(points[it.place])
@@ -191,6 +192,26 @@ def run(
     )
     _require_connection(graph, arguments)
     return graph, points
+
+
+def _called(arguments: Arguments, given: list[Any]) -> Any:
+    """Return what the function returns.
+
+    Raises:
+        JacobianArgumentError: It needs what was made under ``torch.inference_mode()``.
+    """
+    try:
+        return arguments.fn(*Tree(given, arguments.inputs.spec).build())
+    except RuntimeError as error:
+        if "nference tensor" not in str(error):
+            raise
+        names = [name for name, it in arguments.held() if it.is_inference()]
+        what = f"{listed(names)} of a module" if names else "a tensor"
+        raise JacobianArgumentError(
+            f"fn computes with {what} made under torch.inference_mode(), which "
+            "autograd does not record. Make it outside of that mode; copy.deepcopy() "
+            "of it, outside too, is a normal one."
+        ) from error
 
 
 def _require_unfrozen(arguments: Arguments, points: Sequence[Tensor]) -> None:
@@ -326,6 +347,7 @@ def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
         graph: What lies between them.
         arguments: The call that left it, if there was one.
     """
+    changed = _changed(graph) if arguments is None else ""
     for place, root in zip(graph.places, graph.roots, strict=True):
         start = edge_of(root) if root.requires_grad else None
         if start is None or not (start in graph.ends or graph.way.get(start[0])):
@@ -336,6 +358,7 @@ def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
                 ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
                 "every way, or it is a gradient that was computed without "
                 "create_graph=True. If a zero is what you want, leave that output out."
+                + changed
             )
     if arguments is not None and arguments.of_parameters:
         return
@@ -346,7 +369,24 @@ def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
         if arguments is not None:
             apart = set_apart(arguments.inputs, arguments.asked[missing[0]])
             fix = f"See whether it is used at all. {apart}" if apart else fix
-        raise IndependentOutputError(f"No output was computed from {names}. {fix}")
+        raise IndependentOutputError(
+            f"No output was computed from {names}. {fix}{changed}"
+        )
+
+
+def _changed(graph: Graph) -> str:
+    """Say which inputs were changed in place, which may have been after the outputs."""
+    names = [
+        name
+        for name, point in zip(graph.names, graph.points, strict=True)
+        if point._version
+    ]
+    if not names:
+        return ""
+    return (
+        f" {listed(names)} changed in place, maybe after the outputs were computed: to "
+        "autograd that makes another tensor. Change a clone() of it."
+    )
 
 
 def _made(point: Tensor | None) -> Tensor:

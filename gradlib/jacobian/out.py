@@ -1,6 +1,6 @@
 """The nesting of the result, and the memory a caller brings for it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -72,7 +72,9 @@ def require_no_graph(out: object, *, create_graph: bool) -> None:
         )
 
 
-def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) -> None:
+def require_own_memory(
+    out: Mapping[Block, Tensor], used: Iterable[tuple[str, Tensor]]
+) -> None:
     """Raise where writing the result would change what it is computed from.
 
     Args:
@@ -82,7 +84,7 @@ def require_own_memory(out: Mapping[Block, Tensor], used: Mapping[str, Tensor]) 
     Raises:
         JacobianArgumentError: They share memory.
     """
-    owners = {_memory(tensor): name for name, tensor in used.items() if tensor.numel()}
+    owners = {_memory(it): name for name, it in used if _is_dense(it) and it.numel()}
     for tensor in out.values():
         if tensor.numel() and _memory(tensor) in owners:
             raise JacobianArgumentError(
@@ -100,7 +102,7 @@ def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
     point = graph.points[block[1]]
     shape, dtype, device = graph.shape(*block), point.dtype, point.device
     fix = f"torch.empty({list(shape)}, dtype={dtype}, device={str(device)!r})"
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+    if not (isinstance(tensor, Tensor) and _is_dense(tensor)):
         raise JacobianArgumentError(
             f"{name} is a {type(tensor).__name__}, and must be a dense tensor: {fix}."
         )
@@ -148,6 +150,10 @@ def _may_overlap(tensor: Tensor) -> bool:
                 return True
             reach += step * (size - 1)
     return False
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:

@@ -2,11 +2,9 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
+from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.module_hook import without_ours
 from gradlib.private.compiling import never_compiled
 from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
@@ -25,7 +24,6 @@ from gradlib.private.modules import (
     own_buffers,
     own_parameters,
     put_in_for_one_call,
-    torchs_own,
 )
 from gradlib.recording.attributes import Copies, fill_slots, in_slots
 from gradlib.values import keep, same_values
@@ -161,59 +159,6 @@ class _States:
             state[kind] = without_ours(state[kind])
         for kind in (CHILDREN, *BACKWARD_HOOKS):
             state[kind] = copy(state[kind])
-
-
-MANY = 1000
-"""How much is looked through for modules: a list that holds more may be data."""
-
-
-def modules_known_to(fn: object) -> list[nn.Module]:
-    """Return the modules that a function may call, without calling it."""
-    known: list[object] = [fn]
-    seen: set[int] = set()
-    for it in known:  # which grows meanwhile
-        if id(it) not in seen and len(seen) < MANY:
-            seen.add(id(it))
-            known += _named_in(it)
-    known += [inner for it in known for inner in _held(it)]
-    return [it for it in known if isinstance(it, nn.Module)]
-
-
-def _named_in(function: object) -> list[object]:
-    """Return what a function that is not torch's own names, or a part of one."""
-    if isinstance(function, partial):
-        return [function.func, *function.args, *function.keywords.values()]
-    if isinstance(function, MethodType):
-        return [function.__self__, function.__func__]
-    if not isinstance(function, FunctionType) or torchs_own(function) is function:
-        return []
-    cells = function.__closure__ or ()
-    found = [it.cell_contents for it in cells if _is_filled(it)]
-    names = _names_of(function.__code__)
-    return found + [function.__globals__.get(name) for name in names]
-
-
-def _names_of(code: CodeType) -> list[str]:
-    """Return the names that code uses, and the code of functions made in it."""
-    inner = [it for it in code.co_consts if isinstance(it, CodeType)]
-    return [*code.co_names, *(name for it in inner for name in _names_of(it))]
-
-
-def _held(value: object) -> Iterable[object]:
-    """Return what a list, tuple or dict holds, such as the members of an ensemble."""
-    if isinstance(value, dict):
-        value = [*cast("dict[Any, object]", value).values()]
-    if not isinstance(value, list | tuple):
-        return ()
-    held = cast("Sequence[object]", value)
-    return held if len(held) <= MANY else ()
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def copied(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.generators import RandomState, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
+from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.memory import is_out_of_memory, room_on
 from gradlib.jacobian.out import (
     blocks_of,
@@ -41,7 +42,7 @@ from gradlib.jacobian.out import (
     require_own_memory,
 )
 from gradlib.jacobian.own_backward import require_graphs
-from gradlib.jacobian.own_state import modules_known_to, state_kept
+from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
@@ -318,7 +319,7 @@ def per_sample_jacobian_from_graph(
     given = None
     if out is not None:
         given = blocks_of(out, graph, inner)
-        require_own_memory(given, dict(zip(graph.names, graph.points, strict=True)))
+        require_own_memory(given, zip(graph.names, graph.points, strict=True))
     between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
     with without_hooks(graph.points), grads_kept(graph.others), between:
         if create_graph and check:

@@ -140,6 +140,8 @@ def not_repeatable() -> NotRepeatableError:
     return NotRepeatableError(
         "fn gives another output each time it is called with the same inputs, though "
         "torch's own random state was replayed. See what it draws from Python's "
-        "random or NumPy, and what it reads or changes outside of modules; or pass "
-        "check=False."
+        "random or NumPy, and what it reads or changes outside of modules. A lazy "
+        "module draws its weights in its first call: call fn once before. What "
+        "torch.compile has made may draw other numbers than what it was made of: pass "
+        "that, as model._orig_mod. Or pass check=False."
     )

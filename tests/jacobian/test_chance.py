@@ -167,6 +167,30 @@ def test_other_outputs_in_each_call(dtype: torch.dtype) -> None:
         gradlib.per_sample_jacobian(fn, points(4, 3, dtype=dtype))
 
 
+def other_numbers(graph: Any, _: object) -> Function:
+    """Compile so that other numbers are drawn than by what is compiled."""
+
+    def compiled(*given: Any) -> Any:
+        torch.rand(())
+        return graph(*given)
+
+    return compiled
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo looks at
+def test_torchs_chance_that_the_check_does_not_meet_again_is_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Softplus()).double()
+    compiled: Any = torch.compile(model, backend=other_numbers)
+    with pytest.raises(NotRepeatableError, match=r"torch\.compile .*model\._orig_mod"):
+        gradlib.per_sample_jacobian(compiled, points(4, 3))
+    gradlib.per_sample_jacobian(compiled._orig_mod, points(4, 3))
+    lazy = nn.Sequential(nn.LazyLinear(8), nn.Dropout(), nn.Softplus()).double()
+    with pytest.raises(NotRepeatableError, match=r"lazy .* call fn once before"):
+        gradlib.per_sample_jacobian(lazy, points(4, 3))
+    gradlib.per_sample_jacobian(lazy, points(4, 3))
+
+
 class Averages(nn.Module):
     """Follows what it has seen before."""
 

@@ -1,5 +1,6 @@
 """Inputs and outputs of any form have their Jacobian, or are refused by name."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.masked import MaskedTensor
 
 import gradlib
 from gradlib import (
@@ -166,11 +169,33 @@ def test_numbers_of_one_byte_are_refused_by_name(mode: Any) -> None:
         gradlib.per_sample_jacobian(lambda x: x.float() * 2, x, mode=mode)
 
 
-@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: x.to("meta")])
+def masked(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a prototype
+        return cast(Any, MaskedTensor)(x, x > 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tensor.to_sparse,
+        lambda x: x.to("meta"),
+        lambda x: FakeTensorMode().from_tensor(x),
+        masked,
+    ],
+)
 def test_what_is_not_dense_is_refused_by_name(make: Callable[[Tensor], Tensor]) -> None:
     x = torch.ones(2, 3)
     with pytest.raises(NotDifferentiableDtypeError, match=r"inputs.1. is sparse, nest"):
         gradlib.per_sample_jacobian(torch.mul, x, make(x), argnums=1)
+
+
+def test_what_is_computed_in_a_mode_of_fake_tensors_is_refused() -> None:
+    with FakeTensorMode():
+        x = torch.ones(2, 3, requires_grad=True)
+        y = x.sin()
+        with pytest.raises(NotDifferentiableDtypeError, match="fake"):
+            gradlib.per_sample_jacobian_from_graph(y, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])

@@ -55,6 +55,17 @@ def test_an_output_that_is_there_already_and_does_not_depend() -> None:
         gradlib.per_sample_jacobian_from_graph(x.sin(), y)
 
 
+def test_an_input_that_was_changed_in_place_since_is_named() -> None:
+    x = points(4, 3).requires_grad_()
+    h, other = 2 * x, 2 * x
+    y = h.sin()
+    h.add_(1)
+    with pytest.raises(IndependentOutputError, match="inputs changed in place"):
+        gradlib.per_sample_jacobian_from_graph(y, h)
+    with pytest.raises(IndependentOutputError, match=r"inputs\[1\] changed in place"):
+        gradlib.per_sample_jacobian_from_graph(y * other, (other, h))
+
+
 @pytest.mark.parametrize("beside", [True, False])
 def test_an_output_of_the_other_part_alone(beside: bool) -> None:
     # One node made both parts, so to reach it is not to reach the part asked for.

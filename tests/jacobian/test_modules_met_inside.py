@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import gradlib
-from gradlib.jacobian.own_state import modules_known_to
+from gradlib.jacobian.known_modules import modules_known_to
 
 Function = Callable[[Tensor], Tensor]
 

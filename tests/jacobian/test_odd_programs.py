@@ -1,5 +1,6 @@
 """Programs that other ways to a Jacobian stumble over."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -276,6 +277,22 @@ def test_a_parameter_that_is_frozen_in_the_call_is_named() -> None:
         gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
     found = gradlib.per_sample_jacobian(model, points(4, 3), argnums="parameters")
     assert set(found) == {"2.weight", "2.bias"}
+
+
+def test_what_was_made_in_inference_mode_is_named() -> None:
+    x = points(4, 3)
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
+        factor = torch.ones(4, 3).double()
+    for fn in (model, lambda x: model(x) * 2):
+        with pytest.raises(gradlib.JacobianArgumentError, match=r"0\.weight"):
+            gradlib.per_sample_jacobian(fn, x, mode="loop")
+    for ask in (gradlib.per_sample_jacobian, gradlib.plan_jacobian):
+        with pytest.raises(gradlib.JacobianArgumentError, match="with a tensor made"):
+            ask(lambda x: (x * factor).sin(), x)
+    usual = copy.deepcopy(model)  # as the message says
+    found = gradlib.per_sample_jacobian(usual, x, mode="loop")
+    require_close(found, alone(usual, x))
 
 
 def test_hooks_see_a_backward_pass() -> None:

@@ -95,11 +95,12 @@ def test_out_that_is_an_input() -> None:
 
 
 def test_out_that_is_a_parameter() -> None:
-    model = nn.Linear(3, 2)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
     before = model.weight.detach().clone()
     out = model.weight.detach().view(1, 2, 3)
-    with pytest.raises(JacobianArgumentError, match="shares memory with weight"):
-        gradlib.per_sample_jacobian(model, torch.ones(1, 3), out=out)
+    for fn in (model, lambda x: model(x), lambda x: model(x) + other(x)):
+        with pytest.raises(JacobianArgumentError, match="shares memory with weight"):
+            gradlib.per_sample_jacobian(fn, torch.ones(1, 3), out=out)
     assert torch.equal(model.weight, before)
 
 
