@@ -246,8 +246,7 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
     Raises:
         NotDifferentiableDtypeError: It has another dtype.
     """
-    is_dense = tensor.layout == torch.strided and not tensor.is_nested
-    if not is_dense or isinstance(tensor, MaskedTensor) or not has_values(tensor):
+    if not is_dense(tensor) or not has_values(tensor):
         raise NotDifferentiableDtypeError(
             f"{name} is sparse, nested, masked, fake or on the device meta, and must "
             "be dense and have values: .to_dense(), to_padded_tensor() or .to_tensor() "
@@ -271,6 +270,12 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
             f"{name} has dtype {tensor.dtype}, with which torch hardly computes. "
             "Convert it with .float() first."
         )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Tell whether there is a number in memory for each entry of a tensor."""
+    is_strided = tensor.layout == torch.strided and not tensor.is_nested
+    return is_strided and not isinstance(tensor, MaskedTensor)
 
 
 def input_path(tree: Tree, place: int) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError
+from gradlib.jacobian.arguments import is_dense
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
 from gradlib.tree import Tree
@@ -84,7 +85,7 @@ def require_own_memory(
     Raises:
         JacobianArgumentError: They share memory.
     """
-    owners = {_memory(it): name for name, it in used if _is_dense(it) and it.numel()}
+    owners = {_memory(it): name for name, it in used if is_dense(it) and it.numel()}
     for tensor in out.values():
         if tensor.numel() and _memory(tensor) in owners:
             raise JacobianArgumentError(
@@ -102,7 +103,7 @@ def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
     point = graph.points[block[1]]
     shape, dtype, device = graph.shape(*block), point.dtype, point.device
     fix = f"torch.empty({list(shape)}, dtype={dtype}, device={str(device)!r})"
-    if not (isinstance(tensor, Tensor) and _is_dense(tensor)):
+    if not (isinstance(tensor, Tensor) and is_dense(tensor)):
         raise JacobianArgumentError(
             f"{name} is a {type(tensor).__name__}, and must be a dense tensor: {fix}."
         )
@@ -150,10 +151,6 @@ def _may_overlap(tensor: Tensor) -> bool:
                 return True
             reach += step * (size - 1)
     return False
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:

@@ -73,9 +73,11 @@ BAD_OUT: dict[str, Callable[[], Any]] = {
         (2, 3, 3), (8, 3, 1)
     ),
     "sparse": lambda: torch.zeros(2, 3, 3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(3, 3)] * 2),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("fn", [torch.sin, nn.Linear(3, 3)])
 @pytest.mark.parametrize("make", BAD_OUT.values(), ids=list(BAD_OUT))
 def test_out_that_does_not_fit(make: Callable[[], Any], fn: Any) -> None:
@@ -102,6 +104,14 @@ def test_out_that_is_a_parameter() -> None:
         with pytest.raises(JacobianArgumentError, match="shares memory with weight"):
             gradlib.per_sample_jacobian(fn, torch.ones(1, 3), out=out)
     assert torch.equal(model.weight, before)
+
+
+def test_out_beside_a_weight_that_is_sparse() -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    out = torch.empty(2, 3, 3)
+    gradlib.per_sample_jacobian(model, X, mode="loop", out=out)
+    assert torch.equal(out, model.weight.detach().expand(2, 3, 3))
 
 
 def test_out_that_is_an_input_that_is_there_already() -> None:

@@ -96,7 +96,9 @@ def _entries(chain: Chain) -> int:
 def _is_good(out: Any, chain: Chain) -> bool:
     """Tell whether what is brought for the result can be written to as it is."""
     x = chain.x
-    if type(out) is not Tensor or out.shape != chain.shape or out.dtype != x.dtype:
+    if type(out) is not Tensor or out.is_nested:
+        return False
+    if out.shape != chain.shape or out.dtype != x.dtype:
         return False
     if out.device != x.device or out.requires_grad or out.is_inference():
         return False
