@@ -50,6 +50,10 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
     for away, step in caller.how.looks:
         verdict, base = _look(caller, root, unclear, away, step)
         if base is not None:
+            del base  # and its graph
+            # A cut path may happen to change nothing along one direction.
+            verdict, base = _look(caller, root, unclear, away, step)
+        if base is not None:
             if not verdicts:  # at the point itself, where there was doubt
                 _require_as_first(caller, graph)
             # They agree over all samples, but not for each.

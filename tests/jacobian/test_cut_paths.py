@@ -283,6 +283,18 @@ def test_a_cut_path_of_a_single_sample_of_many() -> None:
         gradlib.per_sample_jacobian(fn, points(8, 3))
 
 
+def test_a_cut_path_hides_along_no_direction() -> None:
+    """One sample has one slope, which may be the same with the path and without."""
+    for seed in range(30):
+        torch.manual_seed(seed)
+        x, seen, cut = points(3, 1, 2).unbind()
+        cut = 0.05 * cut * seen.norm() / cut.norm()
+        with pytest.raises(DetachedPathError):
+            gradlib.per_sample_jacobian(
+                lambda x, a=seen, b=cut: (x * a + x.detach() * b).sum(1), x
+            )
+
+
 @pytest.mark.parametrize("rest", [0.0, 1.0])
 def test_a_cut_path_from_what_is_zero_is_seen(rest: float) -> None:
     def cut(x: Tensor) -> Tensor:
