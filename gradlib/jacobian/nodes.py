@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
+from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 
@@ -73,11 +74,17 @@ _MARKED = once_differentiable(lambda _ctx: None).__code__
 
 
 def nodes_of(graph: Graph) -> Nodes:
-    """Go through a graph once."""
+    """Go through a graph once.
+
+    Raises:
+        NoSuchWayError: A pass through it would end the process.
+    """
     convolution = wrong_without_graph = False
     found: dict[str, str] = {}
     for number, name, kinds in _noteworthy(graph.drawing):
         node = graph.nodes[number]
+        if "group_norm" in kinds and 0 not in graph.drawing.positions[number]:
+            _require_survivable(node)
         if isinstance(node, BackwardCFunction):
             found["python"] = name
             if _is_marked(node):
@@ -115,11 +122,29 @@ def _kinds(name: str) -> frozenset[str]:
         "wrong_at_once": name.startswith(_WRONG_AT_ONCE),
         "wrong_twice": name.startswith(_WRONG_TWICE),
         "wrong_thrice": name.startswith(_WRONG_THRICE),
+        "group_norm": name.startswith("NativeGroupNormBackward"),
         "scripted": _SCRIPTED in name,
         # Those end in "Backward"; most of torch's own have a number after that.
         "perhaps_python": not name[-1].isdigit(),
     }
     return frozenset(kind for kind, is_so in kinds.items() if is_so)
+
+
+def _require_survivable(node: Any) -> None:
+    """Raise where a group norm ends the process, as of its weights' gradients alone.
+
+    So it was in torch 2.8 and 2.13.
+    """
+    x = node._saved_input
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if x.device.type != "cpu" or x.is_contiguous() or last is None:
+        return
+    if x.is_contiguous(memory_format=last):
+        raise NoSuchWayError(
+            f"{node.name()} is of a GroupNorm whose input has its channels last in "
+            "memory. On a CPU torch ends the process as it computes the gradients of "
+            "its weights, and not that of its input. Have it get x.contiguous()."
+        )
 
 
 def _is_marked(node: Any) -> bool:

@@ -1,5 +1,7 @@
 """Where torch goes wrong behind a Jacobian, and with what: each must stay so, or go."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -406,6 +408,48 @@ def test_torch_goes_wrong_for_batch_norm_of_thin_images(training: bool) -> None:
         model(x).square().sum().backward()
     wrongs = recording.verify(numerical=True).disagreements
     assert {it.name for it in wrongs} == {"norm"}
+
+
+GROUP_NORM = """
+import torch
+from torch import nn
+
+norm = nn.GroupNorm(2, 4)
+x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+norm(x).sum().backward()
+"""
+
+
+@pytest.mark.cpu
+def test_torch_ends_the_process_for_group_norm_of_channels_last() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", GROUP_NORM], check=False, capture_output=True
+    )
+    assert run.returncode < 0
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("mode", ["auto", "loop", "forward"])
+def test_group_norm_of_channels_last(check: bool, mode: str) -> None:
+    seed_all(0)
+    model = nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 2))
+    x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+
+    def jacobian(x: Tensor, argnums: Any) -> Any:
+        return gradlib.per_sample_jacobian(
+            model, x, argnums=argnums, check=check, mode=mode
+        )
+
+    for it in (x, x.detach().requires_grad_()):
+        with pytest.raises(gradlib.NoSuchWayError, match=r"x\.contiguous\(\)"):
+            jacobian(it, "parameters")
+    assert_close(jacobian(x, 0), jacobian(x.contiguous(), 0))
+    jacobian(x.contiguous(), "parameters")
+    convolution: Any = nn.Conv2d(4, 4, 1)
+    model.insert(0, convolution.to(memory_format=torch.channels_last))
+    found = jacobian(x, "parameters")
+    assert_close(found, jacobian(x.contiguous(), "parameters"))
 
 
 @pytest.mark.cpu
