@@ -87,6 +87,20 @@ def per_sample_jacobian(
     read, also in the code of a function or of a module's own ``forward``. The reference
     of per-sample Jacobians lists what a chain may have, under "What a chain is".
 
+    **In a loss.** With `create_graph`, ``"forward"`` and ``"split"`` differentiate
+    twice, and the loss once more: where torch's third derivative is wrong, as that of
+    LayerNorm, they are refused, and ``"auto"`` takes neither. Where its second one is,
+    as that of weight_norm's parameters, nothing is left. Where torch has none, as of
+    ``torch.cdist`` and of the fused kernels of attention, the loss's backward pass
+    raises; ``sdpa_kernel(SDPBackend.MATH)`` of ``torch.nn.attention`` leaves these
+    kernels out.
+
+    Refused are LayerNorm in a `fn` that takes derivatives itself, as forces are, a
+    backward marked with ``once_differentiable`` and, with `check`, one that leaves no
+    graph, as by NumPy, or, as differences in float64 show, a wrong one: what the
+    forward of somebody's ``torch.autograd.Function`` has saved, other than its inputs
+    and outputs, is a constant to the loss.
+
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
             or tensors nested in tuples, lists, dicts and dataclasses.
@@ -123,21 +137,8 @@ def per_sample_jacobian(
             calls and a backward pass, but for a chain of known layers. The reference
             says under "What the check does" what it sees and what it does not.
         create_graph: Whether gradients flow through the result, for a loss computed
-            from it. What autograd keeps for that comes on top of `max_bytes`.
-
-            ``"forward"`` and ``"split"`` differentiate twice, and the loss once more:
-            where torch's third derivative is wrong, as that of LayerNorm, they are
-            refused, and ``"auto"`` takes neither. Where its second one is, as that of
-            weight_norm's parameters, nothing is left. Where torch has none, as of
-            ``torch.cdist`` and of the fused kernels of attention, the loss's backward
-            pass raises; ``sdpa_kernel(SDPBackend.MATH)`` of ``torch.nn.attention``
-            leaves these kernels out.
-
-            Refused are LayerNorm in a `fn` that takes derivatives itself, as forces
-            are, a backward marked with ``once_differentiable`` and, with `check`, one
-            that leaves no graph, as by NumPy, or, as differences in float64 show, a
-            wrong one: what the forward of somebody's ``torch.autograd.Function`` has
-            saved, other than its inputs and outputs, is a constant to the loss.
+            from it, as said above. What autograd keeps for that comes on top of
+            `max_bytes`.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:
