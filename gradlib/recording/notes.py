@@ -29,9 +29,10 @@ NO_GRAD = "{} does not require grad"
 NOT_OPENED = "{} is of type {}: tensors in it, if there are any, are not seen"
 NOTHING_GIVEN = "backward {} gave no gradient to {}"
 NOT_THROUGH_IT = NOTHING_GIVEN + " through this call"
+NOT_FROM_OUTSIDE = NOTHING_GIVEN + " from outside of this call"
 RETURNED = (
-    "it returned {} as it was: the two are one tensor, and their gradient is that of "
-    "all its uses"
+    "it returned {} as it was: the two are one tensor, and its uses outside of this "
+    "call count in the gradients of both"
 )
 
 SECOND_ORDER = (
@@ -144,9 +145,11 @@ def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
     shares, totals = _unfilled(call, number, "shares"), call.given("totals", number)
     says = {key: NOT_THROUGH_IT if key in totals else NOTHING_GIVEN for key in shares}
     outputs = _unfilled(call, number, "outputs")
+    # Another one may be made of it, as a loss of the logits: that is within the call.
+    of_output = NOT_FROM_OUTSIDE if call.given("outputs", number) else NOTHING_GIVEN
     return [
         *((says[it], input_name(call, it)) for it in shares if isinstance(it, int)),
-        *((NOTHING_GIVEN, output_name(call, it)) for it in outputs),
+        *((of_output, output_name(call, it)) for it in outputs),
         *((says[it], it) for it in shares if isinstance(it, str)),
     ]
 

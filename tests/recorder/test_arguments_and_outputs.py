@@ -132,7 +132,8 @@ def test_keyword_tensors_and_nested_outputs() -> None:
     assert call.grad_kwargs["flag"] is None
     assert_close(call.grad_output["both"][0], torch.ones(3))
     assert call.grad_output["both"][1] == [None]
-    assert call.note == "backward pass 0 gave no gradient to output['both'][1][0]"
+    said = "backward pass 0 gave no gradient to output['both'][1][0] from outside of "
+    assert call.note == said + "this call"
 
 
 def test_share_and_total_of_a_keyword_tensor() -> None:

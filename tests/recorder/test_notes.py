@@ -251,6 +251,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.NO_GRAD, nn.Linear(2, 1), backward),
     (notes.NOTHING_GIVEN, Parts(), left_only),
     (notes.NOT_THROUGH_IT, Both(), left_and_penalty),
+    (notes.NOT_FROM_OUTSIDE, Both(), left_and_penalty),
     (notes.RETURNED, nn.Identity(), with_gradient),
     (notes.SECOND_ORDER, nn.Linear(2, 1), twice_batched),
     (notes.BETWEEN_OUTPUTS, Sine(), twice_batched),
