@@ -53,6 +53,11 @@ OTHER_STEP, ROOM = 1.5, 10
 
 SEED = 7_105_243
 
+IN_FLOAT64 = (
+    "Finite differences compute it in float64; as it was recorded, verify() without "
+    "numerical=True compares it"
+)
+
 
 def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]:
     """Return each input and own parameter whose gradient is wrong, with the error.
@@ -78,11 +83,14 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
         )
     generator = torch.Generator("cpu").manual_seed(SEED)
     allowed = max(TOLERANCE, rtol)
-    with Double():
-        errors = {
-            key: _Checked(trace, number, key, value, generator, allowed).error()
-            for key, value in inputs.items()
-        }
+    try:
+        with Double():
+            errors = {
+                key: _Checked(trace, number, key, value, generator, allowed).error()
+                for key, value in inputs.items()
+            }
+    except CannotReplayError as error:
+        raise CannotReplayError(f"{error}. {IN_FLOAT64}") from error
     return {key: error for key, error in errors.items() if not error <= allowed}
 
 
