@@ -201,7 +201,8 @@ class Recording(Printable):
         without looking at the weights.
 
         Returns:
-            The innermost call in which it appeared; ``None`` if it never did.
+            The innermost call in which it appeared; ``None`` if it did in no recorded
+            one.
 
         Raises:
             NotKeptError: The outputs were not kept.
@@ -471,7 +472,8 @@ class Recording(Printable):
 
     def _table(self) -> Table:
         block = self._block
-        return table_of([*self], block.fields, is_reduced=block.is_reduced)
+        unseen = [name for name in block.left_out if not self._find(name)]
+        return table_of([*self], block.fields, unseen, is_reduced=block.is_reduced)
 
 
 def load_recording(path: "str | PathLike[str]") -> Recording:

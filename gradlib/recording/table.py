@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from gradlib.errors import counted
+from gradlib.errors import counted, listed
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import (
     are_statistics,
@@ -11,6 +11,7 @@ from gradlib.recording.in_words import (
     numbered,
     numbers_in,
     shape_text,
+    shown,
 )
 from gradlib.render import Table
 
@@ -28,19 +29,27 @@ NO_CALLS = (
     "module why it has no call."
 )
 
+NOT_SEEN = "no call was seen of {}: recording[name] says why"
+
 
 def table_of(
-    calls: Sequence[Call], fields: Collection[str], *, is_reduced: bool
+    calls: Sequence[Call],
+    fields: Collection[str],
+    unseen: Collection[str],
+    *,
+    is_reduced: bool,
 ) -> Table:
     """Return the table of some calls.
 
     Args:
         calls: What it shows.
         fields: The fields that were kept.
+        unseen: The names of modules of which no call could be seen.
         is_reduced: Whether what somebody's function gave was kept, for each tensor.
     """
+    not_seen = [NOT_SEEN.format(listed(map(shown, unseen)))] if unseen else []
     if not calls:
-        return Table(title_of(calls), (), [], (NO_CALLS,))
+        return Table(title_of(calls), (), [], (NO_CALLS, *not_seen))
     found = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
     columns = [name for name in COLUMNS if name in fields]
     if len(found) > len(calls):  # they have several
@@ -50,11 +59,11 @@ def table_of(
         del found[ROWS // 2 : -ROWS // 2]
     rows = [_row(call, pass_, columns) for call, pass_ in found]
     example = next((pass_ for _, pass_ in found if pass_), None)
-    shown = [found[0][0].output] if "output" in columns else []
-    shown += [
+    examples = [found[0][0].output] if "output" in columns else []
+    examples += [
         with_keywords(example, it) for it in columns if example and it in GRADIENTS
     ]
-    footer = [_legend(columns, shown, is_reduced=is_reduced)]
+    footer = [_legend(columns, examples, is_reduced=is_reduced), *not_seen]
     if left_out:
         gap = f"... {left_out} more rows", "", *[""] * len(columns)
         rows.insert(ROWS // 2, gap)

@@ -246,6 +246,14 @@ def test_a_class_with_a_call_of_its_own() -> None:
     assert [call.name for call in recording] == ["", "1"]
     with pytest.raises(NoSuchCallError, match="CallsAtOnce has a __call__ of its own"):
         recording["0"]
+    said = "no call was seen of 0: recording[name] says why"
+    assert said in str(recording)
+    with gradlib.record(nn.Linear(2, 1)) as of_others:
+        pass
+    assert "no call was seen" not in str(of_others)
+    with gradlib.record(model[0]) as recording:
+        model[0](x).sum().backward()
+    assert said.replace("0", "(root)") in str(recording)
     report = gradlib.hook_report(CallsAtOnce(), x)
     full = report.kinds["register_full_backward_hook"]
     assert (
