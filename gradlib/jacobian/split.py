@@ -104,8 +104,9 @@ def _require_rows(graph: Graph, cut: Cut) -> None:
             raise NoSuchWayError(
                 f"The narrowest tensor that all pass, of shape {list(cut.shape)}, has "
                 "another first axis than the samples, though it is as long, or samples "
-                'influence each other. Use mode="reverse", or pass another number of '
-                "samples."
+                'influence each other. Use mode="reverse": with check=True it says of '
+                "samples that do what mixes them. Where none do, another number of "
+                "samples can be split."
             )
 
 

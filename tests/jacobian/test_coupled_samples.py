@@ -370,6 +370,17 @@ def test_a_split_at_what_has_another_axis_first(check: bool) -> None:
         gradlib.per_sample_jacobian(fn, x[:4], mode="split", check=check)
 
 
+def test_a_split_of_samples_that_influence_each_other_says_where_to_learn_how() -> None:
+    net = nn.Sequential(nn.Linear(9, 2), nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Tanh())
+    x = torch.randn(4, 9)
+    with pytest.raises(
+        gradlib.NoSuchWayError, match='"reverse": with check=True it says'
+    ):
+        gradlib.per_sample_jacobian(net, x, mode="split")
+    with pytest.raises(gradlib.CoupledSamplesError, match='mixes them is "2"'):
+        gradlib.per_sample_jacobian(net, x, mode="reverse")
+
+
 class TimeFirst(nn.Module):
     """A recurrent net that has the time before the batch, with a narrow middle."""
 
