@@ -261,6 +261,8 @@ class ModuleCalls:
     ) -> None:
         """Keep what it takes to compute the call again."""
         history = self._block.history
+        if any_autocast():
+            self._block.cast_to.update(autocast_now().values())
         if history is not None:
             if outermost and call.caller == -1:
                 history.look(call.moment)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradlib.recording.call import TRAVELS_WITH, Call, Pass
@@ -76,11 +77,13 @@ def _returned(traces: Sequence[CallTrace]) -> Iterator[tuple[str, int]]:
 
 
 def _rtol(traces: Iterable[CallTrace]) -> float:
-    """Return what the coarsest dtype in some calls allows."""
-    leaves = (leaf for trace in traces for leaf in trace.leaves())
-    return rtol_of(
-        {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor | TensorStats)}
-    )
+    """Return what the coarsest dtype in some calls allows, autocast's included."""
+    dtypes = set[torch.dtype]()
+    for trace in traces:
+        dtypes |= trace.block.cast_to
+        kept = (it for it in trace.leaves() if isinstance(it, Tensor | TensorStats))
+        dtypes.update(it.dtype for it in kept)
+    return rtol_of(dtypes)
 
 
 def _difference(

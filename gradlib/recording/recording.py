@@ -359,8 +359,9 @@ class Recording(Printable):
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together, those of the coarsest dtype in
-                either recording. Where the difference has grown little by little from
-                call to call, as rounding does, up to ten times as much.
+                either recording, autocast's included. Where the difference has grown
+                little by little from call to call, as rounding does, up to ten times as
+                much.
             atol: How large the root mean square of the difference may be on top.
 
         Returns:

@@ -56,6 +56,7 @@ def plain(
         "batched": sorted(block.batched),
         "happened": dict(block.happened),
         "unfinished": sorted(block.unfinished),
+        "cast_to": sorted(map(str, block.cast_to)),
         "is_reduced": block.is_reduced,
         "names": dict(names),
         "calls": [_plain_call(trace) for trace in tuple(traces)],
@@ -75,6 +76,7 @@ def restored(
         happened=content["happened"],
         left_out=content["left_out"],
         unfinished=set(content["unfinished"]),
+        cast_to={*map(dtype_named, content["cast_to"])},
         is_reduced=content["is_reduced"],
     )
     traces = [_restored_call(block, call) for call in content["calls"]]

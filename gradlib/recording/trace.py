@@ -103,6 +103,8 @@ class Block:
     autocast: dict[int, dict[str, torch.dtype]] = field(
         default_factory=dict[int, dict[str, torch.dtype]]
     )
+    # What autocast computed in, in calls: they may have returned it in another dtype.
+    cast_to: set[torch.dtype] = field(default_factory=set[torch.dtype])
     # Whether what was kept is what somebody's function gave, for each tensor.
     is_reduced: bool = False
     copies: Transfers = field(default_factory=Transfers)  # of what is kept, under way

@@ -159,6 +159,27 @@ def test_autocast(net: Any, x: Tensor) -> None:
     assert found.ok, str(found)
 
 
+def test_autocast_of_which_no_tensor_that_was_kept_tells(tmp_path: Path) -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).float()
+
+    net, x = Narrow(), torch.randn(8, 64)
+    this = recorded(net, x)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        other = recorded(net, x)
+    other.save(path := tmp_path / "run.safetensors")
+    for it in other, gradlib.load_recording(path):
+        found = this.compare(it)
+        assert found.ok, str(found)
+        assert 1e-4 < max(error.error for error in found.errors) < found.rtol
+    assert not this.compare(other, rtol=1e-5).ok
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_eager_and_compiled(net: Any, x: Tensor) -> None:
     this = recorded(net, x)
