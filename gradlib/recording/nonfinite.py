@@ -151,7 +151,7 @@ class _Look:
             return replace(source, _remark=remark)
         if source is not None:
             return source
-        called = {it.name for it in by_moment.values() if it is not call}
+        called = {it.name for it in by_moment.values()} - {call.name}
         for name, found in (nonfinite_state(call) or {}).items():
             if found & kinds and _holder(call, name) not in called:
                 remark = ""

@@ -697,3 +697,14 @@ def test_a_buffer_that_was_not_kept_may_have_had_it(affine: bool) -> None:
             model(torch.randn(3, 4))
         said = " ".join(str(recording.first_nonfinite()).split())
         assert "these were not kept" in said
+
+
+def test_a_weight_of_a_module_that_one_forward_calls_twice() -> None:
+    model = nn.Sequential(layer := nn.Linear(3, 3), nn.Tanh(), layer)
+    with torch.no_grad():
+        layer.bias[0] = NAN
+    with gradlib.record(model) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+    found = recording.first_nonfinite()
+    assert found is not None
+    assert (found.name, found.index, found.field) == ("0", 0, "param bias")
