@@ -145,33 +145,31 @@ class _Look:
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
     ) -> Nonfinite | None:
         """Return what had it before the call did, and had been given to it."""
-        source = self._source(call, by_moment, kinds)
-        if source is not None and kinds == INF:
+        source, giver = self._source(call, by_moment, kinds)
+        if source is None:
+            return _held(call, by_moment, kinds)
+        if kinds == INF:
             remark = f"The call was given inf. {_first_nan(call)}"
             return replace(source, _remark=remark)
-        if source is not None:
-            return source
-        called = {it.name for it in by_moment.values()} - {call.name}
-        for name, found in (nonfinite_state(call) or {}).items():
-            if found & kinds and _holder(call, name) not in called:
-                remark = ""
-                if kinds == INF:
-                    remark = f"It has inf, as a mask may. {_first_nan(call)}"
-                return Nonfinite(call.name, call.index, "forward", name, remark)
-        return None
+        # What a call gives on may be made of its weights. An inf there may be a mask's.
+        held = _held(giver, by_moment, NAN) if giver and kinds == NAN else None
+        return held or source
 
     def _source(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
-    ) -> Nonfinite | None:
-        """Return the outermost call that was given it; no call inside had made it."""
+    ) -> tuple[Nonfinite | None, CallTrace | None]:
+        """Return the outermost call that was given it, and the one that gave it.
+
+        No call inside had made it.
+        """
         found: Nonfinite | None = None
         for around in _outwards(call, by_moment):
             place = self._first(enumerate(around.inputs.leaves), kinds)
             if place is None:
-                break
+                return found, around
             name = input_name(around, place)
             found = Nonfinite(around.name, around.index, "forward", name)
-        return found
+        return found, None
 
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
         by_moment = _by_moment(calls)
@@ -240,6 +238,20 @@ def _outwards(
 def _first_nan(call: CallTrace) -> str:
     name = quoted(call.name)
     return f"The first output with NaN is that of {name}, call {call.index}."
+
+
+def _held(
+    call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
+) -> Nonfinite | None:
+    """Return the weight or buffer that had it, in no module with a call of its own."""
+    called = {it.name for it in by_moment.values()} - {call.name}
+    for name, found in (nonfinite_state(call) or {}).items():
+        if found & kinds and _holder(call, name) not in called:
+            remark = ""
+            if kinds == INF:
+                remark = f"It has inf, as a mask may. {_first_nan(call)}"
+            return Nonfinite(call.name, call.index, "forward", name, remark)
+    return None
 
 
 def _holder(call: CallTrace, name: str) -> str:

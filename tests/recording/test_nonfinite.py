@@ -708,3 +708,23 @@ def test_a_weight_of_a_module_that_one_forward_calls_twice() -> None:
     found = recording.first_nonfinite()
     assert found is not None
     assert (found.name, found.index, found.field) == ("0", 0, "param bias")
+
+
+def test_a_weight_of_which_a_call_makes_what_it_gives_on(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.scale)
+
+    model = nn.Sequential(nn.Linear(3, 3), scaled := Scaled())
+    nn.init.constant_(scaled.scale, NAN)
+    with gradlib.record(model) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+    recording.save(path := tmp_path / "run.safetensors")
+    for it in recording, gradlib.load_recording(path):
+        found = it.first_nonfinite()
+        assert found is not None
+        assert (found.name, found.field) == ("1", "param scale")
