@@ -52,7 +52,7 @@ from gradlib.recorder.passes import Passes
 from gradlib.recording.kept import refuses_to_be_kept
 from gradlib.recording.recording import Recording
 from gradlib.recording.state import History
-from gradlib.recording.trace import FIELDS, Block
+from gradlib.recording.trace import FIELDS, NOT_CHOSEN, Block
 from gradlib.selection import (
     COMPILED,
     first_names,
@@ -396,7 +396,7 @@ class _Recorder(AbstractContextManager[Recording]):
         if self._chosen(place, module):
             self._block.left_out.pop(name, None)  # another that stood there was
             return True
-        self._block.left_out[name] = "record(..., modules=...) left it out"
+        self._block.left_out[name] = NOT_CHOSEN
         return False
 
     def _added(self, parent: nn.Module, key: str, module: nn.Module | None) -> None:

@@ -21,7 +21,7 @@ from gradlib.recording.in_words import shown
 from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
 from gradlib.recording.pairing import require_names
 from gradlib.recording.table import table_of, title_of
-from gradlib.recording.trace import Block, CallTrace
+from gradlib.recording.trace import NOT_CHOSEN, Block, CallTrace
 from gradlib.recording.verification import Verification
 from gradlib.recording.verify import verify
 from gradlib.render import Printable, Table
@@ -473,7 +473,11 @@ class Recording(Printable):
 
     def _table(self) -> Table:
         block = self._block
-        unseen = [name for name in block.left_out if not self._find(name)]
+        unseen = [
+            name
+            for name, why in block.left_out.items()
+            if why != NOT_CHOSEN and not self._find(name)
+        ]
         return table_of([*self], block.fields, unseen, is_reduced=block.is_reduced)
 
 

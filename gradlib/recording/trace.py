@@ -25,6 +25,9 @@ GRADIENTS = ("grad_input", "grad_output", "param_grads")
 FIELDS = ("args", "output", *GRADIENTS)
 """What can be kept of a call; its kwargs and the totals travel with theirs."""
 
+NOT_CHOSEN = "record(..., modules=...) left it out"
+"""Why a module was not recorded of which nobody asked to see calls."""
+
 
 @dataclass(slots=True)
 class Sum:
