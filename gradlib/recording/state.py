@@ -344,6 +344,7 @@ class History:
         own, known = own_children(module), seen.children
         if (own or known) and [*own.items()] != [*known.items()]:  # their order counts
             seen.change("children", dict(own), since)
+            self.has_changed = True  # it may be undone when the next forward begins
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int

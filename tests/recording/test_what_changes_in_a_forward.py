@@ -439,6 +439,23 @@ def test_a_child_of_another_module_that_a_forward_replaces() -> None:
     all_agree(Net(swap, nn.ReLU(), nn.Linear(4, 4)), steps=3)
 
 
+def test_children_that_two_calls_swap_and_swap_back() -> None:
+    """So each forward begins with what stood there as the one before began."""
+
+    class Swaps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.one(x))
+            self.one, self.other = self.other, self.one
+            return x
+
+    swaps = Swaps()
+    all_agree(nn.Sequential(swaps, swaps), steps=3)
+
+
 def test_a_child_that_a_forward_makes_and_one_that_it_replaces() -> None:
     class Makes(nn.Module):
         def __init__(self) -> None:
