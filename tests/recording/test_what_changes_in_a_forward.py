@@ -255,6 +255,22 @@ def test_a_weight_whose_memory_is_also_an_array_and_whose_data_is_written(
     assert array.shape == (4, 4)
 
 
+def test_a_bias_that_a_forward_takes_away_and_puts_back() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = self.fc.bias
+            self.fc.bias = None  # pyright: ignore (as torch allows)
+            x = self.fc(x)
+            self.fc.bias = bias
+            return self.fc(x)
+
+    all_agree(Biased())
+
+
 def test_a_weight_whose_data_is_only_read() -> None:
     model = Net(lambda net: net.block[0].weight.data_ptr(), nn.Linear(4, 4))
     all_agree(model)
