@@ -312,7 +312,12 @@ class History:
             self._look_at_hooks(seen, module, since)
         if (own or known) and (
             len(own) != len(known)
-            or any(_is_other(tensor, known.get(name)) for name, tensor in own.items())
+            or any(
+                tensor is not None
+                if (kept := known.get(name)) is None
+                else tensor is not kept.tensor or kept.was_written_to()
+                for name, tensor in own.items()
+            )
         ):
             self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
@@ -381,13 +386,6 @@ class History:
             seen.fill(field, name, found[name])
         if found != getattr(seen, field):
             seen.change(field, found, since)
-
-
-def _is_other(tensor: Tensor | None, kept: Kept | None) -> bool:
-    """Tell whether a parameter is not what was kept, where ``None`` may stand too."""
-    if kept is None:
-        return tensor is not None
-    return tensor is not kept.tensor or kept.was_written_to()
 
 
 def autocast_now() -> dict[str, torch.dtype]:
