@@ -80,7 +80,8 @@ def gradient_flow(
     """
     ax = ax or _lines(labels, LINE)
     for kind, columns in norms.items():
-        _draw_norms(kind, columns, ax)
+        if any(columns) or not any(map(any, norms.values())):
+            _draw_norms(kind, columns, ax)  # or its name in the legend has no mark
     for kind, columns in totals.items():
         _draw_totals(kind, columns, norms[kind], ax)
     every = [*norms.values(), *totals.values()]

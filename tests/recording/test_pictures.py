@@ -169,6 +169,15 @@ def test_a_total_that_is_smaller_than_its_share_is_drawn() -> None:
     assert totals.get_xdata() == pytest.approx([share / 2])
 
 
+def test_the_legend_names_what_is_drawn() -> None:
+    with gradlib.record(model := nn.Tanh()) as recording:
+        model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    axes = drawn(recording.plot())
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [it.get_text() for it in legend.get_texts()] == ["grad_output", "grad_input"]
+
+
 def test_a_total_that_is_no_number_is_not_drawn() -> None:
     model = TwoUses(lambda x: (0 * x).sqrt())
     x = torch.randn(8, 4, requires_grad=True)
