@@ -260,13 +260,14 @@ def test_a_bias_that_a_forward_takes_away_and_puts_back() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(4, 4)
+            self.block = nn.Sequential(self.fc)
 
         def forward(self, x: Tensor) -> Tensor:
             bias = self.fc.bias
             self.fc.bias = None  # pyright: ignore (as torch allows)
-            x = self.fc(x)
+            x = self.block(x)
             self.fc.bias = bias
-            return self.fc(x)
+            return self.block(x)
 
     all_agree(Biased())
 
