@@ -9,7 +9,6 @@ A page holds markers, each with a file of benchmarks/results, or several:
     <div class="jacobian-folded" data-results="jacobian-intel-cpu"></div>
 """
 
-import re
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
@@ -27,9 +26,10 @@ from mkdocs_hooks.benchmark_tables import (
     Rows,
     by_threads,
     counted_threads,
+    filled,
     folded,
     grouped,
-    load,
+    marker,
     mebibytes,
     milliseconds,
     processor,
@@ -47,12 +47,7 @@ FEW = 3
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-
-    def made(marker: re.Match[str]) -> str:
-        several = [load(name, page) for name in marker[2].split()]
-        return "\n\n".join(MADE[marker[1]](*(it.get("jacobian", it) for it in several)))
-
-    return MARKER.sub(made, markdown)
+    return filled(markdown, page, MADE, "jacobian")
 
 
 def said(results: dict[str, Any]) -> Iterable[str]:
@@ -333,7 +328,7 @@ MADE: dict[str, Callable[..., Iterable[str]]] = {
 }
 """What is made of the results at a marker."""
 
-MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w -]+)"></div>')
+MARKER = marker(MADE)
 
 
 # Words

@@ -6,7 +6,6 @@ A page holds markers, each with a file of benchmarks/results:
     <div class="recorder-times" data-results="recorder-cpu"></div>
 """
 
-import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -18,9 +17,10 @@ from mkdocs_hooks.benchmark_tables import (
     Rows,
     counted_threads,
     device,
+    filled,
     folded,
     grouped,
-    load,
+    marker,
     mebibytes,
     milliseconds,
     table,
@@ -32,12 +32,7 @@ STATS = f"{OURS}, tensor_stats"
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-
-    def made(marker: re.Match[str]) -> str:
-        results = load(marker[2], page)
-        return "\n\n".join(MADE[marker[1]](results.get("recorder", results)))
-
-    return MARKER.sub(made, markdown)
+    return filled(markdown, page, MADE, "recorder")
 
 
 def said(results: dict[str, Any]) -> Iterable[str]:
@@ -175,4 +170,4 @@ MADE: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
 }
 """What is made of the results at a marker."""
 
-MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w-]+)"></div>')
+MARKER = marker(MADE)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -38,6 +38,35 @@ def load(name: str, page: Page) -> dict[str, Any]:
     if not path.exists():
         raise PluginError(f"{page.file.src_uri}: there is no {name}.json of results")
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def marker(made: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of markers, each of one of some classes, with its files."""
+    return re.compile(
+        rf'<div class="({"|".join(made)})" data-results="([\w -]+)"></div>'
+    )
+
+
+def filled(
+    markdown: str,
+    page: Page,
+    made: Mapping[str, Callable[..., Iterable[str]]],
+    benchmark: str,
+) -> str:
+    """Replace the markers of a page.
+
+    Args:
+        markdown: Its text.
+        page: The page.
+        made: By the class of a marker, what gives its paragraphs from results.
+        benchmark: Which part is taken of files that hold those of several.
+    """
+
+    def paragraphs(found: re.Match[str]) -> str:
+        several = [load(name, page) for name in found[2].split()]
+        return "\n\n".join(made[found[1]](*(it.get(benchmark, it) for it in several)))
+
+    return marker(made).sub(paragraphs, markdown)
 
 
 def where(results: dict[str, Any]) -> str:
