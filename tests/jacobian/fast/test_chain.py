@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
 from gradlib.jacobian.arguments import Call
-from gradlib.jacobian.fast.chains import convolutions, order
+from gradlib.jacobian.fast.chains import convolutions, evaluate, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
 from gradlib.random_state import seed_all
@@ -139,6 +139,35 @@ def test_in_parts_into_out_and_through_a_graph(
             strict=True,
         ):
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("widths", [(30, 6, 2, 6, 30), (3, 12, 30)])
+@pytest.mark.parametrize("ends", list(itertools.product([False, True], repeat=2)))
+def test_the_last_product_is_written_into_the_result(
+    widths: tuple[int, ...], ends: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = [it for pair in itertools.pairwise(widths) for it in pair_of_layers(*pair)]
+    before, after = ([nn.Sigmoid()] if end else [] for end in ends)
+    model = nn.Sequential(*before, *inside[:-1], *after).double()
+    x = torch.randn(5, widths[0], dtype=torch.float64)
+    whole, written = evaluate.whole_product, []
+
+    def spied(factors: Any, tree: Any, into: Any) -> Tensor:
+        made = whole(factors, tree, into)
+        written.append(made is into)
+        return made
+
+    monkeypatch.setattr(evaluate, "whole_product", spied)
+    columns = widths[0] < widths[-1]  # as the product is laid out then
+    out = torch.empty(5, widths[-1], widths[0], dtype=torch.float64)
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.result.IN_CACHE", 1)
+    require_same(model, x, **({} if columns else {"out": out}))
+    assert written
+    assert all(written)
+
+
+def pair_of_layers(ins: int, outs: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(ins, outs), nn.Tanh()
 
 
 @pytest.mark.parametrize("kind", POINTWISE, ids=lambda kind: kind.__name__)

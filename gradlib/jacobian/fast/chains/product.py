@@ -42,7 +42,9 @@ def whole_product(factors: Factors, tree: Nesting, into: Tensor | None) -> Tenso
         seen = into.mT if columns else into
         if seen.is_contiguous():
             made = product(factors, tree, columns=columns, into=seen)
-            return into if made is seen else made.mT if columns else made
+            if made.data_ptr() == into.data_ptr():  # perhaps another view of it
+                return into
+            return made.mT if columns else made
     made = product(factors, tree, columns=columns)
     return made.mT if columns else made
 
@@ -70,9 +72,10 @@ def product(
     inner, outer, _ = tree
     last = outer if isinstance(outer, int) else -1
     first = inner if isinstance(inner, int) else -1
-    if into is not None and not _is_whole(factors):
+    joins = first < 0 and last < 0  # then what comes before and after is inside
+    if into is not None and not _has_samples(factors, whole=joins):
         into = None
-    if first < 0 and last < 0:
+    if joins:
         return _joined(factors, tree, into)
     if columns:
         left = _pulled(product(factors, inner, columns=True), factors.bends[last])
@@ -84,12 +87,15 @@ def product(
     return _ended(factors, first, last, made, columns)
 
 
-def _is_whole(factors: Factors) -> bool:
-    """Tell whether a product is not changed once more, and has a batch axis."""
-    first, *inside, last = factors.bends
-    if first or last:
-        return False
-    return any(inside) or factors.matrices[-1].dim() > 2
+def _has_samples(factors: Factors, *, whole: bool) -> bool:
+    """Tell whether a product has a batch axis.
+
+    Args:
+        factors: What is multiplied.
+        whole: Whether with what comes before the first matrix, and after the last.
+    """
+    bends = factors.bends if whole else factors.bends[1:-1]
+    return any(bends) or factors.matrices[-1].dim() > 2
 
 
 def _ended(
