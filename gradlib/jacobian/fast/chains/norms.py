@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.kernels import aten
+from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 2**20
@@ -147,7 +147,7 @@ def _back_by_groups(
     groups: int, v: Tensor, x: Tensor, mean: Tensor, rate: Tensor, weight: Tensor | None
 ) -> Tensor:
     return aten.native_group_norm_backward.default(
-        *(v, x, mean, rate, weight), *_sizes(x), groups, [True, False, False]
+        *(v, x, mean, rate, weight), *_sizes(x), groups, INPUT_ALONE
     )[0]
 
 
@@ -168,7 +168,7 @@ def _back_by_layers(
     v: Tensor, x: Tensor, mean: Tensor, rate: Tensor, weight: Tensor | None
 ) -> Tensor:
     return aten.native_layer_norm_backward.default(
-        v, x, x.shape[1:], mean, rate, weight, None, [True, False, False]
+        v, x, x.shape[1:], mean, rate, weight, None, INPUT_ALONE
     )[0]
 
 
