@@ -7,35 +7,29 @@ A page holds a marker:
 What torch says becomes the page's tags, by which `searched_messages.py` finds it.
 """
 
-import re
 from itertools import groupby
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import cache
 from mkdocs_hooks.hook_recordings import recorded_in, span
+from mkdocs_hooks.markers import replaced
 from mkdocs_hooks.recorded_programs import highlighted, said
 
 FOLDER = cache.ROOT / "docs" / "data" / "errors"
-MARKER = re.compile(r'<div class="wordings" data-code="([^"]*)"></div>')
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the marker of a page, and have the search prefer the page."""
+    tags: list[str] = []
 
-    def made(marker: re.Match[str]) -> str:
-        try:
-            return wordings(marker[1])
-        except KeyError:
-            raise PluginError(
-                f"{page.file.src_uri}: {marker[0]} names no code of docs/data/errors"
-            ) from None
+    def made(code: str) -> str:
+        tags.extend(messages(code))
+        return wordings(code)
 
-    codes = MARKER.findall(content)
-    content = MARKER.sub(made, content)
-    if codes:
-        page.meta["tags"] = [it for code in codes for it in messages(code)]
+    content = replaced(content, page, {"wordings": made}, "code of docs/data/errors")
+    if tags:
+        page.meta["tags"] = tags
     return content
 
 

@@ -6,39 +6,24 @@ A page holds markers:
     <div class="linear-entries" data-from="1.2.0" data-to="1.7.1"></div>
 """
 
-import re
 from html import escape
 from itertools import groupby
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import hook_cases, hook_recordings
 from mkdocs_hooks.hook_recordings import Builds, Words
+from mkdocs_hooks.markers import replaced
 
-MARKER = re.compile(
-    r'<div class="(entries|linear-entries)"((?: data-\w+="[^"]*")*)></div>'
-)
 SHORT = {"full": "full hook", "legacy": "old hook"}
 DIMENSIONS = 1, 2, 3, 4
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-
-    def made(marker: re.Match[str]) -> str:
-        given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
-        make = {"entries": entries, "linear-entries": linear_entries}[marker[1]]
-        try:
-            return make(**given)
-        except (KeyError, TypeError) as error:
-            raise PluginError(
-                f"{page.file.src_uri}: {marker[0]} names no case or build of "
-                f"docs/data/hooks: {error}"
-            ) from None
-
-    return MARKER.sub(made, content)
+    made = {"entries": entries, "linear-entries": linear_entries}
+    return replaced(content, page, made, "case or build of docs/data/hooks")
 
 
 # Some layers, in the newest release

@@ -7,42 +7,30 @@ A page holds markers:
     <div class="devices"></div>
 """
 
-import re
 from collections.abc import Iterable
+from functools import partial
 from html import escape
 from itertools import groupby
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 from mkdocs_hooks import hook_cases, hook_recordings
 from mkdocs_hooks.hook_recordings import HOOKS, Builds, Run, Words
+from mkdocs_hooks.markers import replaced
 
 PAGE = "versions/hooks-by-version/"  # where every link to a case leads
 READ = "versions/what-changed/#what-was-read-through-cudnn-a-convolution-lost-its-bias"
-MARKER = re.compile(
-    r'<div class="(recorded|lengths|devices)"((?: data-\w+="[^"]*")*)></div>'
-)
 FIELDS = ("grad_input", "grad_output")
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-
-    def made(marker: re.Match[str]) -> str:
-        given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
-        make = {"recorded": recorded, "lengths": lengths, "devices": devices}[marker[1]]
-        try:
-            return make(page.url, **given)
-        except (KeyError, TypeError) as error:
-            raise PluginError(
-                f"{page.file.src_uri}: {marker[0]} names no case, hook or build of "
-                f"docs/data/hooks: {error}"
-            ) from None
-
-    return MARKER.sub(made, content)
+    made = {
+        make.__name__: partial(make, page.url) for make in (recorded, lengths, devices)
+    }
+    return replaced(content, page, made, "case, hook or build of docs/data/hooks")
 
 
 def link(page_url: str, case: str, hook: str, version: str, text: str) -> str:

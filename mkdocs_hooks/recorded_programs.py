@@ -13,13 +13,12 @@ The last becomes two programs side by side: one as it ran in that build, the oth
 ran in the newest.
 """
 
-import re
 from collections.abc import Sequence
+from functools import cache as once
 from html import escape
 from itertools import groupby
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -27,27 +26,20 @@ from pygments.lexers import PythonLexer
 
 from mkdocs_hooks import cache
 from mkdocs_hooks.hook_recordings import Builds, recorded_in, span
+from mkdocs_hooks.markers import replaced
 
 FOLDER = cache.ROOT / "docs" / "data" / "programs"
-MARKER = re.compile(r'<div class="(program|ran|sides)"((?: data-\w+="[^"]*")*)></div>')
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-    recorded = builds() if MARKER.search(content) else {}  # to read them takes long
-
-    def made(marker: re.Match[str]) -> str:
-        given = dict(re.findall(r'data-(\w+)="([^"]*)"', marker[2]))
-        make = {"program": program, "ran": ran, "sides": sides}[marker[1]]
-        try:
-            return make(recorded, **given)
-        except (KeyError, TypeError) as error:
-            raise PluginError(
-                f"{page.file.src_uri}: {marker[0]} names no program or build of "
-                f"docs/data/programs: {error}"
-            ) from None
-
-    return MARKER.sub(made, content)
+    recorded = once(builds)  # to read them takes long, and most pages want none
+    made = {
+        "program": lambda **given: program(recorded(), **given),
+        "ran": lambda **given: ran(recorded(), **given),
+        "sides": lambda **given: sides(recorded(), **given),
+    }
+    return replaced(content, page, made, "program or build of docs/data/programs")
 
 
 def builds() -> Builds:
