@@ -10,7 +10,7 @@ from gradlib.errors import (
 )
 from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.arguments import is_auto
-from gradlib.jacobian.chunk import CONVOLVED, chunk_of, convolved_at_once
+from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
@@ -70,54 +70,35 @@ def make(
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.nodes_of(graph)
-    rows = reverse.count_rows(graph)
-    on_cpu = graph.points[0].device.type == "cpu"
-    singly = known.wrong_at_once or (create_graph and known.wrong_at_once_twice) or ""
-    small = not on_cpu and rows <= FEW and not any(graph.shared)
-    settled = mode == "auto" and small and not singly
-    counts, cut = _counts(graph, known, mode, settled=settled)
+    passes = _passes_through(graph, known, create_graph=create_graph)
+    is_choice = mode == "auto"
+    settled = is_choice and _are_few(passes) and not any(graph.shared)
+    counts, cut = _counts(graph, known, mode, passes.rows, settled=settled)
     if create_graph:
         _require_derivatives(known, counts, mode)
     if mode == "split" and cut is None:
         split.require(graph)  # which raises, and says why
-    each = bytes_of_pass(graph.drawing)
-    convolved = convolved_at_once(rows * each) if create_graph else CONVOLVED
-    is_choice = mode == "auto"
-    by_row = known.convolution and on_cpu and FEWEST * each > convolved
-    little = on_cpu and rows * each <= LITTLE
-    by_rows = _why_by_rows(singly, convolved=by_row)
+    why = "it was asked for"
     if settled:
-        mode, why = "reverse", f"a GPU takes {rows} rows in one pass"
+        mode, why = "reverse", f"a GPU takes {passes.rows} rows in one pass"
     elif is_choice:
-        mode, why = _choice(counts, by_rows, little=little)
-    else:
-        why = "it was asked for"
-    result = 0 if has_room else graph.size()
+        mode, why = _choice(counts, passes)
+    result, each = 0 if has_room else graph.size(), passes.each
     parts = _parts(graph, mode, cut)
     limit = "max_bytes"
     if max_bytes is None:
         limit = "half of what is free"
-        held = result + parts + BATCHED * each * rows
+        held = result + parts + BATCHED * each * passes.rows
         max_bytes = _room(graph, held, check_bytes)
     fitting = counts  # a shorter way to columns keeps no such graph
     while is_choice and parts and max_bytes < result + each + parts:
         why = f"{mode} would keep {in_words(parts)}, which does not fit"
         fitting = fitting | {mode: why}
-        mode, _ = _choice(fitting, by_rows, little=little)
+        mode, _ = _choice(fitting, passes)
         parts = _parts(graph, mode, cut)
     _require_room(limit, max_bytes, result, each, parts, check_bytes)
-    chunk = 1
-    if mode != "loop" and not singly:
-        chunk = chunk_of(
-            mode,
-            counts[mode],
-            chunk_size,
-            room=max_bytes - result - parts,
-            each=each,
-            convolution=known.convolution,
-            on_cpu=on_cpu,
-            convolved=convolved,
-        )
+    room = max_bytes - result - parts
+    chunk = chunk_of(mode, counts[mode], chunk_size, passes, room=room)
     return Plan(
         mode,
         why,
@@ -154,11 +135,29 @@ def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
         )
 
 
+def _passes_through(graph: Graph, known: nodes.Nodes, *, create_graph: bool) -> Passes:
+    rows, each = reverse.count_rows(graph), bytes_of_pass(graph.drawing)
+    return Passes(
+        rows,
+        each,
+        on_cpu=graph.points[0].device.type == "cpu",
+        convolution=known.convolution,
+        convolved=convolved_at_once(rows * each) if create_graph else CONVOLVED,
+        singly=known.wrong_at_once
+        or (create_graph and known.wrong_at_once_twice)
+        or "",
+    )
+
+
+def _are_few(passes: Passes) -> bool:
+    """Tell whether all rows go in one pass that takes as long as one of them alone."""
+    return not passes.on_cpu and passes.rows <= FEW and not passes.singly
+
+
 def _counts(
-    graph: Graph, known: nodes.Nodes, mode: str, *, settled: bool
+    graph: Graph, known: nodes.Nodes, mode: str, rows: int, *, settled: bool
 ) -> tuple[dict[str, int | str], Cut | None]:
     """Return what each way asks for, or why it cannot be taken, and where to split."""
-    rows = reverse.count_rows(graph)
     columns: int | str = forward.count_columns(graph)
     halves: int | str
     cut: Cut | None = None
@@ -223,42 +222,37 @@ def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
     )
 
 
-def _choice(
-    counts: dict[str, int | str], by_rows: str, *, little: bool
-) -> tuple[str, str]:
+def _choice(counts: dict[str, int | str], passes: Passes) -> tuple[str, str]:
     """Return the way with the cheapest passes, and why.
 
     Args:
         counts: How many rows or columns each way asks for.
-        by_rows: Why rows are to be taken one after the other, if they are.
-        little: Whether all rows at once are little work.
+        passes: What its passes are like.
     """
     rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
     assert isinstance(rows, int), "reverse is always there"
     best, cost = "reverse", rows
     if isinstance(columns, int) and FORWARD * columns < cost:
-        if little:
+        if passes.on_cpu and passes.rows * passes.each <= LITTLE:
             return "reverse", f"all {rows} rows at once are little work"
         best, cost = "forward", FORWARD * columns
     if isinstance(halves, int) and SPLIT * halves < cost:
         return "split", f"everything passes a tensor of {halves} entries"
     if best == "forward":
         return best, f"there are {columns} columns, and {rows} rows"
-    if by_rows:
+    if by_rows := _why_by_rows(passes):
         return "loop", by_rows
     return best, f"there are {rows} rows, and no cheaper way"
 
 
-def _why_by_rows(singly: str, *, convolved: bool) -> str:
-    """Return why rows are to be taken one after the other, or ``""``.
-
-    Args:
-        singly: What torch goes wrong for, if it does so for several rows at once.
-        convolved: Whether there are large convolutions.
-    """
-    if singly:
-        return f"torch goes wrong for several rows of {singly} at once"
-    return "large convolutions are faster row by row" if convolved else ""
+def _why_by_rows(passes: Passes) -> str:
+    """Return why rows are to be taken one after the other, or ``""``."""
+    if passes.singly:
+        return f"torch goes wrong for several rows of {passes.singly} at once"
+    convolved = passes.on_cpu and passes.convolution
+    if convolved and FEWEST * passes.each > passes.convolved:
+        return "large convolutions are faster row by row"
+    return ""
 
 
 def _room(graph: Graph, held: int, check_bytes: int) -> int:
