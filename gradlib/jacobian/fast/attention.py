@@ -17,7 +17,7 @@ class Attention(NamedTuple):
         key: The keys.
         value: The values.
         scale: What the scores are multiplied by.
-        mask: What is added to them, or which of them count.
+        mask: What is added to them: torch has made numbers of a boolean one.
         causal: Whether a token sees only those before it, and itself.
     """
 
@@ -36,11 +36,8 @@ class Attention(NamedTuple):
     def probabilities(self) -> Tensor:
         """Compute again what each query gives to each key."""
         scores = self.query @ self.key.mT * self.scale
-        mask = self.mask
-        if mask is not None:
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(scores).masked_fill(~mask, -math.inf)
-            scores = scores + mask
+        if self.mask is not None:
+            scores = scores + self.mask
         if self.causal:
             later = torch.ones_like(scores, dtype=torch.bool).triu(1)
             scores = scores.masked_fill(later, -math.inf)
@@ -54,9 +51,7 @@ def read(op: Operation) -> Attention | None:
     )
     if any(it is None for it in (q, k, v, dropout, causal)):
         return None
-    if op.number or dropout or q.shape[:-2] != k.shape[:-2]:
-        return None
-    if k.shape[:-2] != v.shape[:-2]:
+    if op.number or dropout or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return None
     scale, mask = op.saved("scale"), op.saved("attn_mask")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
