@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 import torch
@@ -34,18 +34,10 @@ def order(
     count = len(factors)
     every = (1 << count) - 1
     union = _unions(factors)
-    volumes: dict[int, float] = {}
 
+    @cache
     def volume(axes: int) -> float:
-        found = volumes.get(axes)
-        if found is None:
-            found, rest = 1.0, axes
-            while rest:
-                low = rest & -rest
-                found *= sizes[low.bit_length() - 1]
-                rest ^= low
-            volumes[axes] = found
-        return found
+        return math.prod((it for i, it in enumerate(sizes) if axes >> i & 1), start=1.0)
 
     # What is left of each subset, once nobody else has the other axes.
     left = [union[it] & (kept | union[every ^ it]) for it in range(every + 1)]
