@@ -203,27 +203,20 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             require_graphs(graph)
         look = random and partial(see, arguments, graph, points, random, mode=mode)
         seen = look() if look and plan.check_first else None
-        blocks = compute(
-            graph,
+        carried_out = partial(
+            compute, graph, out=given, create_graph=create_graph, progress=progress
+        )
+        blocks = carried_out(
             plan,
             may_change=mode == "auto",
             may_shorten=mode == call.chunk_size == "auto" and not plan.settled,
             prove=mode == "auto" or not check,  # the check does it too
             check=check,
-            out=given,
-            create_graph=create_graph,
-            progress=progress,
         )
 
         def row_by_row() -> dict[Block, Tensor]:
-            return compute(
-                graph,
-                _plan(arguments, graph, call._replace(mode="loop"), check=True),
-                may_change=False,
-                out=given,
-                create_graph=create_graph,
-                progress=progress,
-            )
+            loop = _plan(arguments, graph, call._replace(mode="loop"), check=True)
+            return carried_out(loop, may_change=False)
 
         if check and mode == "auto" and not are_finite(blocks.values()):
             # Zero times infinity is NaN, so it matters in which order one multiplies.
