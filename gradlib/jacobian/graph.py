@@ -149,26 +149,9 @@ def run(
         JacobianArgumentError: The function froze a parameter that is asked for, or
             needs what was made under ``torch.inference_mode()``.
     """
-    asked = {it.place for it in arguments.asked}
-    batched = set(arguments.batched()) if track_inputs else set[int]()
-    points: list[Tensor | None] = [None] * len(arguments.inputs.leaves)
-    given: list[Any] = list(arguments.inputs.leaves)
-    for place, leaf in enumerate(given):
-        if not isinstance(leaf, Tensor):
-            continue
-        if create_graph and leaf.requires_grad:
-            # Its own place in the graph: fn may have the same tensor from elsewhere.
-            # Not view_as(): for one sample that gives strides of channels_last that
-            # batch norm's second derivative is wrong for.
-            point = leaf.expand_as(leaf)
-        else:
-            point = (leaf.clone() if leaf.is_inference() else leaf).detach()
-        if place in asked or (place in batched and leaf.is_floating_point()):
-            points[place] = point.requires_grad_()
-        elif leaf.requires_grad:  # fn may differentiate for it itself
-            point.requires_grad_()
-        # The function may overwrite what it is given, and no caller's tensor.
-        given[place] = point.clone()
+    points, given = _points(
+        arguments, create_graph=create_graph, track_inputs=track_inputs
+    )
     if create_graph and arguments.of_parameters:
         _require_apart(arguments)
     hooks_before = hooks_set()
@@ -192,6 +175,33 @@ def run(
     )
     _require_connection(graph, arguments)
     return graph, points
+
+
+def _points(
+    arguments: Arguments, *, create_graph: bool, track_inputs: bool
+) -> tuple[list[Tensor | None], list[Any]]:
+    """Return what stands for the leaves of the inputs, and what the function gets."""
+    asked = {it.place for it in arguments.asked}
+    batched = set(arguments.batched()) if track_inputs else set[int]()
+    points: list[Tensor | None] = [None] * len(arguments.inputs.leaves)
+    given: list[Any] = list(arguments.inputs.leaves)
+    for place, leaf in enumerate(given):
+        if not isinstance(leaf, Tensor):
+            continue
+        if create_graph and leaf.requires_grad:
+            # Its own place in the graph: fn may have the same tensor from elsewhere.
+            # Not view_as(): for one sample that gives strides of channels_last that
+            # batch norm's second derivative is wrong for.
+            point = leaf.expand_as(leaf)
+        else:
+            point = (leaf.clone() if leaf.is_inference() else leaf).detach()
+        if place in asked or (place in batched and leaf.is_floating_point()):
+            points[place] = point.requires_grad_()
+        elif leaf.requires_grad:  # fn may differentiate for it itself
+            point.requires_grad_()
+        # The function may overwrite what it is given, and no caller's tensor.
+        given[place] = point.clone()
+    return points, given
 
 
 def _called(arguments: Arguments, given: list[Any]) -> Any:
