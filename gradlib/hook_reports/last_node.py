@@ -35,8 +35,8 @@ class LastNode:
         laid_out: Where the gradient flows of what each input only lays out anew, as the
             transpose of a weight does.
         laid_out_ends: The names of what ends there, as `ends` are.
-        is_outside: Whether the module returns a tensor as it was.
-        returned: What that tensor is called.
+        returned: What the tensor is called that the module returns as it was, if it
+            does; then the node is outside of it.
     """
 
     name: str = ""
@@ -45,7 +45,6 @@ class LastNode:
     ends: tuple[str | None, ...] = ()
     laid_out: tuple[Edge | None, ...] = ()
     laid_out_ends: tuple[str | None, ...] = ()
-    is_outside: bool = False
     returned: str | None = None
 
 
@@ -71,8 +70,7 @@ def last_node(trial: Trial, end_at: EndAt) -> LastNode:
         return LastNode(name_of(node), inputs, edges, ends, laid_out, further)
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
     returned = _end_name(node, end_at)
-    name = name_of(maker)
-    return LastNode(name, inputs, edges, ends, laid_out, further, True, returned)
+    return LastNode(name_of(maker), inputs, edges, ends, laid_out, further, returned)
 
 
 _LAYS_OUT = re.compile(

@@ -231,8 +231,7 @@ def why_so_many(call: HookedCall, kind: str, lengths: Mapping[str, int]) -> str:
 def _why_legacy(call: HookedCall, length: int) -> str:
     """Say what decides the length of the tuple that the old hook gets."""
     maker, inputs = call.last_node.name, call.last_node.inputs
-    if call.last_node.is_outside:
-        name = call.last_node.returned
+    if name := call.last_node.returned:
         return (
             f"The module returns {name} itself, so this hook sits on the node that "
             f"made {name}, {maker}, outside the module: where that is, it receives "
@@ -290,8 +289,7 @@ def _why_node(call: HookedCall, kind: str, lengths: Mapping[str, int]) -> str:
     """Say what decides the lengths of the tuples that a node's hook gets."""
     field = "grad_input" if kind == NODE else "grad_output"
     maker = call.last_node.name
-    if call.last_node.is_outside:
-        name = call.last_node.returned
+    if name := call.last_node.returned:
         return (
             f"The module returns {name} itself, so the node is {maker}, which made "
             f"{name} outside the module: there the hook receives one entry for "
