@@ -167,7 +167,7 @@ def read_argument(name: str, letter: str, argument: Any) -> Argument:
         letter: What the code of an explanation calls it.
         argument: A tensor, a gradient edge, several of them, or anything else.
     """
-    if is_differentiable(argument) or (letter == "v" and _is_absent(argument)):
+    if is_differentiable(argument) or (letter == "v" and argument is None):
         return Argument(name, letter, (argument,), alone=f"{name}[0]")
     if letter == "x" and _is_dict(argument):
         keys, values = tuple(argument), tuple(argument.values())
@@ -203,10 +203,6 @@ def shape_of(value: Any) -> Shape | None:
     """Return the shape of an entry; ``None`` for no tensor, or none in numbers."""
     form = form_of(value) if isinstance(value, Tensor | GradientEdge) else None
     return None if form is None else form.shape
-
-
-def _is_absent(argument: Any) -> bool:
-    return argument is None
 
 
 def _is_dict(argument: Any) -> bool:
