@@ -1,11 +1,21 @@
-"""The slopes of elementwise operations, as their nodes know them."""
+"""The slopes of elementwise operations: numbers, or as their nodes know them."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from gradlib.jacobian.fast.moves import UNCHANGED
 from gradlib.jacobian.fast.operation import Operation
+
+SCALED: dict[str, Callable[[Operation], tuple[float, ...]]] = {
+    "AddBackward0": lambda op: (1, op.saved("alpha")),
+    "SubBackward0": lambda op: (1, -op.saved("alpha")),
+    "NegBackward0": lambda _: (-1,),
+    **dict.fromkeys(UNCHANGED, lambda _: (1,)),
+}
+"""What each thing is multiplied by that goes in, by the names of nodes."""
 
 ELEMENTWISE = frozenset(
     (
@@ -20,7 +30,7 @@ ELEMENTWISE = frozenset(
         *(f"{it}BatchNormBackward0" for it in ("Cudnn", "Native")),
     )
 )
-"""The names of their nodes."""
+"""The names of the nodes of others, which know their slopes."""
 
 
 def slopes(op: Operation) -> dict[int, Tensor]:

@@ -6,28 +6,18 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from gradlib.jacobian.fast.kernels import aten
-from gradlib.jacobian.fast.moves import RESHAPED, UNCHANGED
+from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed import convolving, mixing, moving
 from gradlib.jacobian.fast.pushed.convolving import linear_kernel
 from gradlib.jacobian.fast.pushed.forth import Forth
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
+
+Rule: TypeAlias = Callable[[Operation], Forth | None]
 
 
-def _add(op: Operation) -> Forth:
-    return _weighted(op, {0: 1, 1: op.saved("alpha")})
-
-
-def _sub(op: Operation) -> Forth:
-    return _weighted(op, {0: 1, 1: -op.saved("alpha")})
-
-
-def _unchanged(op: Operation) -> Forth:
-    return _weighted(op, {0: 1})
-
-
-def _negated(op: Operation) -> Forth:
-    return _weighted(op, {0: -1})
+def _scaled(by: Callable[[Operation], tuple[float, ...]]) -> Rule:
+    return lambda op: _weighted(op, dict(enumerate(by(op))))
 
 
 def _elementwise(op: Operation) -> Forth | None:
@@ -62,12 +52,10 @@ def _fitted(tangent: Tensor, shape: Sequence[int]) -> Tensor:
     return tangent.reshape(count, *[1] * more, *size)
 
 
-Rule: TypeAlias = Callable[[Operation], Forth | None]
-
 RULES: dict[str, Rule] = {
-    "AddBackward0": _add,
-    "SubBackward0": _sub,
-    "NegBackward0": _negated,
+    **{name: _scaled(by) for name, by in SCALED.items()},
+    **dict.fromkeys(RESHAPED, moving.reshaped),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -105,7 +93,4 @@ RULES: dict[str, Rule] = {
     "PixelUnshuffleBackward0": linear_kernel(
         aten.pixel_unshuffle.default, "downscale_factor"
     ),
-    **dict.fromkeys(UNCHANGED, _unchanged),
-    **dict.fromkeys(RESHAPED, moving.reshaped),
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
 }

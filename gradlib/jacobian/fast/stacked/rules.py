@@ -7,25 +7,15 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL, UNCHANGED
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.stacked import convolving, mixing, moving
 from gradlib.jacobian.fast.stacked.back import Back, Scale, sum_to_shape, times
 
-
-def _unchanged(op: Operation) -> Back:
-    return _summed_up(op, times(1))
+Rule: TypeAlias = Callable[[Operation], Back | None]
 
 
-def _negated(_: Operation) -> Back:
-    return times(-1)
-
-
-def _add(op: Operation) -> Back:
-    return _summed_up(op, times(1, op.saved("alpha")))
-
-
-def _sub(op: Operation) -> Back:
-    return _summed_up(op, times(1, -op.saved("alpha")))
+def _scaled(by: Callable[[Operation], tuple[float, ...]]) -> Rule:
+    return lambda op: _summed_up(op, times(*by(op)))
 
 
 def _summed_up(op: Operation, back: Scale) -> Back:
@@ -48,12 +38,10 @@ def _elementwise(op: Operation) -> Back | None:
     return _summed_up(op, lambda grad: {i: grad * it for i, it in found.items()})
 
 
-Rule: TypeAlias = Callable[[Operation], Back | None]
-
 RULES: dict[str, Rule] = {
-    "AddBackward0": _add,
-    "SubBackward0": _sub,
-    "NegBackward0": _negated,
+    **{name: _scaled(by) for name, by in SCALED.items()},
+    **dict.fromkeys(RESHAPED, moving.reshaped),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -80,12 +68,9 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
+
 IN_PARTS = frozenset((*SEVERAL, "SelectBackward0", "SliceBackward0"))
 """The names of those nodes whose way back gives parts."""
 
 ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))
 """The names of those nodes that need not be asked for what they have saved."""
-
-RULES.update(dict.fromkeys(UNCHANGED, _unchanged))
-RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
-RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))

@@ -9,27 +9,17 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED, UNCHANGED
+from gradlib.jacobian.fast.moves import RESHAPED
 from gradlib.jacobian.fast.operation import Operation
-from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
 from gradlib.jacobian.fast.structure.step import Back, Step, same
 
-
-def _add(op: Operation) -> dict[int, Back]:
-    return same(1, op.saved("alpha"))
+Rule: TypeAlias = Callable[[Operation], dict[int, Back]]
 
 
-def _unchanged(_: Operation) -> dict[int, Back]:
-    return same(1)
-
-
-def _negated(_: Operation) -> dict[int, Back]:
-    return same(-1)
-
-
-def _sub(op: Operation) -> dict[int, Back]:
-    return same(1, -op.saved("alpha"))
+def _scaled(by: Callable[[Operation], tuple[float, ...]]) -> Rule:
+    return lambda op: same(*by(op))
 
 
 def _elementwise(op: Operation) -> dict[int, Back]:
@@ -39,12 +29,10 @@ def _elementwise(op: Operation) -> dict[int, Back]:
     return {i: back(slope) for i, slope in slopes(op).items()}
 
 
-Rule: TypeAlias = Callable[[Operation], dict[int, Back]]
-
 RULES: dict[str, Rule] = {
-    "AddBackward0": _add,
-    "SubBackward0": _sub,
-    "NegBackward0": _negated,
+    **{name: _scaled(by) for name, by in SCALED.items()},
+    **dict.fromkeys(RESHAPED, moving.reshaped),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "TransposeBackward0": moving.transposed,
     "TBackward0": moving.transposed,
     "PermuteBackward0": moving.permuted,
@@ -70,6 +58,3 @@ RULES: dict[str, Rule] = {
     # Of a GPU's other kernels none takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
-RULES.update(dict.fromkeys(UNCHANGED, _unchanged))
-RULES.update(dict.fromkeys(RESHAPED, moving.reshaped))
-RULES.update(dict.fromkeys(ELEMENTWISE, _elementwise))
