@@ -195,7 +195,7 @@ def summed_up(nets: dict[str, Ways]) -> str:
 def slower(nets: dict[str, Ways]) -> dict[str, dict[str, Any]]:
     """Return the networks on which another way is faster, each with that way."""
     best = {net: best_other(ways) for net, ways in nets.items()}
-    return {net: row for net, row in best.items() if row["to_gradlib"]["median"] < 1}
+    return {net: row for net, row in best.items() if to_ours(row) < 1}
 
 
 CALLS = {
@@ -258,7 +258,7 @@ def others(ways: Ways) -> Rows:
 
 def best_other(ways: Ways) -> dict[str, Any]:
     """Return the row of the fastest of them."""
-    return min(others(ways), key=lambda row: row["to_gradlib"]["median"])
+    return min(others(ways), key=to_ours)
 
 
 def compared(results: dict[str, Any], nets: dict[str, Ways]) -> str:
@@ -334,14 +334,9 @@ MARKER = marker(MADE)
 # Words
 
 
-def ratio(row: dict[str, Any]) -> str:
-    """Return a ratio to our time."""
-    return f"{row['to_gradlib']['median']:.2f}" if "to_gradlib" in row else ""
-
-
 def times(row: dict[str, Any]) -> str:
     """Return a ratio to our time, for a place that does not say what it is."""
-    return f"{found} times" if (found := ratio(row)) else ""
+    return f"{to_ours(row):.2f} times" if "to_gradlib" in row else ""
 
 
 def spread(row: dict[str, Any]) -> str:
