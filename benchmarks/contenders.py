@@ -8,7 +8,7 @@ from functools import partial
 import gradlib
 from benchmarks import by_hand
 from benchmarks.contender import Contender, Seen, SeenAll, as_tuple, with_hooks
-from benchmarks.names import BY_HAND, FULL, NONE, OURS
+from benchmarks.names import BY_HAND, FULL, NONE, OURS, OURS_STATISTICS
 from benchmarks.peers import peers
 
 
@@ -47,7 +47,7 @@ def contenders() -> list[Contender]:
             read=_read_gradlib,
         ),
         with_hooks(
-            f"{OURS}, tensor_stats",
+            OURS_STATISTICS,
             "statistics of the same",
             partial(gradlib.record, reduce=gradlib.tensor_stats),
             read=_read_gradlib,

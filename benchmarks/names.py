@@ -5,6 +5,7 @@ BY_HAND = "tensor hooks by hand"
 FULL = "full backward hooks by hand"
 
 OURS = "gradlib"
+OURS_STATISTICS = f"{OURS}, tensor_stats"
 OURS_CHECKED = f"{OURS}, checked"
 OURS_OUT = f"{OURS}, out="
 OURS_IN_A_FUNCTION = f"{OURS}, in a function"

@@ -12,7 +12,7 @@ from typing import Any
 
 from mkdocs.structure.pages import Page
 
-from benchmarks.names import NONE, OURS
+from benchmarks.names import NONE, OURS, OURS_STATISTICS
 from mkdocs_hooks.benchmark_tables import (
     Rows,
     counted_threads,
@@ -27,8 +27,6 @@ from mkdocs_hooks.benchmark_tables import (
     where,
 )
 
-STATS = f"{OURS}, tensor_stats"
-
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
@@ -42,7 +40,7 @@ def said(results: dict[str, Any]) -> Iterable[str]:
     yield (
         f"On {kind} ({device(results)}), a step under `gradlib.record` takes "
         f"{_span(rows, OURS)} times as long as one without hooks, and "
-        f"{_span(rows, STATS)} times with `reduce=gradlib.tensor_stats`."
+        f"{_span(rows, OURS_STATISTICS)} times with `reduce=gradlib.tensor_stats`."
     )
 
 

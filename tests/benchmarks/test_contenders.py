@@ -14,13 +14,13 @@ from torch.testing import assert_close
 
 from benchmarks.contender import Contender, Seen, SeenAll, as_tuple
 from benchmarks.contenders import contenders
+from benchmarks.names import NONE, OURS_STATISTICS
 from benchmarks.nets import Net, mlp, transformer
 from benchmarks.recorder import why_not
 
 CPU = torch.device("cpu")
 EVERYONE = {one.name: one for one in contenders()}
-STATISTICS = "gradlib, tensor_stats"
-BY_VALUE = [name for name in EVERYONE if name not in ("no hooks", STATISTICS)]
+BY_VALUE = [name for name in EVERYONE if name not in (NONE, OURS_STATISTICS)]
 
 
 def without_dropout(net: Net) -> Net:
@@ -179,7 +179,7 @@ def test_it_records_the_gradients_of_the_parameters(name: str, kind: str) -> Non
 
 
 def test_statistics_are_those_of_the_same_tensors() -> None:
-    contender, net = present(STATISTICS), NETS["transformer"]()
+    contender, net = present(OURS_STATISTICS), NETS["transformer"]()
     wanted = expected(net, shares=False)
     seen = use(contender, net)
     assert seen.calls.keys() == wanted.calls.keys()
