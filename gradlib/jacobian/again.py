@@ -7,7 +7,7 @@ it runs, and torch's generators begin where they did for the first call.
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from gradlib.jacobian.lifted import Lifted
 from gradlib.jacobian.own_state import copied, own_state
 from gradlib.private.compiling import run_eagerly
 from gradlib.tree import Tree
+
+Steps: TypeAlias = Sequence[tuple[float, Mapping[int | str, Tensor]]]
+"""How far inputs, by place, and parameters, by name, go along what."""
 
 
 @dataclass
@@ -46,7 +49,7 @@ class Called:
 def call_again(
     arguments: Arguments,
     random: RandomState,
-    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
+    moves: Steps,
     *,
     order: Tensor | None,
     double: bool,
@@ -60,7 +63,7 @@ def call_again(
     Args:
         arguments: The call.
         random: Where torch's generators stand when it begins.
-        moves: How far inputs, by place, and parameters, by name, go along what.
+        moves: How far the inputs and parameters go that are moved.
         order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
             are.
         double: Whether everything is computed in float64.
@@ -78,30 +81,8 @@ def call_again(
     leaves: dict[int | str, Tensor] = {}
     lifted = Lifted(random.own)
     seeing = lifted if double else random.own if watched else nullcontext()
-    names: dict[int, str] = {}
-    if isinstance(arguments.fn, nn.Module):
-        names = {id(it): name for name, it in arguments.fn.named_parameters()}
-    made_of: dict[int, nn.Parameter] = {}
-
-    def own_value(original: Tensor, name: str | None) -> Tensor:
-        if any(name in along for _, along in moves):
-            return change(original)
-        value = widened.get(original)
-        if value is None or value._version:  # an earlier call has written to it
-            value = widened[original] = change(original)
-        return value
-
-    def parameter_of(original: nn.Parameter) -> nn.Parameter:
-        if id(original) not in made_of:
-            name = names.get(id(original))
-            value = own_value(original, name)
-            if name is not None:
-                _move(value, moves, name)
-            made_of[id(original)] = nn.Parameter(value, original.requires_grad)
-            if name is not None and graph:
-                leaves[name] = made_of[id(original)]
-        return made_of[id(original)]
-
+    named = leaves if graph else {}
+    parameter_of = _parameters(arguments, moves, change, widened, named)
     with (
         torch.set_grad_enabled(graph),
         run_eagerly(),
@@ -124,9 +105,44 @@ def call_again(
     return Called(outputs, leaves, lifted)
 
 
+def _parameters(
+    arguments: Arguments,
+    moves: Steps,
+    change: Callable[[Tensor], Tensor],
+    widened: MutableMapping[Tensor, Tensor],
+    named: dict[int | str, Tensor],
+) -> Callable[[nn.Parameter], nn.Parameter]:
+    """Return what gives the parameter that takes the place of another, and names it."""
+    names: dict[int, str] = {}
+    if isinstance(arguments.fn, nn.Module):
+        names = {id(it): name for name, it in arguments.fn.named_parameters()}
+    made_of: dict[int, nn.Parameter] = {}
+
+    def own_value(original: Tensor, name: str | None) -> Tensor:
+        if any(name in along for _, along in moves):
+            return change(original)
+        value = widened.get(original)
+        if value is None or value._version:  # an earlier call has written to it
+            value = widened[original] = change(original)
+        return value
+
+    def parameter_of(original: nn.Parameter) -> nn.Parameter:
+        if id(original) not in made_of:
+            name = names.get(id(original))
+            value = own_value(original, name)
+            if name is not None:
+                _move(value, moves, name)
+            made_of[id(original)] = nn.Parameter(value, original.requires_grad)
+            if name is not None:
+                named[name] = made_of[id(original)]
+        return made_of[id(original)]
+
+    return parameter_of
+
+
 def _given(
     arguments: Arguments,
-    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
+    moves: Steps,
     order: Tensor | None,
     change: Callable[[Tensor], Tensor],
 ) -> dict[int, Tensor]:
@@ -145,7 +161,7 @@ def _given(
 
 def _move(
     value: Tensor,
-    moves: Sequence[tuple[float, Mapping[int | str, Tensor]]],
+    moves: Steps,
     key: int | str,
 ) -> None:
     for length, along in moves:
