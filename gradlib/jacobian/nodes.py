@@ -1,4 +1,4 @@
-"""What the nodes of a graph can do."""
+"""What torch gets wrong at nodes of a graph, and what else of them decides the way."""
 
 from dataclasses import dataclass
 from typing import Any
