@@ -1,18 +1,20 @@
-"""What a loop carries from step to step, in the source around a call."""
+"""What is carried from step to step: by a loop around a call, or in an attribute."""
 
 import ast
 import linecache
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from inspect import getsource
 from textwrap import dedent
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.names import attribute
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Site, position_of, value_of
 
@@ -21,14 +23,15 @@ _SCOPES = ("def ", "class ", "async def ")
 
 
 def carried(arguments: Arguments) -> dict[str, str]:
-    """Return the variables by which a graph reaches back into earlier steps of a loop.
+    """Return the variables by which a graph reaches back into earlier steps.
 
     Each is read before it is set anew, as a hidden state is or a sum of losses. What it
     holds now may be of this step, and no part of the graph, but have a part of it too.
 
     Returns:
-        Their names, of the innermost loop that has any, each with the code that
-        detaches it, of a letter in braces. None where the source cannot be read.
+        Their names, of the innermost loop that has any, or else of attributes, each
+        with the code that detaches it, of a letter in braces. None where the source
+        cannot be read.
     """
     site = arguments.site
     if site is None:
@@ -43,7 +46,48 @@ def carried(arguments: Arguments) -> dict[str, str]:
             }
             if found:
                 return found
+        return dict(_in_attributes(arguments, site))
     return {}
+
+
+def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]]:
+    """Give the attributes that methods read before they set them, as a module's state.
+
+    The methods are the one that makes the call, and each module's ``forward``.
+    """
+    graph = nodes_behind(arguments.outputs.values)
+    for owner, held, function in _owners(site):
+        states = {
+            name: code
+            for name, value in held.items()
+            if (code := _detached(value)) and _is_in(graph, value)
+        }
+        if states:
+            method: Any = ast.parse(dedent(getsource(function))).body[0]
+            own = method.args.args[0].arg
+            kept = _kept(method)
+            yield from (
+                (f"{owner}.{name}", code)
+                for name, code in states.items()
+                if f"{own}.{name}" in kept
+            )
+
+
+def _owners(site: Site) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Give what may hold a state: its name where the call is, attributes and method."""
+    frame = site.frame
+    variables = {**frame.f_locals, **frame.f_globals} | frame.f_locals
+    for own in frame.f_code.co_varnames[: min(1, frame.f_code.co_argcount)]:
+        held: dict[str, Any] = getattr(variables.get(own), "__dict__", {})
+        yield own, held, frame.f_code
+        variables |= {f"{own}.{name}": it for name, it in held.items()}
+    seen = set[nn.Module]()
+    for name, it in variables.items():
+        if issubclass(type(it), nn.Module):
+            modules: Iterator[tuple[str, nn.Module]] = it.named_modules(seen, name)
+            for path, module in modules:
+                held = vars(module) | dict(module.named_buffers(recurse=False))
+                yield attribute(path)[1:], held, type(module).forward
 
 
 def _leads_back(name: str, value: object, arguments: Arguments) -> bool:
@@ -55,7 +99,11 @@ def _leads_back(name: str, value: object, arguments: Arguments) -> bool:
     outputs = arguments.outputs.values
     if any(value is it for it in outputs):
         return name in own_names(arguments, "y")  # or it was given its value since
-    graph = nodes_behind(outputs)
+    return _is_in(nodes_behind(outputs), value)
+
+
+def _is_in(graph: set[Node], value: object) -> bool:
+    """Tell whether a graph has what a value was made by."""
     made_by = (it.grad_fn for it in tensors_in(value) if it.grad_fn is not None)
     return any(node in graph for it in made_by for node in _makers(it))
 
@@ -152,10 +200,15 @@ def _uses(node: Any) -> Iterator[tuple[str, bool]]:
                 yield from _uses(it)
         case ast.Name(id=name, ctx=ctx):
             yield name, isinstance(ctx, ast.Store)
-        case ast.AugAssign(target=ast.Name(id=name)):
+        case ast.Attribute(attr="detach"):
+            pass  # no graph is read
+        case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ctx):
             yield name, False
+            yield f"{name}.{attr}", isinstance(ctx, ast.Store)
+        case ast.AugAssign():
+            yield from ((name, False) for name, _ in _uses(node.target))
             yield from _uses(node.value)
-            yield name, True
+            yield from _uses(node.target)
         case ast.Assign():
             yield from _uses(node.value)
             yield from _uses(node.targets)

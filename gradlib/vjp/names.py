@@ -85,7 +85,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     yield "", value
     if _is(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
-            yield from ((_attribute(name), tensor) for name, tensor in named)
+            yield from ((attribute(name), tensor) for name, tensor in named)
     elif _is(value, list) or _is(value, tuple):
         yield from ((f"[{i}]", entry) for i, entry in enumerate(value[:_MOST]))
     elif _is(value, dict):
@@ -93,7 +93,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{written_key(key)}]", entry) for key, entry in entries)
 
 
-def _attribute(name: str) -> str:
+def attribute(name: str) -> str:
     """Return the code of a parameter's name: ``"0.weight"`` is ``"[0].weight"``."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{name}")
 

@@ -76,13 +76,14 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         ]
         others = {ORIGINAL: earlier.output, CALL: earlier.code}
     elif names := carried(arguments):
-        others = dict(zip((ORIGINAL, CALL), names, strict=False))
+        others = {f"{ORIGINAL}{i}": name for i, name in enumerate(names)}
         detached = [names[it].format(letter) for letter, it in others.items()]
         lines = [
             f"{letter} = {code}  # from an earlier step"
             for letter, code in zip(others, detached, strict=True)
         ]
-        lines.append(f"y = f({', '.join(['x', *others])})")
+        named = (letter for letter, it in others.items() if it.isidentifier())
+        lines.append(f"y = f({', '.join(['x', *named])})")
     return diagnosis(
         "GL111",
         f"An earlier pass freed the graph of {place}, or a part of it.",

@@ -90,6 +90,73 @@ def a_state_that_is_moved_about() -> None:
         loss.backward()
 
 
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2, 2)
+        self.h = torch.zeros(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x, self.h)
+        return self.h
+
+
+class Buffered(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.h
+        self.register_buffer("h", torch.zeros(1, 2))
+
+
+class Pair(nn.Module):
+    state: tuple[Tensor, Tensor] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, self.state = self.net(x, self.state)
+        return y
+
+
+def states_of_modules(count: int = 2) -> None:
+    net = nn.Sequential(Cell(), nn.Linear(2, 2), Buffered(), Cell())
+    for _ in range(count):
+        loss = net(torch.ones(1, 2)).sum()
+        loss.backward()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.net = Pair()
+
+    def step(self) -> None:
+        loss = self.net(torch.ones(4, 1, 2)).sum()
+        loss.backward()
+
+
+def a_state_of_a_module_in_an_attribute() -> None:
+    trainer = Trainer()
+    for _ in range(2):
+        trainer.step()
+
+
+class Totalling:
+    def __init__(self) -> None:
+        self.w, self.total = weights(), torch.zeros(())
+
+    def step(self) -> None:
+        self.total += (self.w**2).sum()
+        self.total.backward()
+
+
+def a_sum_in_an_attribute() -> None:
+    totalling = Totalling()
+    for _ in range(2):
+        totalling.step()
+
+
 CARRIED: dict[Callable[[], None], list[str]] = {
     a_hidden_state: ["h = h.detach()", "loss = f(x, h)", "loss.backward()"],
     two_states: ["h = h.detach()", "c = c.detach()", "y = f(cell.weight_ih, h, c)"],
@@ -105,6 +172,18 @@ CARRIED: dict[Callable[[], None], list[str]] = {
     ],
     a_state_that_is_moved_about: ["state = state.detach()", "loss = f(x, state)"],
     a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
+    states_of_modules: [
+        "net[0].h = net[0].h.detach()",
+        "net[2].h = net[2].h.detach()",
+        "net[3].h = net[3].h.detach()",
+        "loss = f(x)",
+        "loss.backward()",
+    ],
+    a_state_of_a_module_in_an_attribute: [
+        "self.net.state = tuple(it.detach() for it in self.net.state)",
+        "loss = f(x)",
+    ],
+    a_sum_in_an_attribute: ["self.total = self.total.detach()", "y = f(x)"],
 }
 
 
@@ -164,9 +243,41 @@ def the_best_so_far() -> None:
         loss.backward()
 
 
+class Looked(Cell):
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x)
+        return self.h
+
+
+class Cut(Cell):
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x, self.h.detach())
+        return self.h
+
+
+def no_state_of(net: Cell) -> None:
+    def once(y: Tensor) -> None:
+        assert net
+        y.backward()
+
+    y = net(torch.ones(1, 2)).sum()
+    once(y)
+    once(y)
+
+
+def kept_for_a_look() -> None:
+    no_state_of(Looked())
+
+
+def detached_where_it_is_read() -> None:
+    no_state_of(Cut())
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        kept_for_a_look,
+        detached_where_it_is_read,
         no_loop,
         nothing_carried,
         another_loop,
