@@ -29,7 +29,8 @@ def _axis_unasked(
     """Explain vectors with the batch axis where is_grads_batched is missing."""
     vectors, shapes = arguments.grad_outputs, _shapes(arguments.grad_outputs)
     of_an_input = shapes[i] in _shapes(arguments.inputs)
-    if of_an_input or _counts(arguments) != {count}:
+    are_numbers = not any(_shapes(arguments.outputs))  # of a loss nobody wants rows
+    if of_an_input or are_numbers or _counts(arguments) != {count}:
         return None
     intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
     fix = call(arguments, is_grads_batched=True)

@@ -183,6 +183,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "grad_outputs[0]",
         "has shape [4], and outputs[0] has [4, 4] [4] is the shape of inputs[0]",
     ),
+    "a weight for each sample of a loss": (
+        lambda: Call((x := vector()).sum(), x, ones(7), f=lambda x: x.sum()),
+        "GL102",
+        "grad_outputs[0]",
+        "has shape [7], and outputs[0] has []. Weights of one",
+    ),
     "shape of a dict's input": (
         lambda: Call((c := outer()).y, {"w": c.x}, ones(4)),
         "GL102",

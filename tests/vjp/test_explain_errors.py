@@ -98,7 +98,7 @@ def test_too_few_vectors_are_that_and_not_of_another_shape() -> None:
         assert "torch.autograd.grad(losses, x, v)" in note
     too_many = [torch.ones(2), torch.ones(())]  # of which torch takes the first
     note = note_of(lambda: torch.autograd.grad(losses[0], x, too_many))
-    assert note.startswith("\n[GL107] grad_outputs[0] has shape [2], and ")
+    assert note.startswith("\n[GL102] grad_outputs[0] has shape [2], and ")
     other = torch.ones(3)
     weights = [torch.ones(()), torch.ones(())]
     note = note_of(lambda: torch.autograd.grad(losses[0], other, weights))
