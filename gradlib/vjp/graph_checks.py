@@ -28,7 +28,6 @@ from gradlib.vjp.connection import (
 )
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.fixes import (
-    CALL,
     FEW,
     ORIGINAL,
     all_ones,
@@ -37,6 +36,7 @@ from gradlib.vjp.fixes import (
     recomputed,
 )
 from gradlib.vjp.names import called, in_reach, named_tensors
+from gradlib.vjp.spelling import LONGEST
 
 
 def check_requires_grad(arguments: Arguments) -> Diagnosis | None:
@@ -150,21 +150,22 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
     place = called(inputs, i, arguments.frames)
     original = _original(given, arguments.frames, of=arguments.outputs.values)
     what, instead = f"{place} does not require grad.", ""
+    intent = "Let it require grad, then compute the output from it."
+    back, others = _put_back(arguments, original) if original else ([], {})
     if not is_inexact(given.dtype):
         what = (
             f"{place} has dtype {short(given.dtype)}, and only floats have gradients."
         )
         intent = "Leave indices and labels out. Make a float of what is a quantity."
+        back = _left_out(inputs)
     elif given.is_inference():
         what = f"{place} was made under torch.inference_mode()."
         intent = "A clone that is made outside can require grad."
     elif original:
         what = f"{place} does not require grad: it is `{original}`, detached."
-        intent = f"Pass `{original}` itself, from which the output was computed."
+        if back or not inputs.several:
+            intent = f"Pass `{original}` itself, from which the output was computed."
         instead = original
-    else:
-        intent = "Let it require grad, then compute the output from it."
-    back, others = _put_back(arguments, original) if original else ([], {})
     fix = recomputed(arguments, *(back or _lines_for_grad(inputs)))
     found = diagnosis("GL110", what, intent=intent, fix=fix, others=others)
     return _passing(instead, found, arguments, inputs)
@@ -188,14 +189,27 @@ def _put_back(arguments: Arguments, first: str) -> tuple[list[str], dict[str, st
     if len(detached) > FEW:
         owner = _owner([inputs.values[i] for i in detached], frames)
         every = "list(w.parameters())" if is_list else "dict(w.named_parameters())"
-        return ([f"x = {every}"], {ORIGINAL: owner}) if owner else ([], {})
+        if owner:
+            return [f"x = {every}"], {ORIGINAL: owner}
     of = arguments.outputs.values
     names = [_original(inputs.values[i], frames, of) for i in detached]
-    if not all(in_reach(name, frames) for name in names):
+    entries, originals = (inputs.spelled[i] for i in detached), ", ".join(names)
+    if not all(in_reach(name, frames) for name in names) or len(originals) > LONGEST:
         return [], {}
-    others: dict[str, str] = dict(zip((ORIGINAL, CALL), names, strict=False))
-    lines = {i: f"{{x}} = {it}" for i, it in zip(detached, others, strict=True)}
-    return ["x = list(x)"] * is_list + for_entries(lines, inputs), others
+    line = f"{', '.join(entries)} = {ORIGINAL}"
+    return ["x = list(x)"] * is_list + [line], {ORIGINAL: originals}
+
+
+def _left_out(inputs: Argument) -> list[str]:
+    """Return the line that leaves out what has no gradient, where the others have."""
+    if not all(isinstance(it, Tensor) for it in inputs.values):
+        return []
+    floats = [it for it in inputs.values if is_inexact(it.dtype)]
+    if not floats or any(map(_needs_no_grad, floats)):
+        return []
+    if inputs.keys is not None:
+        return ["x = {key: it for key, it in x.items() if it.requires_grad}"]
+    return ["x = [it for it in x if it.requires_grad]"]
 
 
 def _owner(detached: Sequence[Tensor], frames: Sequence[FrameType]) -> str:

@@ -70,6 +70,8 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
             f"{output} is complex, and only a real number has the weight one unasked."
         )
         intent = "A loss is real: take .real or .abs() of it. Or pass the weight."
+        if _is_one_dense(outputs):
+            mends, fix = {}, call(arguments, "", outputs="y.real")
     elif is_made_anew(outputs.values[i], arguments.inputs.values):
         what += f" {LEAF.format('It')}"
         intent = LEADS_NOWHERE
@@ -100,9 +102,13 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
 
 def _has_a_mean(outputs: Argument) -> bool:
     """Tell whether the mean of the outputs is a loss: they are one, real and dense."""
+    return _is_one_dense(outputs) and not outputs.values[0].is_complex()
+
+
+def _is_one_dense(outputs: Argument) -> bool:
     output = outputs.values[0]
     is_dense = isinstance(output, Tensor) and output.layout == torch.strided
-    return is_dense and not outputs.several and not output.is_complex()
+    return is_dense and not outputs.several
 
 
 def _is_gathered(output: Any) -> bool:

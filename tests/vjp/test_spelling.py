@@ -250,10 +250,24 @@ WRITTEN: dict[str, tuple[str, str]] = {
     ),
     "integers in a tuple": (
         "words = torch.tensor([1])\nmany = (images, words)\ngradlib.grad(total, many)",
+        "x = [it for it in many if it.requires_grad]\ngradlib.grad(total, x)",
+    ),
+    "integers among what requires no grad": (
+        "words = torch.tensor([1])\nmany = (words, images.exp().detach())\n"
+        "gradlib.grad(total, many)",
         "x = list(many)\n"
-        "x[1] = x[1].to(torch.float32).requires_grad_()\n"
+        "x[0] = x[0].to(torch.float32).requires_grad_()\n"
+        "x[1].requires_grad_()\n"
         "total = f(x)\n"
         "gradlib.grad(total, x)",
+    ),
+    "a complex number": (
+        "wave = total * 1j\ngradlib.grad(wave, images)",
+        "gradlib.grad(wave.real, images)",
+    ),
+    "a complex number, by a method": (
+        "wave = total * 1j\nwave.backward()",
+        "wave.real.backward()",
     ),
     "a detached one": (
         "cut = total.detach()\ngradlib.grad(cut, images)",
@@ -721,9 +735,16 @@ BY_TORCH: dict[str, tuple[str, str]] = {
         "torch.autograd.grad(images, layer.state_dict().values())",
         "x = list(layer.state_dict().values())\n"
         "x = list(x)\n"
-        "x[0] = layer.weight\n"
-        "x[1] = layer.bias\n"
+        "x[0], x[1] = layer.weight, layer.bias\n"
         "torch.autograd.grad(images, x)",
+    ),
+    "detached inputs that no module has": (
+        "parts = [images + i for i in range(4)]\nloss = sum(parts).sum()\n"
+        "cut = [parts[0], *(it.detach() for it in parts[1:])]\n"
+        "torch.autograd.grad(loss, cut)",
+        "x = list(cut)\n"
+        "x[1], x[2], x[3] = parts[1], parts[2], parts[3]\n"
+        "torch.autograd.grad(loss, x)",
     ),
     "the entries of a state, with buffers": (
         "net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))\n"
@@ -802,6 +823,16 @@ def test_what_is_no_function_does_not_compute_the_outputs() -> None:
 class Role(Enum):
     DATA = 1
     WEIGHT = 2
+
+
+def test_words_say_what_the_code_does_for_more_detached_inputs_than_fit() -> None:
+    program = "parts = [images + i for i in range(40)]\nloss = sum(parts).sum()\n"
+    program += "torch.autograd.grad(loss, [it.detach() for it in parts])"
+    error = error_of(f"{dedent(START)}\n{program}", {"torch": torch, "nn": nn})
+    (note,) = error.__notes__
+    assert "it is `parts[0]`, detached." in note
+    assert "Let it require grad, then compute the output from it." in note
+    assert ".requires_grad_()" in note
 
 
 @pytest.mark.skipif(older_than_dicts(), reason="this torch takes no dict of inputs")
