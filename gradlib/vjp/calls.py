@@ -1,10 +1,12 @@
 """The autograd calls that an error passed through, and what they were given."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile, zip_longest
 from types import FrameType, TracebackType
 from typing import Any, cast
 
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import handle_torch_function
 
@@ -120,13 +122,7 @@ def _is_of(step: TracebackType, package: str) -> bool:
 
 def _grad(given: dict[str, Any]) -> Arguments:
     """Read the variables of torch.autograd.grad, which may have used up iterators."""
-    # torch has set this one by the other, where it was left out.
-    defaults = {"allow_unused": given.get("materialize_grads", False)}
-    options = {
-        name: it
-        for name in _OPTIONS
-        if (it := given.get(name)) not in (None, defaults.get(name, False))
-    }
+    options = _options(given, _OPTIONS)
     arguments = read_arguments(
         _alone(given["outputs"]),
         _alone(_inputs(given)),
@@ -147,11 +143,26 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
     if is_method:
         outputs = replace(outputs, name="the output", alone="the output")
         vectors = replace(vectors, name="gradient", alone="gradient")
-    options = {name: it for name in _OPTIONS[:2] if (it := given.get(name))}
+    options = _options(given, _OPTIONS[:2])
     function = "backward" if is_method else "torch.autograd.backward"
     return Arguments(
         outputs, inputs, vectors, options, function, into_leaves=into_leaves
     )
+
+
+def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what was given for options, but their defaults, and what is no option."""
+    # torch has set two of them by others, where they were left out.
+    defaults = {
+        "retain_graph": given.get("create_graph"),
+        "allow_unused": given.get("materialize_grads"),
+    }
+    return {
+        name: it
+        for name in names
+        if not isinstance(it := given.get(name), Tensor)
+        and it not in (None, defaults.get(name) or False)
+    }
 
 
 def _inputs(given: dict[str, Any]) -> Any:

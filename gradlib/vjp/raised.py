@@ -14,7 +14,7 @@ from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.earlier_pass import earlier_pass
 from gradlib.vjp.fixes import CALL, ORIGINAL, call, recomputed
 from gradlib.vjp.layout_checks import sparse_refused
-from gradlib.vjp.names import called, named_tensors
+from gradlib.vjp.names import called, named_tensors, variable_of
 from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.wordings import code_of
 
@@ -69,7 +69,7 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
     lines = ["y = f(x)", f"{passed}  # the earlier pass"]
     others: dict[str, str] = {}
     if earlier is not None:
-        is_same = any(it == earlier.output for it in own_names(arguments, "y"))
+        is_same = earlier.output in _names_of_outputs(arguments)
         lines = [
             "y = f(x)" if is_same else f"{ORIGINAL}, y = f(x)",
             f"{CALL}  # the earlier pass",
@@ -93,6 +93,13 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         fix=recomputed(arguments, *lines, retain_graph=None),
         others=others,
     )
+
+
+def _names_of_outputs(arguments: Arguments) -> tuple[str, ...]:
+    """Return what code calls the outputs: as they are written, or what holds them."""
+    site, values = arguments.site, arguments.outputs.values
+    held = () if site is None else (variable_of(it, site.frame) for it in values)
+    return own_names(arguments, "y") or tuple(held)
 
 
 def _changed(error: BaseException, arguments: Arguments) -> Diagnosis:

@@ -799,6 +799,31 @@ BY_TORCH: dict[str, tuple[str, str]] = {
         "total.backward(True)",
         "total.backward(retain_graph=True)",
     ),
+    "an option that another one sets": (
+        "torch.autograd.grad(total, spare.detach(), create_graph=True)",
+        "x = spare.detach()\n"
+        "x.requires_grad_()\n"
+        "total = f(x)\n"
+        "torch.autograd.grad(total, x, create_graph=True)",
+    ),
+    "an option against what another one sets": (
+        "torch.autograd.grad(scores, images, None, False, True)",
+        ONES + "torch.autograd.grad("
+        "scores, images, v, retain_graph=False, create_graph=True)",
+    ),
+    "a vector where an option belongs": (
+        "outputs = images * 2, images.exp()\n"
+        "torch.autograd.grad(outputs, images, torch.ones(3), torch.ones(3))",
+        "v = [torch.ones_like(each) for each in outputs]\n"
+        "torch.autograd.grad(outputs, images, v)",
+    ),
+    "the output of an earlier pass, unpacked": (
+        "total = images.exp().sum()\ntotal.backward()\npair = total, images\n"
+        "torch.autograd.grad(*pair)",
+        "total = f(images)\n"
+        "total.backward(retain_graph=True)  # the earlier pass\n"
+        "torch.autograd.grad(total, images)",
+    ),
     "rows where a batch of them is wanted": (
         "doubled, rows = images * 2, [images.detach(), spare.detach()]\n"
         "torch.autograd.grad(doubled, images, rows, is_grads_batched=True)",
