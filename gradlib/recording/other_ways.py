@@ -11,16 +11,22 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from gradlib.errors import listed
 from gradlib.recording.difference import Tolerance, gaps_of_gradients
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.written_between import written_between
 from gradlib.tree import Tree
 
 SAID = "gradients may have come by another way too: {}"
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
     "saved"
+)
+WRITTEN = (
+    "{} got other values between the forward and the backward, unseen by autograd, and "
+    "with these its gradients are as recorded"
 )
 AGAIN = "the checkpoint that computed it again may have come to something else"
 
@@ -41,6 +47,8 @@ def other_way(
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
+    if names := written_between(trace, number, traces, tolerance):
+        return WRITTEN.format(listed(names))
     said = ""
     if replayed.left_in:
         said = SAID.format(f"attribute {', '.join(replayed.left_in)}")

@@ -244,10 +244,11 @@ class Recording(Printable):
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
         The output and this call's shares are compared. A call disagrees if its forward
         or its backward does not repeat, as a backward that draws random numbers, if it
-        computes its gradient in more ways than one, or if gradients reached it other
-        than through its output, such as through a tensor kept in an attribute; the
-        reason says which, where that is known. A backward pass that began inside of a
-        call, and gave its output no gradient, is not compared. Long work shows its
+        computes its gradient in more ways than one, if a weight or buffer of it was
+        written to before the backward, unseen by autograd, or if gradients reached it
+        other than through its output, such as through a tensor kept in an attribute;
+        the reason says which, where that is known. A backward pass that began inside of
+        a call, and gave its output no gradient, is not compared. Long work shows its
         progress on a terminal.
 
         **Finite differences.** `numerical` finds a backward that is wrong, even on

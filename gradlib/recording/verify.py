@@ -130,7 +130,6 @@ def _check(
     passes = trace.passes()
     if not passes:
         raise CannotReplayError(note(trace))
-    others = False  # whether it returned something else
     left = dict(_not_whole(trace, passes))
     replayable = [number for number in passes if number not in left]
     if not replayable:
@@ -138,6 +137,7 @@ def _check(
     for number, reason in left.items():
         yield Skipped(trace.name, trace.index, reason, number)
     through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
+    others = False  # whether it returned something else
     for number in replayable:
         least = rtol_of(_dtypes_inside(trace, number))
         tolerance = dataclasses.replace(tolerance, least=least)
@@ -153,26 +153,54 @@ def _check(
             continue
         prefix = of_pass(passes.index(number), len(passes))
         apart = _other_shares(trace, number, replayed.shares, tolerance)
-        why = ""  # of gradients of another output there is nothing to say
-        if apart and not others:
-            why = (
-                NOT_TWICE
-                if _differs_again(trace, number, replayed.shares, tolerance)
-                else other_way(trace, number, replayed, traces, tolerance)
-            )
+        # Of gradients of another output there is nothing to say.
+        explains = apart and not others
+        why = _why(trace, number, replayed, traces, tolerance) if explains else ""
         for key, it in apart:
             field = prefix + share_name(trace, key)
             yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
             repeats = None if apart or others else replayed
-            for key, error, why in _wrong(trace, number, repeats, tolerance):
-                if math.isnan(error):
-                    yield key if isinstance(key, str) else input_name(trace, key)
-                else:
-                    field = prefix + share_name(trace, key)
-                    yield difference_at(trace, field, error, why)
+            yield from _by_differences(trace, number, prefix, repeats, tolerance)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
+
+
+def _why(
+    trace: CallTrace,
+    number: int,
+    replayed: Replayed,
+    traces: Sequence[CallTrace],
+    tolerance: Tolerance,
+) -> str:
+    """Say why a call's recorded shares are not those of a replay, or ``""``."""
+    assert replayed.shares is not None, "they are apart"
+    if _differs_again(trace, number, replayed.shares, tolerance):
+        return NOT_TWICE
+    return other_way(trace, number, replayed, traces, tolerance)
+
+
+def _by_differences(
+    trace: CallTrace,
+    number: int,
+    prefix: str,
+    replayed: Replayed | None,
+    tolerance: Tolerance,
+) -> Iterator[Difference | str]:
+    """Return the gradients that are no VJP, and the names of what cannot be told.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        prefix: What stands before a field of that pass.
+        replayed: What came out again as it was recorded; ``None`` if not all did.
+        tolerance: What the dtypes allow.
+    """
+    for key, error, why in _wrong(trace, number, replayed, tolerance):
+        if math.isnan(error):
+            yield key if isinstance(key, str) else input_name(trace, key)
+        else:
+            yield difference_at(trace, prefix + share_name(trace, key), error, why)
 
 
 def _dtypes_inside(trace: CallTrace, number: int) -> set[torch.dtype]:
