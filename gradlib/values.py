@@ -204,7 +204,7 @@ def keeper(
 
     def kept(tensor: Tensor) -> Any:
         with unseen():
-            result = tensor.detach() if reduce is None else reduce(keep(tensor))
+            result = tensor.detach() if reduce is None else _reduced(reduce, tensor)
             if device is None or not isinstance(result, Tensor):
                 return result
             moved = copies.moved(result, device)
@@ -214,6 +214,15 @@ def keeper(
         return moved
 
     return kept
+
+
+def _reduced(reduce: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+    value = keep(tensor)
+    try:
+        return reduce(value)
+    except Exception as error:
+        cast(Any, error).is_of_reduce = True  # and not of the tensor's class
+        raise
 
 
 def came_from(kept: Tensor) -> torch.device:

@@ -13,6 +13,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from textwrap import shorten
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -286,8 +287,8 @@ class ModuleCalls:
                 continue
             try:
                 value = now.values.of(leaf, outermost)
-            except Exception:
-                leaves[place] = _refused(leaf)
+            except Exception as error:
+                leaves[place] = _refused(leaf, error)
                 closed = *closed, place
                 continue
             leaves[place] = value.kept
@@ -433,8 +434,8 @@ class ModuleCalls:
                 continue
             try:
                 value = now.values.of(leaf)
-            except Exception:
-                leaves[place] = _refused(leaf)
+            except Exception as error:
+                leaves[place] = _refused(leaf, error)
                 closed = *closed, place
                 continue
             leaves[place] = value.kept
@@ -549,14 +550,19 @@ def _always() -> bool:
     return True
 
 
-def _refused(leaf: Tensor) -> NotSaved:
-    """Return what stands for a tensor whose class refuses what would keep it.
+def _refused(leaf: Tensor, error: Exception) -> NotSaved:
+    """Return what stands for a tensor of a class for which what keeps it has raised.
 
-    Any other exception is of somebody's ``reduce``, or ours, and goes on.
+    Of a plain tensor that is an exception of somebody's ``reduce``, or ours, and goes
+    on.
     """
     if not is_of_other_class(leaf):
         raise
-    return NotSaved(type(leaf).__name__)
+    name = type(leaf).__name__
+    if not hasattr(error, "is_of_reduce"):
+        return NotSaved(name)
+    said = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" ...")
+    return NotSaved(f"{name} (reduce raised {said.removesuffix(':')})")
 
 
 def _note_tangents(frame: Frame, outputs: Iterable[Value]) -> None:

@@ -156,6 +156,25 @@ def test_a_class_that_refuses_what_it_does_not_know(
     recording.save(tmp_path / "strict")
 
 
+def test_a_note_says_what_reduce_raised_of_a_class_of_tensors(tmp_path: Path) -> None:
+    class Other(Tensor):
+        pass
+
+    def of_plain(tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor:
+            raise TypeError("not\nplain")
+        return tensor.norm()
+
+    model, x = nn.Linear(3, 2), torch.randn(4, 3).as_subclass(Other)
+    with gradlib.record(model, reduce=of_plain) as recording:
+        model(x).sum().backward()
+    said = "is of type Other (reduce raised TypeError: not plain): tensors in it, if"
+    recording.save(tmp_path / "file")
+    for it in (recording, gradlib.load_recording(tmp_path / "file")):
+        assert it[""].note.startswith(f"args[0] {said}")
+        assert f"output {said}" in it[""].note
+
+
 @pytest.mark.parametrize("is_learned", [True, False])
 def test_a_weight_of_a_class_that_refuses_what_it_does_not_know(
     is_learned: bool,
