@@ -64,7 +64,7 @@ from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
-from gradlib.recording.state import autocast_now
+from gradlib.recording.state import NO_AUTOCAST, autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.stats import is_of_other_class
 from gradlib.storage import NotSaved
@@ -261,14 +261,15 @@ class ModuleCalls:
         self, call: CallTrace, hooked: Hooked, *, outermost: bool
     ) -> None:
         """Keep what it takes to compute the call again."""
-        history = self._block.history
+        history, autocast = self._block.history, NO_AUTOCAST
         if any_autocast():
-            self._block.cast_to.update(autocast_now().values())
+            autocast = autocast_now()
+            self._block.cast_to.update(autocast.values())
         if history is not None:
             if outermost and call.caller == -1:
                 history.look(call.moment)
             call.module = hooked.module
-            call.world = history.world(hooked.module, call.moment)
+            call.world = history.world(hooked.module, call.moment, autocast)
         else:
             call.holds_state = hooked.holds_state
 

@@ -17,7 +17,6 @@ from gradlib.private.hooks import (
     saved_tensors_hooks,
 )
 from gradlib.private.modes import (
-    any_autocast,
     enable_grad,
     grad_is_enabled,
     tensors_may_be_dual,
@@ -141,8 +140,10 @@ class History:
             for parameter in group["params"]:
                 self._kept.pop(id(parameter), None)
 
-    def world(self, module: nn.Module, moment: int) -> World:
-        """Keep what a call of `module` meets that begins now.
+    def world(
+        self, module: nn.Module, moment: int, autocast: dict[str, torch.dtype]
+    ) -> World:
+        """Keep what a call of `module` meets that begins now, under `autocast`.
 
         Returns:
             What surrounds it.
@@ -150,7 +151,6 @@ class History:
         own = vars(module)
         self._look_at_called(module, moment)
         known = self._world
-        autocast = autocast_now() if any_autocast() else _NO_AUTOCAST
         is_dual = tensors_may_be_dual()
         saves_through_hooks = saved_tensors_hooks() is not None
         if (
@@ -401,7 +401,7 @@ _UNKNOWN: Final[Any] = object()
 """Stands for what is kept of a tensor that was not met before."""
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
-_NO_AUTOCAST: dict[str, torch.dtype] = {}
+NO_AUTOCAST: dict[str, torch.dtype] = {}
 
 
 def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:

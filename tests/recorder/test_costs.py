@@ -33,6 +33,21 @@ def test_no_tensor_is_kept_alive_by_the_model() -> None:
     assert kept() is None
 
 
+def test_a_call_asks_once_what_autocast_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[str](), torch.get_autocast_dtype
+
+    def counting(device: str) -> torch.dtype:
+        asked.append(device)
+        return ask(device)
+
+    net = Net()
+    with gradlib.record(net) as recording, torch.autocast("cpu", torch.bfloat16):
+        monkeypatch.setattr(torch, "get_autocast_dtype", counting)
+        net(torch.randn(4, 3))
+        monkeypatch.undo()
+    assert len(asked) == len(recording)
+
+
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
 def test_a_late_step_costs_no_more_than_an_early_one(reduce: Any) -> None:
     net, costs = Net(), list[int]()

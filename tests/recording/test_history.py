@@ -35,9 +35,9 @@ def test_a_child_is_there_since_the_module_was_last_seen() -> None:
     history = begin(parent)
     history.look(10)
     parent.a = other
-    history.world(parent, 13)
+    history.world(parent, 13, {})
     parent.b = new
-    history.world(parent, 15)
+    history.world(parent, 15, {})
     assert history.children(parent, 10) == {"a": first}
     assert history.children(parent, 11) == {"a": other}
     assert history.children(parent, 13) == {"a": other}
@@ -49,8 +49,8 @@ def test_a_child_that_is_called_before_its_parent_is() -> None:
     history = begin(parent, made)
     history.look(10)
     parent.b = made
-    history.world(made, 13)
-    history.world(parent, 15)
+    history.world(made, 13, {})
+    history.world(parent, 15, {})
     assert [*history.children(parent, 10)] == ["a"]
     assert [*history.children(parent, 15)] == ["a", "b"]
 
@@ -62,7 +62,7 @@ def test_the_order_of_children() -> None:
     history.has_changed = True
     history.look(10)
     last_is_first(parent)
-    history.world(parent, 20)
+    history.world(parent, 20, {})
     assert [*history.children(parent, 0)] == ["a", "b"]
     assert [*history.children(parent, 10)] == ["b", "a"]
     assert [*history.children(parent, 20)] == ["a", "b"]
@@ -83,7 +83,7 @@ def test_what_is_the_same_is_kept_once() -> None:
     history = begin(module)
     for moment in (10, 20):
         history.look(moment)
-        history.world(module, moment + 1)
+        history.world(module, moment + 1, {})
     assert history.parameters(module, 0) is history.parameters(module, 30)
     assert history.buffers(module, 0) is history.buffers(module, 30)
 
