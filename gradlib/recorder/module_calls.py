@@ -285,6 +285,7 @@ class ModuleCalls:
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
                     closed = *closed, place
+                    self._keep_module(call, place, leaf)
                 continue
             try:
                 value = now.values.of(leaf, outermost)
@@ -308,6 +309,15 @@ class ModuleCalls:
                 call.flows = [frame.flow]
         if closed:
             call.closed_inputs = closed
+
+    def _keep_module(self, call: CallTrace, place: int, leaf: object) -> None:
+        """Keep a module of the model that a call is given, for who gives it again."""
+        history, known = self._block.history, call.given_modules
+        if history is None or place in known or not isinstance(leaf, nn.Module):
+            return
+        with self._looking:
+            if history.meet_given(leaf, call.moment):
+                call.given_modules = {**known, place: leaf}
 
     def _hook(
         self, now: Running, frame: Frame, value: Value, *, is_output: bool = False

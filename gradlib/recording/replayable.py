@@ -1,5 +1,6 @@
 """Whether a recorded call can be computed again, or why not."""
 
+import itertools
 from typing import Any, cast
 
 import torch
@@ -54,6 +55,13 @@ def require_replayable(block: Block) -> History:
     return block.history
 
 
+def modules_of_call(trace: CallTrace, history: History) -> list[nn.Module]:
+    """Return the modules in the called one, and in those that it was given."""
+    both = (cast(nn.Module, trace.module), *trace.given_modules.values())
+    inside = [history.inside(module, trace.moment) for module in both]
+    return [*dict.fromkeys(itertools.chain.from_iterable(inside))]
+
+
 def state_of(trace: CallTrace) -> tuple[History, World]:
     """Return what it takes to compute a call again.
 
@@ -75,7 +83,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
             f"{label(trace)} ran inside torch.autograd.forward_ad.dual_level(): its "
             "tensors may have carried tangents, which are not kept."
         )
-    for module in history.inside(called, trace.moment):
+    for module in modules_of_call(trace, history):
         _require_module(trace, history, module)
     _require_inputs(trace)
     if any(isinstance(it, Tensor) and it.is_meta for it in trace.inputs.leaves):
@@ -162,11 +170,12 @@ def _require_inputs(trace: CallTrace) -> None:
     """Raise unless all that the call was given can be given again."""
     for place, leaf in enumerate(trace.inputs.leaves):
         kept = None if isinstance(leaf, Tensor) else keep_opaque(leaf)
-        if isinstance(kept, NotSaved):
+        if isinstance(kept, NotSaved) and place not in trace.given_modules:
             raise CannotReplayError(
                 f"{input_name(trace, place)} is of type {kept.text}, which cannot be "
                 "kept as it was. A call can be computed again where it is given "
-                "tensors, plain values and structures of these."
+                "tensors, plain values, modules of the recorded model and structures "
+                "of these."
             )
 
 

@@ -48,7 +48,7 @@ from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.places import input_name
-from gradlib.recording.replayable import label
+from gradlib.recording.replayable import label, modules_of_call
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.tree import Tree
@@ -196,7 +196,7 @@ class Scene:
 
     def _modules(self) -> Iterable[nn.Module]:
         """Return what the call may call: a module may know others than those in it."""
-        inner = self._history.inside(self._module, self._trace.moment)
+        inner = modules_of_call(self._trace, self._history)
         if is_of_torch(type(self._module)) and len(inner) == 1:
             return inner
         return dict.fromkeys((*inner, *self._history.modules))
@@ -322,7 +322,8 @@ class Scene:
         filled: list[Any] = []
         for place, kept in enumerate(trace.inputs.leaves):
             if not isinstance(kept, Tensor):
-                filled.append(keep_opaque(kept))
+                module = trace.given_modules.get(place)
+                filled.append(keep_opaque(kept) if module is None else module)
                 continue
             if place in as_parameter:
                 leaf = given = self._leaves[as_parameter[place]]

@@ -119,6 +119,13 @@ class History:
             self._look_at_tensors(seen, "parameters", own_parameters(module), moment)
             self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
 
+    def meet_given(self, module: nn.Module, moment: int) -> bool:
+        """Keep what stands in a module that a call is given, if it is of the model."""
+        is_ours = module in self._modules
+        if is_ours:
+            self._look_at_called(module, moment)
+        return is_ours
+
     def _meet_hooks(self, moment: int) -> None:
         """Keep the hooks of the modules anew; nothing for none at all."""
         have_none = all_are_ours(self._modules)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -177,6 +178,8 @@ class CallTrace:
     # What it takes to compute it again; None where too little was kept.
     module: nn.Module | None = None
     world: World | None = None
+    # The modules of the model that it was given, by their place among the inputs.
+    given_modules: Mapping[int, nn.Module] = MappingProxyType({})
     # Where no state was kept: whether there are weights or buffers in its module.
     holds_state = False
     # In a recording that was loaded: which of these had NaN or inf, as
