@@ -399,7 +399,7 @@ class ModuleCalls:
                 if self._block.history is not None:
                     with self._looking:
                         self._block.history.meet(module, frame.call.moment)
-            if frame.gathers and self._gathers_inputs and frame.idle:
+            if frame.idle and frame.gathers and self._gathers_inputs:
                 self._take_wakened(now, frame)
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
@@ -458,28 +458,29 @@ class ModuleCalls:
             call.output = Tree(leaves, spec)
         if closed:
             call.closed_outputs = closed
-        if not frame.gathers:
-            return
-        self._hook_outputs(now, frame, asked)
-        may_go_back = self._end_in_graph(now, frame, (*args, *kwargs.values()))
-        if not (asked or closed):
-            call.no_pass_because = notes.NO_GRAD_OUT
-        else:
-            if idle is not call.idle_outputs:
-                call.idle_outputs = idle
-            if len(asked) > 1 and "grad_output" in self._block.fields:
-                self._values.take_off_inner(frame, asked)
-        if frame.has_views:
-            frame.find_overwritten()
-        # What has come of a value that is not opened shows as the forward ends.
-        (now.closed.append if closed else self._returned.add)(frame)
-        if frame.in_backward or may_go_back:
-            self._returned.hook()
+        if frame.gathers:
+            given = *args, *kwargs.values()
+            self._gather(now, frame, given, asked, idle, closed)
 
-    def _hook_outputs(
-        self, now: Running, frame: Frame, asked: dict[int, Value]
+    def _gather(
+        self,
+        now: Running,
+        frame: Frame,
+        given: tuple[Any, ...],
+        asked: dict[int, Value],
+        idle: tuple[int, ...],
+        closed: tuple[int, ...],
     ) -> None:
-        """Take the gradients of what a call returns, by its place in the output."""
+        """Take the gradients of what a call returns, and see to those inside of it.
+
+        Args:
+            now: What runs in this thread.
+            frame: The call.
+            given: Its arguments.
+            asked: What it returns that requires grad, by its place in the output.
+            idle: The places of what does not.
+            closed: The places of what is not opened.
+        """
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():
             if value.node is not None:
@@ -498,6 +499,20 @@ class ModuleCalls:
                 frame.flow.earlier = {*frame.flow.earlier, *value.grads}
         if tensors_may_be_dual():
             _note_tangents(frame, asked.values())
+        may_go_back = self._end_in_graph(now, frame, given)
+        if not (asked or closed):
+            frame.call.no_pass_because = notes.NO_GRAD_OUT
+        else:
+            if idle is not frame.call.idle_outputs:
+                frame.call.idle_outputs = idle
+            if len(asked) > 1 and "grad_output" in self._block.fields:
+                self._values.take_off_inner(frame, asked)
+        if frame.has_views:
+            frame.find_overwritten()
+        # What has come of a value that is not opened shows as the forward ends.
+        (now.closed.append if closed else self._returned.add)(frame)
+        if frame.in_backward or may_go_back:
+            self._returned.hook()
 
     def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
         """Note where in the graph ends what a call has made, and what it left there.

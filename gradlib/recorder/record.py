@@ -231,9 +231,10 @@ class _Recorder(AbstractContextManager[Recording]):
         self._chosen = chosen
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
-        keep_total = keep if tensors else nothing
         # To add to what is on its way to another device one would have to wait for it.
-        self._passes = Passes(keep, keep_total, cannot_add=has_reduce or moves)
+        self._passes = passes = Passes(
+            keep, keep if tensors else nothing, cannot_add=has_reduce or moves
+        )
         every = modules_of(model, remove_duplicate=False)
         # Those that stand in the model, each with its place: the name it has now.
         self._places = first_names(every)
@@ -248,23 +249,18 @@ class _Recorder(AbstractContextManager[Recording]):
         replayable = "args" in fields and not (
             has_reduce or refuses or is_sharded(model)
         )
-        history = History(self._places.keys()) if replayable else None
         self._block = Block(
             fields,
-            self._passes.numbered.numbers,
-            self._passes.numbered.with_graph,
-            self._passes.numbered.batched,
-            history,
+            passes.numbered.numbers,
+            passes.numbered.with_graph,
+            passes.numbered.batched,
+            History(self._places.keys()) if replayable else None,
             is_reduced=is_reduced,
             copies=copies,
         )
-        keep_value = keep if values else nothing
+        keep_value, look = keep if values else nothing, self._look_for_new
         self._calls = ModuleCalls(
-            self._block,
-            self._passes,
-            keep_value,
-            self._look_for_new,
-            refuses=refuses,
+            self._block, passes, keep_value, look, refuses=refuses
         )
         self._flattened = flattened(model)
         self._model = model
