@@ -7,7 +7,9 @@ where their words end, and not in the middle of one. In tables a phone alone use
 import re
 
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
-CODE = re.compile(r"(?<=<code>)[^<]+")
+CODE = re.compile(r"(?<=<code>)[^<]{13,}")
+"""Short names stay whole."""
+
 HEADING = re.compile(r'(?<=-name">)[^<]+')
 END = re.compile(r"(?<=[a-z])[_.](?=[A-Za-z])")
 """Where a word of a name ends, and another follows."""

@@ -70,7 +70,7 @@ def grad(
         outputs: One tensor or gradient edge, or several, of any shapes.
         inputs: What to differentiate with respect to: one tensor or gradient edge,
             several, or a dict of tensors.
-        grad_outputs: v = dL/dy for each output, of the shape of that output; with
+        grad_outputs: ``v = dL/dy`` for each output, of the shape of that output; with
             `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for one
             if the output is a single number.
         retain_graph: Whether the graph can be used again. Default: `create_graph`.

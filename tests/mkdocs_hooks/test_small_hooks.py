@@ -2,7 +2,13 @@ import pytest
 import torch
 from mkdocs.config import load_config
 
-from mkdocs_hooks import not_found, printed_lines, said_below, wide_tables
+from mkdocs_hooks import (
+    not_found,
+    printed_lines,
+    said_below,
+    unbroken,
+    wide_tables,
+)
 
 
 def test_printed_lines_differ_from_comments() -> None:
@@ -27,6 +33,33 @@ def test_long_names_break_where_a_word_ends() -> None:
     assert wide_tables.on_page_content(outside) == outside
     heading = '<h2><span class="doc doc-object-name doc-function-name">a_b</span></h2>'
     assert ">a_<wbr>b<" in wide_tables.on_page_content(heading)
+
+
+def test_short_names_do_not_break() -> None:
+    table = "<table><td><code>grad_output</code></td></table>"
+    assert table in wide_tables.on_page_content(table)
+
+
+def test_sizes_and_short_code_stay_on_one_line() -> None:
+    for size in "4 \N{MULTIPLICATION SIGN} 20", "1 x 8 x 8":
+        assert unbroken.on_page_content(f"<p>of {size}, 3 x</p>") == (
+            f'<p>of <span class="whole">{size}</span>, 3 x</p>'
+        )
+    assert unbroken.on_page_content("<code>a = b</code> <code>ab</code>") == (
+        '<code class="whole">a = b</code> <code>ab</code>'
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<pre><span>3 x 3</span> <code>a = b</code></pre>",
+        '<img alt="3 x 3">',
+        f"<code>{'long ' * 6}</code>",
+    ],
+)
+def test_code_to_copy_and_long_code_are_left_alone(content: str) -> None:
+    assert unbroken.on_page_content(content) == content
 
 
 @pytest.mark.parametrize(
