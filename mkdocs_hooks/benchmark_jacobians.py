@@ -135,7 +135,11 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
         )
     lost = by_loss(by_net(parts[0][1]))
     if lost:
-        yield f"Another way is faster on these, with {counted_threads(parts[0][0])}:"
+        threads = counted_threads(parts[0][0])
+        yield (
+            f"With {threads}, another way is faster than gradlib, or than gradlib with "
+            "its check, on these:"
+        )
         yield compared(results, lost)
     yield from in_tables(results)
 
