@@ -88,18 +88,21 @@ def per_sample_jacobian(
     of per-sample Jacobians lists what a chain may have, under "What a chain is".
 
     **In a loss.** With `create_graph`, ``"forward"`` and ``"split"`` differentiate
-    twice, and the loss once more: where torch's third derivative is wrong, as that of
-    LayerNorm, they are refused, and ``"auto"`` takes neither. Where its second one is,
-    as that of weight_norm's parameters, nothing is left. Where torch has none, as of
-    ``torch.cdist`` and of the fused kernels of attention, the loss's backward pass
-    raises; ``sdpa_kernel(SDPBackend.MATH)`` of ``torch.nn.attention`` leaves these
-    kernels out.
+    twice, and the loss once more. Where torch's third derivative is wrong, as that of
+    LayerNorm, they are refused, and ``"auto"`` takes neither. Where its second
+    derivative is wrong, as that of weight_norm's parameters, every mode is refused.
+    Where torch has no second derivative, as of ``torch.cdist`` and of the fused kernels
+    of attention, the loss's backward pass raises; ``sdpa_kernel(SDPBackend.MATH)`` of
+    ``torch.nn.attention`` leaves these kernels out.
 
-    Refused are LayerNorm in a `fn` that takes derivatives itself, as forces are, a
-    backward marked with ``once_differentiable`` and, with `check`, one that leaves no
-    graph, as by NumPy, or, as differences in float64 show, a wrong one: what the
-    forward of somebody's ``torch.autograd.Function`` has saved, other than its inputs
-    and outputs, is a constant to the loss.
+    Also refused with `create_graph`:
+
+    - LayerNorm in a `fn` that takes derivatives itself, as forces are
+    - a backward marked with ``once_differentiable``
+    - with `check`, a backward that leaves no graph, as by NumPy
+    - with `check`, a backward that leaves a wrong graph, as differences in float64
+      show: what the forward of a ``torch.autograd.Function`` has saved, other than its
+      inputs and outputs, is a constant to the loss
 
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,

@@ -144,10 +144,11 @@ class Pass(Printable):
         the autocast of the backward pass. Of attributes these are plain values,
         tensors, arrays of up to a megabyte, random generators, and lists, dicts and
         sets of up to a thousand things, three deep. Any other object is as it is now,
-        and so is a tensor of more than 65,536 entries that was overwritten since. The
-        model stays as it is, and no recording sees it. But its code and its hooks run:
-        what they do elsewhere, to a list outside or to an object of another class, they
-        do again. Works inside the block too.
+        and so is a tensor of more than 65,536 entries that was overwritten since.
+
+        The model stays as it is, and no recording sees the replay. But the model's code
+        and hooks run: what they do elsewhere, to a list outside or to an object of
+        another class, they do again. Works inside the block too.
 
         A gradient that entered the call by another way than its output, as through a
         tensor the module keeps in an attribute, or an input that it overwrites and

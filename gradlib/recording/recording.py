@@ -247,22 +247,25 @@ class Recording(Printable):
         computes its gradient in more ways than one, if a weight or buffer of it was
         written to before the backward, unseen by autograd, or if gradients reached it
         other than through its output, such as through a tensor kept in an attribute;
-        the reason says which, where that is known. A backward pass that began inside of
-        a call, and gave its output no gradient, is not compared. Long work shows its
-        progress on a terminal.
+        the reason says which, where that is known.
+
+        A backward pass that began inside of a call, and gave its output no gradient, is
+        not compared. Long work shows its progress on a terminal.
 
         **Finite differences.** `numerical` finds a backward that is wrong, even on
         purpose, as with a ``detach()``. It takes two forwards in float64 along each of
-        a few random directions, for each input and own parameter that requires grad;
-        it gives the names of other parameters, as those that attention takes from its
-        ``out_proj``. It looks beside the recorded point too, and one point without an
-        error is enough, as at a kink. A VJP in a narrower dtype is compared with that
-        in float64, so that a backward is found that is wrong in float32 alone, or for
-        an expanded ``grad_output``: by more than a tenth and more than rounding, and
-        only where the output is the same in both, as that of a dropout is not.
+        a few random directions, for each input and own parameter that requires grad.
+        It looks beside the recorded point too, and one point without an error is
+        enough, as at a kink. Other parameters, as those that attention takes from its
+        ``out_proj``, are named in the result's ``unchecked``.
 
-        It finds torch's own too: ``nn.CTCLoss``, whose backward takes its input for
-        normalised log-probabilities; ``nn.Embedding`` with `scale_grad_by_freq`, or
+        A VJP in a narrower dtype is compared with that in float64. This finds a
+        backward that is wrong in float32 alone, or for an expanded ``grad_output``, by
+        more than a tenth and more than rounding. The output has to be the same in both
+        dtypes, as that of a dropout is not.
+
+        It finds torch's own faults too: ``nn.CTCLoss``, whose backward takes its input
+        for normalised log-probabilities; ``nn.Embedding`` with `scale_grad_by_freq`, or
         with a `max_norm` that it applies; functions of symmetric matrices, as
         ``torch.linalg.eigh``, whose gradients are symmetric too; and ``spectral_norm``
         in training, which takes the vectors of its power iteration for constants. Only
