@@ -70,16 +70,20 @@ class Tree:
 
     def path(self, position: int) -> str:
         """Return where a leaf stands, as one would ask: ``[0]['mask'].value``."""
-        return self.paths()[position]
+        return _written(self.spec.paths()[position])
 
     def paths(self) -> list[str]:
         """Return where each leaf stands."""
-        return ["".join(map(_step, steps)) for steps in self.spec.paths()]
+        return [*map(_written, self.spec.paths())]
 
 
 def _made_again(form: Any, leaves: list[Any]) -> Tree:
     places, spec = flatten(form)
     return Tree([leaves[place] for place in places], spec)
+
+
+def _written(steps: Iterable[Any]) -> str:
+    return "".join(map(_step, steps))
 
 
 def _step(step: Any) -> str:

@@ -59,7 +59,7 @@ class Names:
         by_path |= {f"[1][{name!r}]": name for name in kwargs}
         self._by_path = by_path
         inputs = Tree.of((args, kwargs))
-        names = {self.of_input(inputs, i) for i in range(len(inputs.leaves))}
+        names = {*map(self._of_path, inputs.paths())}
         for path, name in by_path.items():
             begins = f"{name}[", f"{name}."
             if name in taken or any(it.startswith(begins) for it in names & taken):
@@ -71,7 +71,9 @@ class Names:
 
     def of_input(self, inputs: Tree, place: int) -> str:
         """Return the name of a leaf of the inputs: ``x['mask']``."""
-        path = inputs.path(place)
+        return self._of_path(inputs.path(place))
+
+    def _of_path(self, path: str) -> str:
         start = next(start for start in self._by_path if path.startswith(start))
         return self._by_path[start] + path.removeprefix(start)
 

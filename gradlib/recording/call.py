@@ -411,9 +411,11 @@ def _rows(
         if given is None or isinstance(given, bool | str)
     }
     return [
-        (prefix + name + tree.path(place), shape_text(leaf), norm_text(leaf))
+        (prefix + name + path, shape_text(leaf), norm_text(leaf))
         for name, tree in trees.items()
-        for place, leaf in enumerate(tree.leaves)
+        for place, (path, leaf) in enumerate(
+            zip(tree.paths(), tree.leaves, strict=True)
+        )
         if not (name.startswith("grad_kwargs") and place in flags)
     ]
 

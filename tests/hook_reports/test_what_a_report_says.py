@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.hook_reports.hooks import FULL, FULL_PRE, LEGACY, TENSOR
 
+from ..opcodes import opcodes
 from .reported import Does, Of, given, report_of, whats
 
 
@@ -315,3 +316,13 @@ def test_the_first_tensor_in_an_object_that_is_not_opened() -> None:
 
     why = report_of(Of(run), given(3)).kinds[LEGACY].why
     assert "MulBackward0, the node of the first tensor in the output" in why
+
+
+def test_twice_the_arguments_are_named_in_twice_the_work() -> None:
+    module, x = Of(lambda x, tokens: x * len(tokens)), given(3)
+
+    def spent(count: int) -> int:
+        return opcodes(lambda: gradlib.hook_report(module, x, [*range(count)]))
+
+    spent(1)  # what is imported then is not counted
+    assert spent(400) - spent(200) < 2.2 * (spent(200) - spent(100))

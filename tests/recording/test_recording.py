@@ -425,6 +425,21 @@ def test_only_the_rows_that_are_printed_are_made() -> None:
     assert opcodes(lambda: str(many)) < 1.5 * opcodes(lambda: str(few))
 
 
+class Tokens(nn.Module):
+    def forward(self, x: Tensor, tokens: list[int]) -> Tensor:
+        return x * len(tokens)
+
+
+def test_a_call_with_twice_the_arguments_is_printed_in_twice_the_work() -> None:
+    model, x = Tokens(), torch.ones(3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        for count in 200, 400:
+            model(x, [*range(count)]).sum().backward()
+    few, many = recording
+    str(few)  # what is imported then is not counted
+    assert opcodes(lambda: str(many)) < 2.2 * opcodes(lambda: str(few))
+
+
 def _steps(model: nn.Module, count: int) -> gradlib.Recording:
     with gradlib.record(model) as recording:
         for _ in range(count):
