@@ -229,7 +229,7 @@ def _gaps(
     if len(one.leaves) != len(leaves):
         yield "", _incomparable(f"{len(one.leaves)} and {len(leaves)} values")
         return
-    if one.spec != other.spec:  # a dict is in the order of its keys, or has its own
+    if _differ(one, other):  # a dict is in the order of its keys, or has its own
         places = _as_saved(one.spec.paths())
         known = dict(zip(_as_saved(other.spec.paths()), leaves, strict=True))
         # Some keys are, in the one or the other: their order has to do.
@@ -241,6 +241,13 @@ def _gaps(
             return
     for place, x, y in zip(one.paths(), one.leaves, leaves, strict=True):
         yield place, measure(x, y)
+
+
+def _differ(one: Tree, other: Tree) -> bool:
+    try:
+        return one.spec != other.spec
+    except Exception:  # of the class of a key: a tensor compares its entries
+        return True
 
 
 def _as_saved(paths: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -935,6 +935,24 @@ def test_keys_that_look_alike_in_one_of_two() -> None:
     assert not other.compare(returned({Key("a"): x, Key("b"): x + 2})).ok
 
 
+def test_a_key_that_does_not_say_whether_another_is_equal() -> None:
+    class ByTensor(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {2 * x: 3 * x}
+
+    def recorded_by_tensor(x: Tensor) -> gradlib.Recording:
+        with gradlib.record(model := ByTensor()) as recording:
+            (scaled,) = model(x).values()
+            scaled.sum().backward()
+        return recording
+
+    x = torch.randn(3, requires_grad=True)
+    one, other, apart = map(recorded_by_tensor, (x, x, 2 * x))
+    assert one.verify().ok
+    assert one.compare(other).ok
+    assert not one.compare(apart).ok
+
+
 def test_names_of_values_are_no_gradients() -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor, *, grad_scale: Tensor) -> Any:
