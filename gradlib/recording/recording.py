@@ -198,11 +198,12 @@ class Recording(Printable):
 
         NaN or inf in a call's arguments counts only if it is in the output too, so the
         -inf of an attention mask does not. Works with `tensor_stats` too, but then
-        without looking at the weights.
+        without looking at the weights. What was not kept is not looked at: with
+        ``keep=["output"]`` no gradient is, nor what a `reduce` of your own leaves out.
 
         Returns:
             The innermost call in which it appeared; ``None`` if it did in no recorded
-            one.
+            one, of what was kept.
 
         Raises:
             NotKeptError: The outputs were not kept.
