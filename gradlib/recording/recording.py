@@ -10,6 +10,7 @@ from gradlib.errors import (
     NoSuchCallError,
     RecordingArgumentError,
     in_brief,
+    listed,
 )
 from gradlib.recording import saving
 from gradlib.recording.call import Call
@@ -466,9 +467,13 @@ class Recording(Printable):
         if why is not None:
             return f'"{name}" was not recorded: {why}.'
         if name in self._names:
+            inside = [it for it in self._sorted("name") if it.startswith(f"{name}.")]
+            called = listed(f'"{it}"' for it in inside)
             return (
-                f'"{name}" was not called in the block. Only module(x) is a call: a '
-                "parent that uses its weights directly, or module.forward(x), is not."
+                f'"{name}" was not called in the block'
+                + (f"; in it were {called}" if inside else "")
+                + ". Only module(x) is a call: a parent that uses its weights "
+                "directly, or module.forward(x), is not."
             )
         own, number = _as_printed(name)
         if own in self._names:

@@ -105,6 +105,16 @@ def test_a_failed_look_up_says_why(
     assert message in str(caught.value)
 
 
+def test_of_a_list_of_modules_an_error_names_those_that_were_called() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    holder = nn.ModuleDict({"blocks": model})
+    with gradlib.record(holder) as recording:
+        model[1](model[0](torch.ones(1, 2)))
+    with pytest.raises(gradlib.NoSuchCallError) as caught:
+        recording["blocks"]
+    assert '; in it were "blocks.0", "blocks.1". Only' in str(caught.value)
+
+
 def test_of_many_calls_an_error_lists_a_few() -> None:
     with gradlib.record(model := nn.Linear(2, 1)) as recording:
         for _ in range(100):
