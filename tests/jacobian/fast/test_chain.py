@@ -170,6 +170,76 @@ def pair_of_layers(ins: int, outs: int) -> tuple[nn.Module, nn.Module]:
     return nn.Linear(ins, outs), nn.Tanh()
 
 
+def batch_norm(width: int, *, affine: bool = True) -> nn.BatchNorm1d:
+    norm = nn.BatchNorm1d(width, affine=affine)
+    for number, tensor in enumerate((*norm.parameters(), *norm.buffers())):
+        if tensor.is_floating_point():
+            nn.init.uniform_(tensor, 0.5 + number, 2.0 + number)
+    return norm
+
+
+BATCH_NORMS: dict[str, Callable[[], list[nn.Module]]] = {
+    "after": lambda: [
+        *(nn.Linear(4, 9), batch_norm(9), nn.ReLU()),
+        *(nn.Linear(9, 6), batch_norm(6, affine=False), nn.Tanh(), nn.Linear(6, 3)),
+    ],
+    "before": lambda: [
+        *(batch_norm(4), nn.Linear(4, 9), nn.Sigmoid(), batch_norm(9)),
+        *(nn.Linear(9, 5), nn.SiLU()),
+    ],
+    "alone between": lambda: [nn.Linear(4, 2), batch_norm(2), nn.Linear(2, 5)],
+    "two": lambda: [nn.Linear(4, 7), batch_norm(7), batch_norm(7), nn.ReLU()],
+    "last": lambda: [nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 8), batch_norm(8)],
+    "softened": lambda: [nn.Linear(4, 7), batch_norm(7), nn.Softmax(1)],
+    "no matrix": lambda: [batch_norm(4), nn.Tanh()],
+    "bottleneck": lambda: [
+        *(nn.Linear(9, 6), batch_norm(6), nn.ReLU(), nn.Linear(6, 2), nn.Tanh()),
+        *(nn.Linear(2, 6), nn.ReLU(), batch_norm(6), nn.Linear(6, 9), nn.Sigmoid()),
+    ],
+}
+
+
+@pytest.mark.parametrize("layers", BATCH_NORMS.values(), ids=BATCH_NORMS.keys())
+def test_batch_norms_of_vectors(
+    layers: Callable[[], list[nn.Module]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_all(0)
+    model = nn.Sequential(*layers()).double().eval()
+    x = torch.randn(5, ins_of(model) if len(model) > 2 else 4, dtype=torch.float64)
+    whole = require_same(model, x)
+    places = [x.requires_grad_(), *model.parameters()]
+    found, wanted = (
+        torch.autograd.grad(
+            gradlib.per_sample_jacobian(model, x, create_graph=True, mode=mode),
+            places,
+            whole,
+            materialize_grads=True,
+        )
+        for mode in ("auto", "loop")
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    x = x.detach()
+    monkeypatch.setattr("gradlib.jacobian.fast.chains.result.IN_CACHE", 1)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm1d):
+            cast(Tensor, norm.running_var).mul_(3)
+    require_same(model, x, out=torch.empty_like(whole))
+    assert chain(model.train(), x) is None
+
+
+def test_a_result_is_not_written_over_the_statistics_of_a_batch_norm() -> None:
+    norm, memory = batch_norm(2), torch.ones(40)
+    norm.running_var = memory[:2]
+    model, x = nn.Sequential(nn.Linear(4, 2), norm).eval(), torch.randn(5, 4)
+    assert chain(model, x, out=torch.ones(5, 2, 4)) is not None
+    assert chain(model, x, out=memory.view(5, 2, 4)) is None
+
+
+def test_a_batch_norm_among_matrices_is_no_map() -> None:
+    found = chain(nn.Sequential(*BATCH_NORMS["bottleneck"]()).eval(), torch.randn(5, 9))
+    assert not found.chain.maps.layers
+
+
 @pytest.mark.parametrize("kind", POINTWISE, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rows", [1, 6])
 def test_every_elementwise_layer(kind: type[nn.Module], rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain as joined
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,9 @@ from gradlib.jacobian.fast.chains.mapped import (
     elementwise,
     maps_of,
     parameters_of,
+    scaling,
 )
+from gradlib.jacobian.fast.chains.norms import BATCH_NORM
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.rebound import UnknownError
@@ -41,7 +44,8 @@ MANY = 2**10
 """Up to how many entries of an image rows are asked for as those of a matrix, which has
 the square of that."""
 
-_AMONG_MATRICES = frozenset((nn.Linear, Linear, nn.Flatten, Layer, *POINTWISE))
+_ELEMENTWISE = frozenset((nn.Flatten, Layer, *POINTWISE))
+_AMONG_MATRICES = _ELEMENTWISE | {nn.Linear, Linear, nn.BatchNorm1d}
 """The types of what is known between matrices, and of these."""
 
 
@@ -90,11 +94,11 @@ class Chain(NamedTuple):
             self.x,
             *(it for linear in self.linears for it in linear if it is not None),
         ]
-        for layer in every(self.maps.layers):
-            module = layer.module
+        for layer in (*every(self.maps.layers), *joined.from_iterable(self.bends)):
+            module, known = layer
             if type(module) is Linear:
                 found += [it for it in module if it is not None]
-            elif isinstance(module, nn.Module) and layer.pointwise is None:
+            elif isinstance(module, nn.Module) and known in (None, BATCH_NORM):
                 found += [*module.parameters(), *module.buffers()]
         return found
 
@@ -251,7 +255,7 @@ def _parted(
             widths.append(outs)
             linears.append(linear)
             bends.append([])
-        elif bend := elementwise(layer):
+        elif bend := elementwise(layer) or scaling(layer, widths[-1], like):
             if not bends[-1]:
                 kept += widths[-1]
             bends[-1].append(bend)
@@ -289,5 +293,7 @@ def _mapped(layers: list[Any], axes: int) -> int:
     """
     if axes > 1:  # up to where it is flattened
         return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
-    others = [i for i, it in enumerate(layers, 1) if type(it) not in _AMONG_MATRICES]
+    kinds = [*map(type, layers)]
+    among = _AMONG_MATRICES if {nn.Linear, Linear} & {*kinds} else _ELEMENTWISE
+    others = [i for i, kind in enumerate(kinds, 1) if kind not in among]
     return others[-1] if others else 0

@@ -8,6 +8,7 @@ from torch import Tensor
 from gradlib.jacobian.fast.chains import through_maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
+from gradlib.jacobian.fast.chains.norms import BATCH_NORM, steepness
 from gradlib.jacobian.fast.chains.plain import followers
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
@@ -191,7 +192,22 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
         if layers:
             last = needless and place == reach - 1
             found[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
-    return Factors([it.weight for it in chain.linears], found), h
+    return _folded([it.weight for it in chain.linears], found), h
+
+
+def _folded(matrices: list[Tensor], bends: list[list[Bend]]) -> Factors:
+    """Return factors, with what batch norms multiply by in the matrices beside them.
+
+    So the products, which are larger, are not multiplied by it.
+    """
+    for place, found in enumerate(bends):
+        if place and found and found[0].layer.pointwise is BATCH_NORM:
+            steep = steepness(found.pop(0).layer.module)
+            matrices[place - 1] = matrices[place - 1] * steep.unsqueeze(1)
+        if place < len(matrices) and found and found[-1].layer.pointwise is BATCH_NORM:
+            steep = steepness(found.pop().layer.module)
+            matrices[place] = matrices[place] * steep
+    return Factors(matrices, bends)
 
 
 def _is_by_columns(chain: Chain) -> bool:

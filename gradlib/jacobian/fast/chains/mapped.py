@@ -28,7 +28,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Taken,
     Woven,
 )
-from gradlib.jacobian.fast.chains.norms import FEW
+from gradlib.jacobian.fast.chains.norms import BATCH_NORM, FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.private.modules import own_buffers, own_parameters
@@ -262,6 +262,12 @@ def elementwise(layer: Any) -> Layer | None:
         if type(getattr(layer, option)) not in OPTIONS:
             return None
     return None if _is_refused(layer) else Layer(layer, known)
+
+
+def scaling(layer: Any, width: int, like: Like) -> Layer | None:
+    """Return a layer that multiplies each entry of vectors by a number of its own."""
+    is_one = type(layer) is nn.BatchNorm1d and _is_norm(layer, (width,), like)
+    return Layer(layer, BATCH_NORM) if is_one else None
 
 
 def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:

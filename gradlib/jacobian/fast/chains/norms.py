@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gradlib.jacobian.fast.chains.layers import Pointwise, by_slope
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.private.modes import grad_is_enabled
 
@@ -208,12 +209,25 @@ def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
         module: The norm, in evaluation mode.
         x: ``(batch, channels, ...)``.
     """
-    steep = (module.running_var + module.eps).rsqrt()
-    if module.weight is not None:
-        steep = steep * module.weight
+    steep = steepness(module)
     shift = -module.running_mean * steep
     if module.bias is not None:
         shift = shift + module.bias
     sides = [1] * (x.dim() - 2)
     steep = steep.view(-1, *sides)
     return Scaled(steep), torch.addcmul(shift.view(-1, *sides), x, steep)
+
+
+def steepness(module: Any) -> Tensor:
+    """Return what a batch norm in evaluation mode multiplies by, ``(channels,)``."""
+    rate = (module.running_var + module.eps).rsqrt()
+    return rate if module.weight is None else rate * module.weight
+
+
+BATCH_NORM = Pointwise(
+    "batch_norm",
+    lambda module, x: scaled(module, x)[1],
+    by_slope(lambda module, _: steepness(module)),
+    "x",
+)
+"""A batch norm of vectors, in evaluation mode: it is elementwise."""

@@ -5,12 +5,14 @@ samples past one layer.
 """
 
 from collections.abc import Sequence
+from itertools import chain as joined
 
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
+from gradlib.jacobian.fast.chains.norms import BATCH_NORM
 from gradlib.jacobian.fast.chains.order import is_by_rows
 from gradlib.jacobian.fast.chains.plain import Parameters
 from gradlib.jacobian.fast.matmul import TORCH, Library
@@ -23,6 +25,8 @@ def goes_by_rows(chain: Chain) -> bool:
         return False
     if chain.maps.layers or chain.softmax is not None:
         return False
+    if any(it.pointwise is BATCH_NORM for it in joined.from_iterable(between)):
+        return False  # it is better put into a matrix
     return is_by_rows(chain.order.tree)
 
 
