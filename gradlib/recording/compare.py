@@ -17,7 +17,7 @@ from gradlib.recording.difference import (
     Tolerance,
     difference_at,
     gaps,
-    gaps_of_gradients,
+    gaps_of_recorded,
     in_one_scale,
     rtol_of,
 )
@@ -237,7 +237,7 @@ class _Both:
         prefix = of_pass(place, len(own))
         another: Any = others[place]
         for field in self._kept(LEAVES if begins else ARRIVES):
-            found = gaps_of_gradients(getattr(one, field), getattr(another, field))
+            found = gaps_of_recorded(getattr(one, field), getattr(another, field))
             if field == "param_grads":
                 found = in_one_scale(found)
             for path, it in found:

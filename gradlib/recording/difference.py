@@ -151,7 +151,15 @@ def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 
     autograd gives the one or the other for no gradient.
     """
-    return _gaps(Tree.of(a), Tree.of(b), lambda x, y: gap(_zeros(x, y), _zeros(y, x)))
+    return _gaps(Tree.of(a), Tree.of(b), _gap_of_gradients)
+
+
+def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
+    """Return how far the gradients of two recordings are apart.
+
+    As `gaps_of_gradients`. Where only one of the two has any, that is the reason.
+    """
+    return _gaps(Tree.of(a), Tree.of(b), _gap_of_recorded)
 
 
 def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
@@ -281,6 +289,18 @@ def _zeros(x: Any, other: Any) -> Any:
     if isinstance(other, TensorStats):
         return tensor_stats(torch.zeros(other.shape, dtype=other.dtype))
     return torch.zeros_like(other) if isinstance(other, Tensor) else x
+
+
+def _gap_of_gradients(x: Any, y: Any) -> Gap:
+    return gap(_zeros(x, y), _zeros(y, x))
+
+
+def _gap_of_recorded(x: Any, y: Any) -> Gap:
+    found = _gap_of_gradients(x, y)
+    if (x is None) == (y is None) or not found.difference:
+        return found
+    which = "this" if x is None else "the other"
+    return replace(found, reason=f"None in {which} recording")
 
 
 def _stats(x: Any) -> Any:

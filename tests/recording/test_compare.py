@@ -617,6 +617,28 @@ def test_a_backward_pass_that_only_one_of_the_two_has(keep: Any) -> None:
         assert (found.first.index, found.first.reason) == (1, reason)
 
 
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats, torch.Tensor.item])
+def test_it_says_which_of_the_two_has_no_gradient(reduce: Any) -> None:
+    """As of a layer that is frozen in one, or cut off by a detach()."""
+    model = nn.Linear(1, 1, bias=False)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    x = torch.ones(1, 1, requires_grad=True)
+    one, two = (recorded(it, x, reduce=reduce) for it in (model, frozen))
+    for found, which in ((one.compare(two), "the other"), (two.compare(one), "this")):
+        assert found.first is not None
+        assert found.first.field == "param_grads['weight']"
+        assert found.first.reason == f"None in {which} recording"
+
+
+def test_zeros_and_no_gradient_agree_without_a_reason() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    x = torch.zeros(1, 1, requires_grad=True)
+    found = recorded(model, x).compare(recorded(frozen, x))
+    assert found.ok
+    assert not any(it.reason for it in found.errors)
+
+
 class Dict(dict[str, Tensor]):
     """As many models return: in an order of its own."""
 
