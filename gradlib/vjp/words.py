@@ -139,7 +139,7 @@ def _of_samples(product: Product) -> Iterator[str]:
         for x, pattern in zip(product.inputs, row, strict=True):
             if pattern is Pattern.PER_SAMPLE:
                 yield (
-                    f"At this x {x}[b] reaches {y}[b] alone, as a sample of a batch "
+                    f"At this x, {x}[b] reaches {y}[b] alone, as a sample of a batch "
                     "does: its sums have no other rows of J."
                 )
 

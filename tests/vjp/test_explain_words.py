@@ -167,7 +167,7 @@ def test_a_batch_with_several_outputs_for_each_sample() -> None:
     x = given(5, 3)
     text = said(nn.Linear(3, 2)(x), x, torch.ones(5, 2))
     assert "each entry is the sum of a column of J, not dy/dx." in text
-    assert "At this x x[b] reaches y[b] alone, as a sample of a batch does" in text
+    assert "At this x, x[b] reaches y[b] alone, as a sample of a batch does" in text
     assert "block diagonal" in text
 
 
