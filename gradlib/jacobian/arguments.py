@@ -25,6 +25,8 @@ from gradlib.tree import NAMESPACE, Tree
 Argnums: TypeAlias = int | tuple[int, ...] | str
 """Which inputs, or ``"parameters"``."""
 
+AS_TENSOR = "torch.as_tensor makes one of a list or a NumPy array."
+
 
 class Call(NamedTuple):
     """The arguments of ``per_sample_jacobian`` by their names, not looked at yet."""
@@ -344,8 +346,7 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
     if not sizes and not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree.leaves}))
         raise JacobianArgumentError(
-            f"There is no tensor among the inputs, which hold {kinds}: torch.as_tensor "
-            "makes one of a list or a NumPy array."
+            f"There is no tensor among the inputs, which hold {kinds}: {AS_TENSOR}"
         )
     if not sizes:
         raise JacobianArgumentError(
@@ -418,8 +419,8 @@ def _arguments(
         tensors = [i for i in inside if isinstance(tree.leaves[i], Tensor)]
         if not tensors:
             raise JacobianArgumentError(
-                f"inputs[{number}] is asked for by argnums and holds no tensor: it is "
-                f"{in_brief(inputs[number])}."
+                f"inputs[{number}] is asked for by argnums and holds no tensor, but "
+                f"{in_brief(inputs[number])}: {AS_TENSOR}"
             )
         part = Tree.of(inputs[number])
         first, start = inside[0], len(asked)

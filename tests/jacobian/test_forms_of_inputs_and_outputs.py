@@ -275,6 +275,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gradlib.per_sample_jacobian(torch.sin, [1.0, 2.0]),
         "no tensor among the inputs, which hold float",
     ),
+    "an array beside a tensor": (
+        lambda: gradlib.per_sample_jacobian(torch.add, np.ones((2, 3)), X),
+        r"inputs\[0\] is asked for by argnums .* torch.as_tensor makes one",
+    ),
     "argnums of nothing": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=()),
         "argnums is ()",
