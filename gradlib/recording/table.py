@@ -13,6 +13,7 @@ from gradlib.recording.in_words import (
     shape_text,
     shown,
 )
+from gradlib.recording.notes import BATCHED, NOT_REACHED
 from gradlib.render import Table
 
 ROWS = 60
@@ -27,6 +28,10 @@ GRADIENTS = frozenset(COLUMNS[1:])
 NO_CALLS = (
     "Call the model inside the block, and backward() too. recording[name] says of a "
     "module why it has no call."
+)
+
+NO_PASS = (
+    "no backward pass reached these calls inside the block: call backward() there too"
 )
 
 NOT_SEEN = "no call was seen of {}: recording[name] says why"
@@ -64,6 +69,8 @@ def table_of(
         with_keywords(example, it) for it in columns if example and it in GRADIENTS
     ]
     footer = [_legend(columns, examples, is_reduced=is_reduced), *not_seen]
+    if _waited(calls):
+        footer.append(NO_PASS)
     if left_out:
         gap = f"... {left_out} more rows", "", *[""] * len(columns)
         rows.insert(ROWS // 2, gap)
@@ -71,6 +78,14 @@ def table_of(
         if len({call.forward for call in calls}) > 1:
             footer.append("recording.forwards[i] prints one forward")
     return Table(title_of(calls), ("module", "type", *columns), rows, tuple(footer))
+
+
+def _waited(calls: Sequence[Call]) -> bool:
+    """Tell whether a backward pass could have reached some calls, and none came."""
+    if any(call.passes for call in calls):
+        return False
+    notes = (call.note for call in calls)
+    return any(NOT_REACHED in note and BATCHED not in note for note in notes)
 
 
 def title_of(calls: Sequence[Call]) -> str:

@@ -347,6 +347,33 @@ def test_without_calls_it_says_what_to_do() -> None:
     assert "Call the model inside the block" in recording._repr_html_()
 
 
+def test_without_a_backward_pass_it_says_where_that_belongs() -> None:
+    """It is outside of the block most often."""
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    advice = "call backward() there too"
+    with gradlib.record(model) as recording:
+        loss = model(x).sum()
+    loss.backward()
+    assert advice in " ".join(str(recording).split())
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    assert advice not in " ".join(str(recording).split())
+
+
+def test_where_no_backward_pass_can_come_the_table_asks_for_none() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    with gradlib.record(model) as recording, torch.no_grad():
+        model(x)
+    assert "backward()" not in str(recording)
+    with gradlib.record(model, keep=["output"]) as recording:
+        model(x)
+    assert "backward()" not in str(recording)
+    with gradlib.record(model) as recording:  # the pass is there, and not recorded
+        vectors = torch.ones(5, 1, 2)
+        torch.autograd.grad(model(x), model.bias, vectors, is_grads_batched=True)
+    assert "backward()" not in str(recording)
+
+
 def test_calls_with_integers_print() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     with gradlib.record(model) as recording:
