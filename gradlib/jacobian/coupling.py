@@ -131,6 +131,9 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
 WITHIN_SAMPLES = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 """What takes a sample alone too, whose first axis then looks like the batch."""
 
+BATCHED_SEQUENCE = 3
+"""How many axes it has: the batch, the steps and the features."""
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -157,12 +160,20 @@ def _first_module(caller: Caller, half: Tensor) -> _Found | None:
         as_it_was, beside_others, strict=False
     ):
         if _same(given, other_given, half) and not _same(made, other_made, half):
-            return _Found(names.get(module, ""), type(module).__name__, _fix(module))
+            return _Found(
+                names.get(module, ""), type(module).__name__, _fix(module, given)
+            )
     return None
 
 
-def _fix(module: nn.Module) -> str:
-    """Return what to do about a batch norm that uses the batch, or ``""``."""
+def _fix(module: nn.Module, given: list[Tensor]) -> str:
+    """Return what to do about a batch on axis 1, or a norm of the batch, or ``""``."""
+    is_batched = bool(given) and given[0].dim() == BATCHED_SEQUENCE
+    if is_batched and getattr(module, "batch_first", None) is False:
+        return (
+            "It has batch_first=False, which puts the batch on axis 1: make it with "
+            "batch_first=True, or move the axis in fn."
+        )
     if not isinstance(module, _BatchNorm):
         return ""
     other = "or use GroupNorm or LayerNorm in its place."

@@ -392,6 +392,32 @@ class TimeFirst(nn.Module):
         return self.out(self.rnn(x.transpose(0, 1))[0]).transpose(0, 1).flatten(1)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(nn.GRU, 8, 4),
+        partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0),
+    ],
+)
+def test_a_layer_that_wants_the_batch_on_axis_1_is_to_be_made_otherwise(
+    make: Callable[..., nn.Module],
+) -> None:
+    def outputs(layer: nn.Module) -> Function:
+        return lambda x: out[0] if isinstance(out := layer(x), tuple) else out
+
+    x = torch.randn(4, 5, 8)
+    with pytest.raises(CoupledSamplesError, match="make it with batch_first=True"):
+        gradlib.per_sample_jacobian(outputs(make()), x)
+    gradlib.per_sample_jacobian(outputs(make(batch_first=True)), x)
+
+
+def test_a_sequence_without_a_batch_is_not_told_where_to_put_it() -> None:
+    rnn = nn.GRU(8, 4)
+    with pytest.raises(CoupledSamplesError, match="a GRU") as caught:
+        gradlib.per_sample_jacobian(lambda x: rnn(x)[0], torch.randn(5, 8))
+    assert "batch_first" not in str(caught.value)
+
+
 @pytest.mark.parametrize("scale", [1, 0.1, 1e-4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("check", [True, False])
