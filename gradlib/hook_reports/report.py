@@ -168,7 +168,8 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     Args:
         module: The module to call, on any device, in either mode.
         args: Its positional arguments. ``requires_grad`` counts: pass tensors that
-            require grad, as they do inside a model.
+            require grad, as they do inside a model. A module that works in place takes
+            no leaf that requires grad: pass ``x.clone()``.
         kwargs: Its keyword arguments.
 
     Returns:
