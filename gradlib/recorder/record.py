@@ -71,7 +71,7 @@ def record(
     model: nn.Module,
     *,
     modules: str | Iterable[str] | Callable[[str, nn.Module], bool] | None = None,
-    keep: Iterable[str] = (
+    keep: str | Iterable[str] = (
         "args",
         "output",
         "grad_input",
@@ -91,9 +91,9 @@ def record(
         modules: Which of these modules to record: names as in ``named_modules()``,
             patterns such as ``"layers.*"``, or a function ``(name, module) -> bool``.
             Default: all.
-        keep: Which fields of a call to keep: any of ``"args"``, ``"output"``,
-            ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``. ``"args"``
-            includes keyword arguments, and each share its total.
+        keep: Which fields of a call to keep: one or several of ``"args"``,
+            ``"output"``, ``"grad_input"``, ``"grad_output"`` and ``"param_grads"``.
+            ``"args"`` includes keyword arguments, and each share its total.
         reduce: A function of a tensor, such as `tensor_stats`. What it returns is kept
             instead of the tensor. It gets each tensor detached, on its own device. If
             it draws random numbers of torch, the model draws what it would without.
