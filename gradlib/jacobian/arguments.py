@@ -398,7 +398,9 @@ def _arguments(
 ) -> tuple[list[Asked], Tree]:
     given: Any = argnums
     if isinstance(argnums, tuple) and not given:
-        raise JacobianArgumentError("argnums is (), which asks for nothing.")
+        raise JacobianArgumentError(
+            "argnums is (), which asks for nothing. Name an input, as argnums=0."
+        )
     places: dict[int, list[int]] = {}
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
@@ -409,7 +411,9 @@ def _arguments(
             )
         number %= len(inputs)
         if number in places:
-            raise JacobianArgumentError(f"argnums {argnums!r} names an input twice.")
+            raise JacobianArgumentError(
+                f"argnums {argnums!r} names an input twice. Name each one once."
+            )
         # The paths of one input's leaves begin with its position.
         paths = tree.spec.paths()
         places[number] = [i for i, path in enumerate(paths) if path[0] == number]
@@ -419,8 +423,8 @@ def _arguments(
         tensors = [i for i in inside if isinstance(tree.leaves[i], Tensor)]
         if not tensors:
             raise JacobianArgumentError(
-                f"inputs[{number}] is asked for by argnums and holds no tensor, but "
-                f"{in_brief(inputs[number])}: {AS_TENSOR}"
+                f"inputs[{number}] is asked for by argnums and holds no tensor: it is "
+                f"{in_brief(inputs[number])}. Name inputs that hold one; {AS_TENSOR}"
             )
         part = Tree.of(inputs[number])
         first, start = inside[0], len(asked)

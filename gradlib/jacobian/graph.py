@@ -341,7 +341,9 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
             )
         places.append(place)
     if not places:
-        raise NotPerSampleError("There is no tensor among the outputs.")
+        raise NotPerSampleError(
+            "There is no tensor among the outputs. Does fn lack a return?"
+        )
     return tuple(places)
 
 
@@ -394,8 +396,9 @@ def _changed(graph: Graph) -> str:
     if not names:
         return ""
     return (
-        f" {listed(names)} changed in place, maybe after the outputs were computed: to "
-        "autograd that makes another tensor. Change a clone() of it."
+        f" {listed(names)} {'was' if len(names) == 1 else 'were'} changed in place, "
+        "maybe after the outputs were computed: to autograd that makes another tensor. "
+        "Change a clone() of it."
     )
 
 
