@@ -132,7 +132,7 @@ print(f"loss after:  {loss():.5f}")
 
 # %%
 def swing(t: torch.Tensor, stiffness: float) -> torch.Tensor:
-    """Return the place of a single mass on a spring, let go at one."""
+    """Return the displacement of a single mass on a spring, let go at one."""
     w = (stiffness - FRICTION**2) ** 0.5
     return torch.exp(-FRICTION * t) * (
         torch.cos(w * t) + FRICTION / w * torch.sin(w * t)
@@ -142,26 +142,26 @@ def swing(t: torch.Tensor, stiffness: float) -> torch.Tensor:
 together, apart = swing(t, 1.0), swing(t, 3.0)
 exact = torch.cat([together + apart, together - apart], dim=1) / 2
 with torch.no_grad():
-    places = net(t)
-print(f"largest place:    {exact.abs().max():.4f}")
-print(f"largest mistake:  {(places - exact).abs().max():.4f}")
+    u = net(t)
+print(f"largest displacement: {exact.abs().max():.4f}")
+print(f"largest error:        {(u - exact).abs().max():.4f}")
 
 # %% [markdown]
 # Above are the net and the solution; below is the residual, the left side of the
 # equation at each time, which should be zero.
 
-# %% alt="Two charts over time. Above, the places of two masses: the first starts at one, the second at zero, and both swing, one taking over the motion from the other, ever less. The dashed lines of the exact solution lie on those of the net. Below, the residual of the equation for both masses, small waves around zero, far smaller than the places."
+# %% alt="Two charts over time. Above, the displacements of two masses: the first starts at one, the second at zero, and both swing, one taking over the motion from the other, ever less. The dashed lines of the exact solution lie on those of the net. Below, the residual of the equation for both masses, small waves around zero, far smaller than the displacements."
 figure, (above, below) = plt.subplots(
     2, 1, figsize=(6, 6), sharex=True, height_ratios=(2, 1), layout="constrained"
 )
 left = residual(net(t), velocity(t), acceleration(t)).detach()
 for mass, colour in enumerate(("#0072B2", "#D55E00")):
     name = f"mass {mass + 1}"
-    above.plot(t.cpu(), places[:, mass].cpu(), color=colour, label=f"{name}, the net")
+    above.plot(t.cpu(), u[:, mass].cpu(), color=colour, label=f"{name}, the net")
     below.plot(t.cpu(), left[:, mass].cpu(), color=colour, label=name)
 above.plot(t.cpu(), exact.cpu(), color="black", linestyle=(0, (2, 4)))
 above.lines[-1].set_label("exact")
-above.set_ylabel("place")
+above.set_ylabel("displacement")
 below.set_ylabel("residual")
 below.set_xlabel("time")
 for ax in (above, below):

@@ -155,9 +155,9 @@ for name, net in (("sigmoids", sigmoids), ("ReLUs", relus)):
     print(f"{name:8} {right:.0%} right")
 
 # %% [markdown]
-# The network of sigmoids is no better than a guess: half of the points are inside. As
-# heat maps, a column for each forward pass, which is a step, and a row for each module. The colours of the two have
-# scales of their own: look at the numbers beside them.
+# The network of sigmoids is no better than a guess: half of the points are inside. The
+# heat maps have a column for each step, which makes one forward pass, and a row for each
+# module. Each has a colour scale of its own: look at the numbers beside it.
 
 # %% alt="Two heat maps of gradient norms over the steps of training. With sigmoids the colour changes from row to row, over eight orders of magnitude, and hardly at all over the steps: the first layers get next to nothing throughout. With ReLUs it changes from step to step, and the first layers get about as much as the last ones, or more."
 figure, axes = plt.subplots(2, 1, figsize=(6, 10), layout="constrained")
