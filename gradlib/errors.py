@@ -282,7 +282,7 @@ class NotPerSampleError(_JacobianError, ValueError):
 
 
 class NotDifferentiableDtypeError(_JacobianError, TypeError):
-    """GL306: a tensor is integer or complex where a real one is needed."""
+    """GL306: a tensor is not a dense one of real floats, as a derivative needs it."""
 
     code = "GL306"
 

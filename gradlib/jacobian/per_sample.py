@@ -154,8 +154,8 @@ def per_sample_jacobian(
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: An input asked for, or an output, is integer or
-            complex.
+        NotDifferentiableDtypeError: An input asked for, or an output, is no dense
+            tensor of real floats.
         NotPerSampleError: An output is no tensor with a row for each sample.
         IndependentOutputError: An output does not depend on what is asked for.
         CoupledSamplesError: With `check`: a sample's output depends on another sample.
@@ -291,7 +291,7 @@ def per_sample_jacobian_from_graph(
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: A tensor is integer or complex.
+        NotDifferentiableDtypeError: A tensor is not a dense one of real floats.
         NotPerSampleError: The tensors have not one row for each sample.
         IndependentOutputError: An output does not depend on the inputs.
         CoupledSamplesError: With `check`: a sample's output depends on another sample.
@@ -383,8 +383,8 @@ def plan_jacobian(
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: An input asked for, or an output, is integer or
-            complex.
+        NotDifferentiableDtypeError: An input asked for, or an output, is no dense
+            tensor of real floats.
         NotPerSampleError: An output is no tensor with a row for each sample.
         IndependentOutputError: An output does not depend on what is asked for.
         NoSuchWayError: It cannot be computed in this mode, or in none.
