@@ -21,6 +21,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def with_article(kind: str) -> str:
+    """Return the name of a class as it is spoken: ``a Linear``, ``an LSTM``."""
+    is_spelled = kind[:2].isupper()
+    spoken_as_vowels = "AEFHILMNORSX" if is_spelled else "AEIOU"
+    return f"{'an' if kind[:1].upper() in spoken_as_vowels else 'a'} {kind}"
+
+
 def no_module(given: object, otherwise: str) -> str:
     """Return what a message says of something that is no module, and what to do."""
     if isinstance(given, type):

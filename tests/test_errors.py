@@ -1,6 +1,9 @@
 """Every exception has a code of its own, and says it where readers look."""
 
+import pytest
+
 import gradlib
+from gradlib.errors import with_article
 
 
 def kinds() -> list[type[gradlib.GradlibError]]:
@@ -24,3 +27,19 @@ def test_the_message_about_a_jacobian_ends_with_its_page() -> None:
     error = gradlib.CoupledSamplesError("They meet.")
     page = "docs/errors/GL301.md"
     assert str(error) == f"[GL301] They meet.\nMore in gradlib's documentation: {page}"
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        "a Linear",
+        "an Embedding",
+        "an LSTM",
+        "a GRU",
+        "an RNN",
+        "a UNet",
+        "an Unflatten",
+    ],
+)
+def test_an_article_follows_the_sound(spoken: str) -> None:
+    assert with_article(spoken.split()[1]) == spoken

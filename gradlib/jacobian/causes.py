@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gradlib.errors import DetachedPathError, listed
+from gradlib.errors import DetachedPathError, listed, with_article
 from gradlib.jacobian.differences import Caller
 from gradlib.jacobian.directions import Meant
 from gradlib.jacobian.graph import Graph, output_path
@@ -60,7 +60,7 @@ def _hook(fn: object, graph: Graph) -> str:
         for name, module in modules_of(model).items():
             if any(map(without_ours, backward_hooks(module))):
                 kind = type(module).__name__
-                called = f'"{name}", a {kind},' if name else f"the {kind}"
+                called = f'"{name}", {with_article(kind)},' if name else f"the {kind}"
                 return f"the backward hook of {called}"
     if any_global_backward_hook():
         return "the backward hook of all modules"

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import (
 )
 from torch.nn.modules.module import register_module_forward_hook
 
-from gradlib.errors import CoupledSamplesError
+from gradlib.errors import CoupledSamplesError, with_article
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.differences import Caller, tensors_of
@@ -142,8 +142,8 @@ class _Found:
     fix: str
 
     def __str__(self) -> str:
-        named = f'"{self.name}", a ' if self.name else "a "
-        return f"{named}{self.kind}"
+        kind = with_article(self.kind)
+        return f'"{self.name}", {kind}' if self.name else kind
 
 
 def _first_module(caller: Caller, half: Tensor) -> _Found | None:
