@@ -189,6 +189,9 @@ BATCH_NORMS: dict[str, Callable[[], list[nn.Module]]] = {
     ],
     "alone between": lambda: [nn.Linear(4, 2), batch_norm(2), nn.Linear(2, 5)],
     "two": lambda: [nn.Linear(4, 7), batch_norm(7), batch_norm(7), nn.ReLU()],
+    "two, and one row": lambda: [
+        *(nn.Linear(4, 7), nn.ReLU(), batch_norm(7), batch_norm(7), nn.Linear(7, 1)),
+    ],
     "last": lambda: [nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 8), batch_norm(8)],
     "softened": lambda: [nn.Linear(4, 7), batch_norm(7), nn.Softmax(1)],
     "no matrix": lambda: [batch_norm(4), nn.Tanh()],

@@ -227,7 +227,7 @@ def steepness(module: Any) -> Tensor:
 BATCH_NORM = Pointwise(
     "batch_norm",
     lambda module, x: scaled(module, x)[1],
-    by_slope(lambda module, _: steepness(module)),
+    by_slope(lambda module, x: steepness(module).expand_as(x)),
     "x",
 )
 """A batch norm of vectors, in evaluation mode: it is elementwise."""
