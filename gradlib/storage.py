@@ -96,10 +96,7 @@ def save(
         ) from error
     writer.tensors[_JSON] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     metadata = {"format": FORMAT, "version": VERSION, "sha256": BLANK}
-    try:
-        data = safetensors.torch.save(writer.tensors, metadata)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise NotStorableError(f"safetensors cannot write this: {error}") from error
+    data = safetensors.torch.save(writer.tensors, metadata)
     _replace(Path(path).resolve(), _sealed(data))
 
 

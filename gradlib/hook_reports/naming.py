@@ -177,8 +177,7 @@ def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _computable(tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that torch computes with: not one of eight bits."""
-    is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
-    return tensor.float() if is_float8 else tensor
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
 def _largest(tensor: Tensor) -> float:

@@ -31,12 +31,6 @@ _OPTIONS = (
 )
 
 
-def raised_by_autograd(error: BaseException) -> bool:
-    """Tell whether autograd raised an error, and no hook or function of Python."""
-    steps = _steps(error)
-    return bool(steps) and _is_of(steps[0], "torch.autograd")
-
-
 def raised_by_hook(error: BaseException) -> bool:
     """Tell whether a hook or function of Python raised an error, and not autograd.
 

@@ -64,11 +64,7 @@ def check_connected(arguments: Arguments) -> Diagnosis | None:
     missing = unconnected(outputs, [inputs[i] for i in candidates])
     if not missing:
         return None
-    graph = graph_behind(outputs)
-    for i in (candidates[position] for position in missing):
-        if edge_of(inputs[i]) not in graph.edges:
-            return _unused(arguments, i, graph)
-    return None
+    return _unused(arguments, candidates[missing[0]], graph_behind(outputs))
 
 
 def _needs_no_grad(value: Any) -> bool:

@@ -7,7 +7,6 @@ from torch import Tensor
 from gradlib.edges import nodes_behind
 from gradlib.private.nodes import changed_since_saved
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.calls import raised_by_autograd
 from gradlib.vjp.carried import carried
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
@@ -55,7 +54,7 @@ def _of_another_layout(
     error: BaseException, arguments: Arguments | None
 ) -> Diagnosis | None:
     """Explain what torch raises at a gradient of another layout, sparse or mkldnn."""
-    if arguments is None or not raised_by_autograd(error):
+    if arguments is None:
         return None
     found = sparse_refused(arguments, str(error))
     return None if found is None else in_own_names(found, arguments)
