@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib import RecordingArgumentError, stats
-from gradlib.stats import norm, tensor_stats
+from gradlib.stats import if_known, norm, tensor_stats
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,11 @@ def test_a_class_that_torch_does_not_compute_with() -> None:
     closed = torch.ones(3).as_subclass(Closed)
     with pytest.raises(RecordingArgumentError, match="tensor is a Closed, for which"):
         tensor_stats(closed)
+
+
+def test_an_error_of_plain_tensors_is_not_laid_to_a_class() -> None:
+    with pytest.raises(ZeroDivisionError):
+        if_known(lambda: 1 // 0, [torch.ones(2)])
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: masked tensors are a prototype

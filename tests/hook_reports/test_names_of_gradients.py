@@ -55,11 +55,13 @@ SUM = "an inner tensor, from AddBackward0, equal to that of args[0]"
 def test_a_gradient_for_what_does_not_require_it() -> None:
     x, idle = given(4, 3), given(4, 3).detach()
     frozen = nn.Parameter(given(4, 3).detach(), requires_grad=False)
+    counting = Held(frozen)
+    counting.register_buffer("count", torch.tensor(0))
     cases = [
         (Held(nn.Parameter(given(4, 3).detach())), idle, 0, "args[0]"),
         (Held(idle, buffer=True), x, 1, "held"),
         (Held(idle), x, 1, "held"),
-        (Held(frozen), x, 1, "held"),
+        (counting, x, 1, "held"),
     ]
     for module, given_x, place, name in cases:
         entries = report_of(module, given_x).kinds[LEGACY].grad_input

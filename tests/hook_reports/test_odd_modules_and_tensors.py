@@ -1,6 +1,7 @@
 """Odd modules and tensors are reported as any others, or refused by name."""
 
 import collections
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -256,6 +257,13 @@ def test_a_module_that_does_not_repeat(chance: str) -> None:
         assert found["grad_input[0]"] == found["grad_input[1]"] == unknown
         assert found["grad_output[0]"] == "gradient of output"
     assert "Two runs gave different gradients" in str(report.notes)
+
+
+def test_a_module_that_nearly_repeats() -> None:
+    calls = itertools.count()
+    module = Of(lambda x: x * (1 + 1e-4 * (next(calls) % 2)))
+    found = whats(report_of(module, given(4, 3)).kinds[FULL])
+    assert found["grad_input[0]"] == "gradient of args[0]"
 
 
 def test_a_module_that_goes_backward_itself() -> None:

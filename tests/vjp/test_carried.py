@@ -120,6 +120,16 @@ class Pair(nn.Module):
         return y
 
 
+def a_state_that_is_added() -> None:
+    w, h = weights(), torch.ones(3)
+    for _ in range(2):
+        new = torch.zeros(3)
+        new += w * h
+        h = new.exp()
+        loss = h.sum()
+        loss.backward()
+
+
 def states_of_modules(count: int = 2) -> None:
     net = nn.Sequential(Cell(), nn.Linear(2, 2), Buffered(), Cell())
     for _ in range(count):
@@ -172,6 +182,7 @@ CARRIED: dict[Callable[[], None], list[str]] = {
     ],
     a_state_that_is_moved_about: ["state = state.detach()", "loss = f(x, state)"],
     a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
+    a_state_that_is_added: ["h = h.detach()", "loss = f(x, h)"],
     states_of_modules: [
         "net[0].h = net[0].h.detach()",
         "net[2].h = net[2].h.detach()",
@@ -224,6 +235,22 @@ def another_loop() -> None:
             y.backward()
 
     twice((h**2).sum())
+
+
+def a_loop_that_is_over() -> None:
+    w, h = weights(), torch.ones(3)
+    for _ in range(2):
+        h = w * h
+    for loss in [(h**2).sum()] * 2:
+        loss.backward()
+
+
+def a_name_set_twice_in_a_step() -> None:
+    base = weights().exp()
+    for step in range(1, 3):
+        y = base * step
+        y = y.sum()
+        y.backward()
 
 
 def a_mean_of_what_was_computed_before() -> None:
@@ -281,6 +308,8 @@ def detached_where_it_is_read() -> None:
         no_loop,
         nothing_carried,
         another_loop,
+        a_loop_that_is_over,
+        a_name_set_twice_in_a_step,
         a_mean_of_what_was_computed_before,
         the_best_so_far,
     ],

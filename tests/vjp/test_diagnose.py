@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -455,6 +456,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "grad_outputs[1]",
         "Of the others there are 2. Likely meant: this one each time",
     ),
+    "another shape beside a batch": (
+        lambda: two([ones(2, 4, 4), ones(3)], is_grads_batched=True),
+        "GL107",
+        "grad_outputs[1]",
+        "has shape [3], and outputs[1] has [4] Unit vectors",
+    ),
     "none beside a batch": (
         lambda: two([ones(2, 4, 4), None], is_grads_batched=True),
         "GL107",
@@ -889,14 +896,41 @@ def test_where_gradients_are_switched_off(named: bool) -> None:
     assert found.fix.startswith("with torch.enable_grad():\n    y = f(x)\n")
 
 
-def test_inputs_by_name_that_were_made_in_inference_mode() -> None:
+@pytest.mark.parametrize("form", ["one", "several", "by name"])
+def test_inputs_that_were_made_in_inference_mode(form: str) -> None:
+    f: Any = {"one": torch.sum, "several": sum, "by name": lambda x: sum(x.values())}
     with torch.inference_mode():
-        x = {"a": ones(3), "b": ones(3)}
-        y = x["a"].dot(x["b"])
+        a, b = ones(2), ones(2)
+        x: Any = {"one": a, "several": [a, b], "by name": {"a": a, "b": b}}[form]
+        y = f[form](x).sum()
     found = Call(y, x).diagnosis()
     assert found is not None
-    names: dict[str, Any] = {"x": x, "f": lambda x: x["a"].dot(x["b"])}
-    exec(found.fix, names | {"gradlib": gradlib})
+    exec(found.fix, {"x": x, "f": lambda x: f[form](x).sum(), "gradlib": gradlib})
+
+
+def test_what_backward_goes_through_in_inference_mode() -> None:
+    x = vector()
+    with torch.inference_mode():
+        y = x.dot(x)
+        with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+            y.backward()
+        lines = caught.value.__notes__[0].splitlines()
+        fix = dedent("\n".join(it for it in lines if it.startswith("    ")))
+        exec(fix, {"x": x, "f": lambda x: x.dot(x), "torch": torch})
+    assert x.grad is not None
+
+
+def test_integers_beside_others() -> None:
+    x, labels = vector(), torch.tensor([0, 1])
+    found = Call(x.dot(x), [labels, get_gradient_edge(x)]).diagnosis()
+    assert found is not None
+    assert "has dtype int64" in found.what
+    named = {"x": x, "labels": labels}
+    found = Call(x.dot(x), named).diagnosis()
+    assert found is not None
+    names = {"x": named, "y": x.dot(x), "gradlib": gradlib}
+    exec(found.fix, names)
+    assert [*names["x"]] == ["x"]
 
 
 def outputs_of(x: Tensor) -> Tensor:
