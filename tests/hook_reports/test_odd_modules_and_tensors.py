@@ -475,6 +475,8 @@ def test_inputs_that_share_memory() -> None:
     both = torch.zeros(4)
     said = "args[2] shares memory with args[1], and its copy does not"
     assert said in str(report_of(module, given(3), both[:3], both[1:]).notes)
+    numbers = both[2:], both.view(torch.float64)[1:]
+    assert said in str(report_of(module, given(2), *numbers).notes)
     alike = both[:1], both[1:3], both[1:3].view(2)
     (note,) = report_of(module, given(2), *alike).notes
     assert note.startswith("args[3] shares memory with args[2], ")

@@ -174,6 +174,15 @@ def test_memory_of_ones_own_is_advised_only_where_it_helps() -> None:
     assert re.search(r"fits: a pass takes \S+ \S+ besides out, and", str(found.value))
 
 
+def test_rows_are_advised_where_columns_keep_too_much() -> None:
+    model, x = chain(8, 16, 32), torch.randn(4, 8)
+    budget = gradlib.plan_jacobian(model, x, mode="reverse", chunk_size=1).bytes
+    for room in (budget, budget - 1):
+        with pytest.raises(OutOfBytesError) as found:
+            gradlib.plan_jacobian(model, x, mode="forward", max_bytes=room)
+        assert ('pass mode="reverse"' in str(found.value)) == (room == budget)
+
+
 def test_half_of_what_is_free_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "SURE", 0)
     monkeypatch.setattr(planning, "room_on", lambda _: 9)

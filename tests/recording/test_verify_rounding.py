@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.difference import gaps_of_shares
 
 REASON = "not what it is in float64, where finite differences agree"
 
@@ -162,3 +163,12 @@ def test_what_is_moved_a_little_stays_on_its_device(
         found = recording.verify(numerical=True)
     assert not wanted.ok
     assert found == wanted
+
+
+def test_what_a_weight_gets_is_measured_by_what_the_others_get() -> None:
+    got = {0: 1.0, "weight": 1e9, "bias": 1e-9}
+    some: dict[Any, Tensor] = {key: torch.full((2,), it) for key, it in got.items()}
+    found = gaps_of_shares(some, some | {"bias": torch.zeros(2)})
+    sizes = {key: it.size for key, it in found}
+    assert len(found) == 3
+    assert sizes == {0: 1.0, "weight": 1e9, "bias": 1e9}

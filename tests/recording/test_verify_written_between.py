@@ -106,6 +106,16 @@ def test_what_was_written_over_again_is_not_known() -> None:
     assert reasons(recording) == {("0", 0, "")}
 
 
+def test_what_stands_there_instead_is_no_reason() -> None:
+    with gradlib.record(nn.Sequential(scales := Scales())) as recording:
+        loss = scales(torch.randn(2, 3, requires_grad=True)).sum()
+        scales.shift.data.add_(2)
+        scales.weight = nn.Parameter(torch.zeros(3))
+        loss.backward()
+        scales(torch.randn(2, 3))  # what stood there shows in the look at its beginning
+    assert reasons(recording) == {("0", 0, WRITTEN.format("shift"))}
+
+
 def test_what_was_written_after_the_pass_is_no_reason() -> None:
     with gradlib.record(nn.Sequential(scales := Scales())) as recording:
         scales(torch.randn(2, 3, requires_grad=True)).sum().backward()
