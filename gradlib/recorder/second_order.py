@@ -175,8 +175,8 @@ def gives_back(
         grads_in: What its backward has returned.
         grads_out: What it was given. Who gave that may have given what went in.
     """
-    edges: Sequence[tuple[Node | None, int]] = node.next_functions
-    inputs = {_end_of(edge, ()) for edge in edges}
+    edges, ends = _inputs_of(node)
+    inputs = {_end_of(edge, ends) for edge in edges}
     return any(
         it is not None
         and it.requires_grad

@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import math
 import weakref
 from typing import Any
 
@@ -537,6 +538,21 @@ def test_reducing_keeps_no_big_tensor(options: dict[str, Any], twice: bool) -> N
         assert [alive for alive in storages if alive() is not None] == []
         assert big_tensors_alive() == before
     str(recording)
+
+
+def test_reducing_keeps_no_part_that_waited_for_others_in_vain() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.sin(), x.cos()
+
+    x = torch.ones(5000, requires_grad=True)
+    before = big_tensors_alive()
+    with gradlib.record(model := Two(), reduce=gradlib.tensor_stats) as recording:
+        first, _ = model(x * 1)
+        torch.autograd.grad(first.sum(), x)
+        del first, _
+    assert recording[""].grad_input[0].mean == pytest.approx(math.cos(1))
+    assert big_tensors_alive() == before
 
 
 # device=

@@ -195,6 +195,22 @@ def test_the_share_of_what_is_overwritten_and_differentiated_again(
     assert "through this call" not in recording["1"].note
 
 
+def test_a_saved_copy_that_a_first_pass_with_a_graph_leaves_aside() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return x.mul_(w)
+
+    model = Model()
+    x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+    with gradlib.record(model) as recording:
+        y = model(x * 1, w).exp().sum()
+        torch.autograd.grad(y, x, create_graph=True)
+        (grad,) = torch.autograd.grad(y, w, create_graph=True)
+        grad.square().sum().backward()
+    last = recording[""].passes[-1]
+    assert_close(last.grad_input, last.grad_input_total)
+
+
 class Reshaped(nn.Module):
     """What a view of its input is, overwritten in it or by the module after it."""
 
@@ -409,6 +425,27 @@ def test_results_are_the_same_where_a_backward_returns_what_it_has_saved(
     recording.save(tmp_path / "it.safetensors")
     for it in recording, gradlib.load_recording(tmp_path / "it.safetensors"):
         assert it[""].note.endswith(notes.GAVE_BACK)
+
+
+def test_a_backward_that_returns_a_copy_which_it_was_given() -> None:
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.square().sum() / 2
+
+        @staticmethod
+        def backward(ctx: Any, *_grads: Tensor) -> Tensor:
+            return ctx.saved_tensors[0]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Half.apply(x)
+
+    model, x = Model(), torch.ones(3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        torch.autograd.grad(model(x.clone()), x, create_graph=True)
+    assert recording[""].note == notes.GAVE_BACK
 
 
 def test_two_recordings_take_each_others_hooks_for_no_others() -> None:
