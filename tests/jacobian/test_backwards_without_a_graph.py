@@ -139,6 +139,20 @@ def test_columns_through_a_backward_without_a_graph(
     require_close(ours, alone(fn, x))
 
 
+@pytest.mark.cpu  # a GPU takes so few rows in one pass
+@pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
+def test_columns_are_not_chosen_through_somebodys_backward(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlib.jacobian.planning.LITTLE", 0)
+    widen = nn.Linear(3, 40).double()
+    plan = gradlib.plan_jacobian(
+        lambda x: widen(WITHOUT_A_GRAPH[name](x)), points(4, 3)
+    )
+    assert plan.mode == "reverse"
+    assert "may have no graph of its own" in str(plan)
+
+
 @pytest.mark.parametrize("name", WITHOUT_A_GRAPH)
 def test_columns_without_a_graph_beside_integers(name: str) -> None:
     ids = torch.tensor([0, 1, 2, 0])
