@@ -67,6 +67,9 @@ def test_a_function_that_takes_something_else(choice: Any) -> None:
         gradlib.record(nn.Linear(2, 1), modules=choice)
 
 
-@pytest.mark.parametrize("choice", [lambda *_: True, isinstance, lambda _n, _m: 1])
+@pytest.mark.parametrize(
+    "choice",
+    [lambda *_: True, isinstance, lambda _n, _m: 1, getattr],  # it has no signature
+)
 def test_a_function_that_takes_both(choice: Any) -> None:
     gradlib.record(nn.Linear(2, 1), modules=choice)
