@@ -193,6 +193,7 @@ def test_the_share_of_what_is_overwritten_and_differentiated_again(
     assert last.grad_input[0] is not None
     assert_close(last.grad_input, last.grad_input_total)
     assert "through this call" not in recording["1"].note
+    assert notes.GAVE_BACK not in recording["1"].note
 
 
 def test_a_saved_copy_that_a_first_pass_with_a_graph_leaves_aside() -> None:

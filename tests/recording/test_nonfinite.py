@@ -237,6 +237,12 @@ def test_the_outputs_are_needed(x: Tensor) -> None:
     assert found_in(model, x, keep=["output"]) == ("1.act", 0, "forward", "output")
 
 
+def test_without_a_call() -> None:
+    with gradlib.record(net()) as recording:
+        pass
+    assert recording.first_nonfinite() is None
+
+
 def test_without_a_backward_pass(x: Tensor) -> None:
     with gradlib.record(model := net(lambda x: (x - 100).sqrt())) as recording:
         model(x)
