@@ -263,7 +263,7 @@ def _made_forward(call: CallTrace, place: int) -> Nonfinite:
     remark = ""
     if "args" not in call.block.fields:
         remark = "The call made it, or was given it: its arguments were not kept."
-    elif call.holds_state and nonfinite_state(call) is None:
+    elif call.holds_state:
         remark = (
             "The call made it, or its weights or buffers had it: these were not kept. "
             "What it was given is finite."
