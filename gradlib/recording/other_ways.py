@@ -12,13 +12,21 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradlib.errors import listed
-from gradlib.recording.difference import Tolerance, gaps_of_gradients
+from gradlib.recording.difference import (
+    Tolerance,
+    gaps_of_gradients,
+    gaps_of_shares,
+)
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.recording.written_between import written_between
 from gradlib.tree import Tree
 
+NOT_TWICE = (
+    "its backward does not repeat: two passes with the same values differ, as where it "
+    "draws random numbers"
+)
 SAID = "gradients may have come by another way too: {}"
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
@@ -31,14 +39,14 @@ WRITTEN = (
 AGAIN = "the checkpoint that computed it again may have come to something else"
 
 
-def other_way(
+def why_apart(
     trace: CallTrace,
     number: int,
     replayed: Replayed,
     traces: Sequence[CallTrace],
     tolerance: Tolerance,
 ) -> str:
-    """Say by which other way than the replay's gradients may have come, or ``""``.
+    """Say why a call's recorded shares are not those of a replay, or ``""``.
 
     Args:
         trace: The call.
@@ -47,6 +55,8 @@ def other_way(
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
+    if _differs_again(trace, number, replayed, tolerance):
+        return NOT_TWICE
     if names := written_between(trace, number, traces, tolerance):
         return WRITTEN.format(listed(names))
     said = ""
@@ -62,6 +72,17 @@ def other_way(
     elif trace.world is not None and trace.world.saves_through_hooks:
         before = HOOKED
     return "; or ".join(filter(None, (before, said)))
+
+
+def _differs_again(
+    trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
+) -> bool:
+    """Tell whether a backward pass gives others where it draws other random numbers."""
+    again = replay(trace, number).shares
+    if again is None or replayed.shares is None:
+        return True
+    gaps = gaps_of_shares(replayed.shares, again)
+    return not all(tolerance.allows(it) for _, it in gaps)
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:

@@ -27,7 +27,7 @@ from gradlib.recording.difference import (
 from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.in_words import of_pass
 from gradlib.recording.notes import closed, note
-from gradlib.recording.other_ways import other_way
+from gradlib.recording.other_ways import why_apart
 from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.places import full_name, input_name, share_name
 from gradlib.recording.replay import Replayed, replay
@@ -44,10 +44,6 @@ NO_SUCH_OUTPUT = (
 )
 DRAWN_ELSEWHERE = (
     "it draws from Python's random or NumPy, whose states are not kept as torch's are"
-)
-NOT_TWICE = (
-    "its backward does not repeat: two passes with the same values differ, as where it "
-    "draws random numbers"
 )
 NO_SLOPE = "finite differences disagree"
 OWN_DTYPE = "not what it is in float64, where finite differences agree"
@@ -153,9 +149,9 @@ def _check(
             continue
         prefix = of_pass(passes.index(number), len(passes))
         apart = _other_shares(trace, number, replayed.shares, tolerance)
-        # Of gradients of another output there is nothing to say.
-        explains = apart and not others
-        why = _why(trace, number, replayed, traces, tolerance) if explains else ""
+        why = ""
+        if apart and not others:  # of gradients of another output nothing can be said
+            why = why_apart(trace, number, replayed, traces, tolerance)
         for key, it in apart:
             field = prefix + share_name(trace, key)
             yield difference_at(trace, field, it.error, it.reason or why)
@@ -164,20 +160,6 @@ def _check(
             yield from _by_differences(trace, number, prefix, repeats, tolerance)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
-
-
-def _why(
-    trace: CallTrace,
-    number: int,
-    replayed: Replayed,
-    traces: Sequence[CallTrace],
-    tolerance: Tolerance,
-) -> str:
-    """Say why a call's recorded shares are not those of a replay, or ``""``."""
-    assert replayed.shares is not None, "they are apart"
-    if _differs_again(trace, number, replayed.shares, tolerance):
-        return NOT_TWICE
-    return other_way(trace, number, replayed, traces, tolerance)
 
 
 def _by_differences(
@@ -278,13 +260,3 @@ def _draws_elsewhere(trace: CallTrace, number: int) -> bool:
 
     replay(trace, number, begin=look, turn=look)
     return states[0] != states[1]
-
-
-def _differs_again(
-    trace: CallTrace, number: int, shares: Mapping[Key, Any], tolerance: Tolerance
-) -> bool:
-    """Tell whether a backward pass gives others where it draws other random numbers."""
-    again = replay(trace, number).shares
-    return again is None or not all(
-        tolerance.allows(it) for _, it in gaps_of_shares(shares, again)
-    )
