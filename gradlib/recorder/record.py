@@ -232,9 +232,10 @@ class _Recorder(AbstractContextManager[Recording]):
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
         # To add to what is on its way to another device one would have to wait for it.
-        self._passes = passes = Passes(
+        passes = Passes(
             keep, keep if tensors else nothing, cannot_add=has_reduce or moves
         )
+        self._passes = passes
         every = modules_of(model, remove_duplicate=False)
         # Those that stand in the model, each with its place: the name it has now.
         self._places = first_names(every)
@@ -258,9 +259,12 @@ class _Recorder(AbstractContextManager[Recording]):
             is_reduced=is_reduced,
             copies=copies,
         )
-        keep_value, look = keep if values else nothing, self._look_for_new
         self._calls = ModuleCalls(
-            self._block, passes, keep_value, look, refuses=refuses
+            self._block,
+            passes,
+            keep if values else nothing,
+            self._look_for_new,
+            refuses=refuses,
         )
         self._flattened = flattened(model)
         self._model = model

@@ -98,7 +98,7 @@ class Chain(NamedTuple):
             module, known = layer
             if type(module) is Linear:
                 found += [it for it in module if it is not None]
-            elif isinstance(module, nn.Module) and known in (None, BATCH_NORM):
+            elif known in (None, BATCH_NORM) and isinstance(module, nn.Module):
                 found += [*module.parameters(), *module.buffers()]
         return found
 
@@ -294,6 +294,7 @@ def _mapped(layers: list[Any], axes: int) -> int:
     if axes > 1:  # up to where it is flattened
         return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
     kinds = [*map(type, layers)]
+    # Without a matrix to put it into, a batch norm is gone back through.
     among = _AMONG_MATRICES if {nn.Linear, Linear} & {*kinds} else _ELEMENTWISE
     others = [i for i, kind in enumerate(kinds, 1) if kind not in among]
     return others[-1] if others else 0
