@@ -71,6 +71,9 @@ _SCRIPTED = "DifferentiableGraphBackward"
 # Every function that once_differentiable returns has the same code. What these compute
 # is a constant to autograd, which raises only where the gradient that came in is none.
 _MARKED = once_differentiable(lambda _ctx: None).__code__
+# Where one of channels_last computes the gradients of its weights alone; up to torch
+# 2.13, and no longer in 2.14.1.
+_GROUP_NORM_ENDS_THE_PROCESS = torch.__version__ < "2.14"
 
 
 def nodes_of(graph: Graph) -> Nodes:
@@ -122,7 +125,8 @@ def _kinds(name: str) -> frozenset[str]:
         "wrong_at_once": name.startswith(_WRONG_AT_ONCE),
         "wrong_twice": name.startswith(_WRONG_TWICE),
         "wrong_thrice": name.startswith(_WRONG_THRICE),
-        "group_norm": name.startswith("NativeGroupNormBackward"),
+        "group_norm": _GROUP_NORM_ENDS_THE_PROCESS
+        and name.startswith("NativeGroupNormBackward"),
         "scripted": _SCRIPTED in name,
         # Those end in "Backward"; most of torch's own have a number after that.
         "perhaps_python": not name[-1].isdigit(),
@@ -131,9 +135,9 @@ def _kinds(name: str) -> frozenset[str]:
 
 
 def _require_survivable(node: Any) -> None:
-    """Raise where a group norm ends the process, as of its weights' gradients alone.
+    """Raise where a group norm would end the process.
 
-    So it was in torch 2.8 and 2.13.
+    So it was in torch 2.8 and 2.13, for the gradients of its weights alone.
     """
     x = node._saved_input
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())

@@ -410,6 +410,7 @@ def test_torch_goes_wrong_for_batch_norm_of_thin_images(training: bool) -> None:
     assert {it.name for it in wrongs} == {"norm"}
 
 
+MAY_END = torch.__version__ < "2.14"  # torch 2.14.1 has mended it
 GROUP_NORM = """
 import torch
 from torch import nn
@@ -425,7 +426,7 @@ def test_torch_ends_the_process_for_group_norm_of_channels_last() -> None:
     run = subprocess.run(
         [sys.executable, "-c", GROUP_NORM], check=False, capture_output=True
     )
-    assert run.returncode < 0
+    assert (run.returncode < 0) is MAY_END
 
 
 @pytest.mark.cpu
@@ -442,8 +443,12 @@ def test_group_norm_of_channels_last(check: bool, mode: str) -> None:
         )
 
     for it in (x, x.detach().requires_grad_()):
-        with pytest.raises(gradlib.NoSuchWayError, match=r"x\.contiguous\(\)"):
-            jacobian(it, "parameters")
+        if MAY_END:
+            with pytest.raises(gradlib.NoSuchWayError, match=r"x\.contiguous\(\)"):
+                jacobian(it, "parameters")
+        else:
+            found, right = (jacobian(y, "parameters") for y in (it, x.contiguous()))
+            assert_close(found, right)
     assert_close(jacobian(x, 0), jacobian(x.contiguous(), 0))
     jacobian(x.contiguous(), "parameters")
     convolution: Any = nn.Conv2d(4, 4, 1)
