@@ -11,10 +11,10 @@ from gradlib.tree import tensors_in
 
 
 class Double(TorchFunctionMode):
-    """Has every function of torch that is told a narrower dtype use the wider one.
+    """Widens each dtype that a function of torch is given, as float32 to float64.
 
-    What has the default dtype is made wider as well. That itself is not to be changed:
-    it holds for all threads.
+    A result that has the narrow default dtype is widened as well. The default itself is
+    left alone: it holds for all threads.
     """
 
     def __torch_function__(
@@ -30,14 +30,14 @@ class Double(TorchFunctionMode):
         if not isinstance(result, Tensor) or result.dtype not in _WIDER:
             return result
         if any(it.dtype in _WIDER for it in tensors_in((args, given))):
-            return result  # the dtype is theirs
+            return result  # it has their dtype
         if result.is_leaf and result.requires_grad:
             return result.detach().to(_WIDER[result.dtype]).requires_grad_()
         return result.to(_WIDER[result.dtype])
 
 
 def wider(value: Any) -> Any:
-    """Return the float64 or complex128 that a dtype becomes; all else as it is."""
+    """Return float64 or complex128 for a narrower dtype; all else as it is."""
     return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 

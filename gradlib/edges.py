@@ -13,14 +13,14 @@ from gradlib.private.modes import no_function_modes
 from gradlib.private.nodes import leaf_of
 
 Differentiable: TypeAlias = Tensor | GradientEdge
-"""What autograd differentiates, and differentiates for."""
+"""What autograd can differentiate, or differentiate with respect to."""
 
 Edge: TypeAlias = tuple[Node, int]
-"""Where a gradient flows: a node, and which of its operation's outputs it is of."""
+"""Where a gradient arrives: a node, and the number of its operation's output."""
 
 
 def edge_of(given: Differentiable) -> Edge:
-    """Return where the gradient flows of what requires grad.
+    """Return the edge where the gradient of `given` arrives.
 
     Raises:
         NotDifferentiableArgumentError: Autograd records nothing here.
@@ -33,13 +33,13 @@ def edge_of(given: Differentiable) -> Edge:
 
 
 def edges_of(node: Node) -> list[Edge]:
-    """Return where the gradients flow that a node computes."""
+    """Return the edges to which a node passes the gradients it computes."""
     edges: tuple[Any, ...] = node.next_functions
     return [it for it in edges if it[0] is not None]
 
 
 def edges_behind(starts: Iterable[Edge]) -> Iterator[Edge]:
-    """Go through some edges and all that they lead to: each once, the nearest first."""
+    """Yield `starts` and all edges behind them, each once, the nearest first."""
     seen = dict.fromkeys(starts)
     waiting = deque(seen)
     asked: set[Node] = set()
@@ -60,20 +60,20 @@ def nodes_behind(outputs: Iterable[Differentiable]) -> set[Node]:
 
 
 def leaves_at(edges: Iterable[Edge]) -> list[Tensor]:
-    """Return the leaves whose gradients flow through edges, each once."""
+    """Return the leaves that edges lead to, each once."""
     nodes = dict.fromkeys(node for node, _ in edges)
     return [leaf for node in nodes if (leaf := leaf_of(node)) is not None]
 
 
 def _accumulator(leaf: Tensor) -> Node:
-    """Return the node that adds to the gradient of a leaf."""
+    """Return the node that adds to the ``.grad`` of a leaf."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(mode=False):
             return _accumulator(leaf)
     try:
         with no_function_modes():  # a subclass would put a node of its own before it
             return get_gradient_edge(leaf).node
-    except AttributeError as error:  # it looks at a view of the leaf
+    except AttributeError as error:  # torch asks a view of the leaf for its grad_fn
         raise NotDifferentiableArgumentError(
             f"Autograd gives a view of the leaf of shape {list(leaf.shape)} no graph, "
             "though the leaf requires grad: it was made in torch.inference_mode(), or "
@@ -81,7 +81,7 @@ def _accumulator(leaf: Tensor) -> Node:
             "recording, such as a mode or transform of torch.func that an earlier "
             "error left behind. Make the leaf outside of it, leave it, or begin anew."
         ) from error
-    except RuntimeError:  # sparse and nested ones have no views
+    except RuntimeError:  # sparse and nested leaves have no views
         with no_function_modes(), torch.enable_grad():
             copied: Any = leaf.clone().grad_fn
         return copied.next_functions[0][0]

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 
 def in_brief(given: object) -> str:
-    """Return what shows in a message what was given, be it a model: one short line."""
-    return " ".join(reprlib.repr(given).split())  # somebody's own repr may raise
+    """Return a short repr of anything, even of a model, in one line for a message."""
+    return " ".join(reprlib.repr(given).split())  # a user's own __repr__ may raise
 
 
 def listed(names: Iterable[object], most: int = 3) -> str:
-    """Return the first few of some names, and how many more there are."""
+    """Return the first `most` names, and how many more there are."""
     every = [*map(str, names)]
     shown = ", ".join(every[:most])
     return shown if len(every) <= most else f"{shown} and {len(every) - most} more"
@@ -22,14 +22,14 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def with_article(kind: str) -> str:
-    """Return the name of a class as it is spoken: ``a Linear``, ``an LSTM``."""
+    """Return the name of a class with its spoken article: ``a Linear``, ``an LSTM``."""
     is_spelled = kind[:2].isupper()
     spoken_as_vowels = "AEFHILMNORSX" if is_spelled else "AEIOU"
     return f"{'an' if kind[:1].upper() in spoken_as_vowels else 'a'} {kind}"
 
 
 def no_module(given: object, otherwise: str) -> str:
-    """Return what a message says of something that is no module, and what to do."""
+    """Return the words of a message on why `given` is no module, and what to do."""
     if isinstance(given, type):
         name = given.__name__
         return f"it is the class {name}, not an instance: make one, as {name}(...)."
@@ -37,12 +37,12 @@ def no_module(given: object, otherwise: str) -> str:
 
 
 def page_about(code: str) -> str:
-    """Return the page that explains a code."""
+    """Return the path of the page that explains a code."""
     return f"docs/errors/{code}.md"
 
 
 def more_about(code: str) -> str:
-    """Return the line that ends a message whose code has a page."""
+    """Return the last line of a message whose code has a page."""
     return f"More in gradlib's documentation: {page_about(code)}"
 
 
@@ -74,13 +74,13 @@ class NoSuchCallError(GradlibError, LookupError):
 
 
 class AmbiguousCallError(GradlibError, LookupError):
-    """GL202: the key fits several calls, or the shortcut several passes."""
+    """GL202: a key fits several calls, or a shortcut several backward passes."""
 
     code = "GL202"
 
 
 class NotCopyableError(GradlibError, RuntimeError):
-    """GL203: a module that is to be tried on a copy cannot be copied."""
+    """GL203: a module cannot be copied, and only a copy of it may be tried out."""
 
     code = "GL203"
 
@@ -92,13 +92,13 @@ class UnknownFieldError(GradlibError, ValueError):
 
 
 class NoSuchModuleError(GradlibError, LookupError):
-    """GL205: ``modules`` fits none, or is not a name, pattern or function."""
+    """GL205: ``modules`` fits no module, or is no name, pattern or function."""
 
     code = "GL205"
 
 
 class NotKeptError(GradlibError, LookupError):
-    """GL206: the recording was told not to keep what is asked for."""
+    """GL206: the recording was told not to keep what you ask for."""
 
     code = "GL206"
 
@@ -110,13 +110,13 @@ class CannotReplayError(GradlibError, RuntimeError):
 
 
 class BrokenFileError(GradlibError, ValueError):
-    """GL208: a file is not the recording it should be; the message says in what way."""
+    """GL208: a file is not the recording it should be; the message says why."""
 
     code = "GL208"
 
 
 class MissingPackageError(GradlibError, ImportError):
-    """GL209: what was asked for needs a package that is not installed."""
+    """GL209: what you ask for needs a package that is not installed."""
 
     code = "GL209"
 
@@ -146,7 +146,7 @@ class NotScriptableError(GradlibError, AttributeError):
 
 
 class GradOutputsError(GradlibError, RuntimeError):
-    """GL100: ``grad_outputs`` is wrong; each way of it has a class below this one."""
+    """GL100: ``grad_outputs`` is wrong; each kind of mistake has its own subclass."""
 
     code = "GL100"
 
@@ -158,7 +158,7 @@ class NoGradOutputsError(GradOutputsError):
 
 
 class GradOutputsShapeError(GradOutputsError):
-    """GL102: a ``grad_outputs`` has another shape than its output."""
+    """GL102: a ``grad_outputs`` has a shape different from its output's."""
 
     code = "GL102"
 
@@ -170,7 +170,7 @@ class GradOutputsCountError(GradOutputsError):
 
 
 class GradOutputsTypeError(GradOutputsError, TypeError):
-    """GL104: a ``grad_outputs`` is a number, a list or something else, no tensor."""
+    """GL104: a ``grad_outputs`` is a number, a list or something else, not a tensor."""
 
     code = "GL104"
 
@@ -182,7 +182,7 @@ class GradOutputsDtypeError(GradOutputsError):
 
 
 class GradOutputsDeviceError(GradOutputsError):
-    """GL106: a ``grad_outputs`` is on another device than its output."""
+    """GL106: a ``grad_outputs`` is not on its output's device."""
 
     code = "GL106"
 
@@ -194,13 +194,13 @@ class GradsBatchedError(GradOutputsError):
 
 
 class OutputNeedsNoGradError(GradlibError, RuntimeError):
-    """GL108: an output does not require grad, so it has no graph to go through."""
+    """GL108: an output does not require grad, so there is no graph behind it."""
 
     code = "GL108"
 
 
 class UnusedInputError(GradlibError, RuntimeError):
-    """GL109: an input is not part of the graph that the outputs were computed by."""
+    """GL109: an input is not part of the graph behind the outputs."""
 
     code = "GL109"
 
@@ -224,13 +224,13 @@ class ChangedInPlaceError(GradlibError, RuntimeError):
 
 
 class SeveralLossesError(GradOutputsError):
-    """GL113: several losses stand in one vector, and a backward pass wants one."""
+    """GL113: one vector holds several losses, and a backward pass wants one loss."""
 
     code = "GL113"
 
 
 class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
-    """GL114: ``outputs`` or ``inputs`` is nothing that a gradient can be taken of."""
+    """GL114: ``outputs`` or ``inputs`` is nothing that autograd can differentiate."""
 
     code = "GL114"
 
@@ -238,14 +238,14 @@ class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
 class GradOutputsLayoutError(GradOutputsError):
     """GL115: a ``grad_outputs`` is sparse, nested or the like, and its output is not.
 
-    Or the other way round, or an operation does not take a sparse one.
+    Or the other way round, or an operation does not accept a sparse gradient.
     """
 
     code = "GL115"
 
 
 class _JacobianError(GradlibError):
-    """Base of what goes wrong with a Jacobian: each code has a page."""
+    """Base of the errors about Jacobians, whose codes all have a page."""
 
     def __str__(self) -> str:
         """Return the message with its code in front, and its page below."""
@@ -259,43 +259,43 @@ class JacobianArgumentError(_JacobianError, ValueError):
 
 
 class CoupledSamplesError(_JacobianError, RuntimeError):
-    """GL301: samples influence each other, so there is no Jacobian of each."""
+    """GL301: samples influence each other, so no sample has a Jacobian of its own."""
 
     code = "GL301"
 
 
 class DetachedPathError(_JacobianError, RuntimeError):
-    """GL302: the output depends on the input in a way that autograd does not see."""
+    """GL302: an output depends on an input in a way that autograd does not see."""
 
     code = "GL302"
 
 
 class IndependentOutputError(_JacobianError, RuntimeError):
-    """GL303: autograd knows no way from an output to an input."""
+    """GL303: autograd knows no path from an output to an input."""
 
     code = "GL303"
 
 
 class NotRepeatableError(_JacobianError, RuntimeError):
-    """GL304: a function gives another output each time, whatever torch's seed."""
+    """GL304: a function's output differs each time, whatever torch's seed."""
 
     code = "GL304"
 
 
 class NotPerSampleError(_JacobianError, ValueError):
-    """GL305: an output is no tensor with a row for each sample."""
+    """GL305: an output is not a tensor with one row for each sample."""
 
     code = "GL305"
 
 
 class NotDifferentiableDtypeError(_JacobianError, TypeError):
-    """GL306: a tensor is not a dense one of real floats, as a derivative needs it."""
+    """GL306: a tensor is not dense with real floats, as a derivative needs it."""
 
     code = "GL306"
 
 
 class NoSuchWayError(_JacobianError, RuntimeError):
-    """GL307: the Jacobian cannot be computed in the way that was asked for."""
+    """GL307: the Jacobian cannot be computed in the way you ask for."""
 
     code = "GL307"
 

@@ -15,21 +15,21 @@ from matplotlib.transforms import Bbox
 
 from gradlib.errors import RecordingArgumentError
 
-LETTER = 0.075  # inches a letter of a sentence takes
+LETTER = 0.075  # inches per letter of a sentence
 
 
 class _ShownOnce(Figure):
-    """A figure that a notebook shows once, also where the cell ends with it."""
+    """A figure that a notebook shows once, even if it is the cell's last value."""
 
     def _ipython_display_(self) -> None:
         if "inline" in mpl.get_backend():
             plt.close(self)  # or pyplot would show it again at the end of the cell
-        cast(Any, self).__class__ = Figure  # the notebook knows how to show that
+        cast(Any, self).__class__ = Figure  # the notebook can show a plain one
         importlib.import_module("IPython.display").display(self)
 
 
 def new_axes(width: float, height: float) -> Axes:
-    """Return the axes of a new figure, of a size in inches."""
+    """Return the axes of a new figure of `width` by `height` inches."""
     figure = plt.figure(
         FigureClass=_ShownOnce, figsize=(width, height), layout="constrained"
     )
@@ -41,7 +41,7 @@ def message(text: str, ax: Axes | None = None) -> Figure:
 
     Args:
         text: Why there is no figure.
-        ax: Where to write; a new figure without it.
+        ax: Where to write; a new figure if left out.
 
     Returns:
         The figure written on.
@@ -56,7 +56,7 @@ def message(text: str, ax: Axes | None = None) -> Figure:
 
 
 def require_axes(ax: object) -> None:
-    """Raise if `ax` is neither left out nor Axes."""
+    """Raise unless `ax` is Axes or ``None``."""
     if not (ax is None or isinstance(ax, Axes)):
         raise RecordingArgumentError(
             "plot(ax=...): ax must be the Axes to draw on, but it is of type "
@@ -65,7 +65,7 @@ def require_axes(ax: object) -> None:
 
 
 def inches_of(ax: Axes) -> Bbox:
-    """Return where axes are on their figure, in inches."""
+    """Return the box that axes take on their figure, in inches."""
     return ax.get_window_extent().transformed(figure_of(ax).dpi_scale_trans.inverted())
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 
 def finish(steps: Iterable[Callable[[], object]]) -> None:
-    """Take all steps, and raise at the end what was raised first.
+    """Take all steps, then raise the first exception that one of them raised.
 
-    One that an interrupt breaks off, as that of Ctrl-C, is taken again: each must be
-    one that may be.
+    A step that an interrupt breaks off, such as Ctrl-C, is taken again: each step must
+    be safe to repeat.
     """
     raised: BaseException | None = None
     waiting = deque(steps)

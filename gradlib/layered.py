@@ -1,4 +1,4 @@
-"""Where the boxes of a drawn graph stand: in layers, none over another."""
+"""Where the boxes of a drawn graph stand: in layers, without overlap."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,10 +15,10 @@ GAP = 0.25
 """Inches between the boxes of a layer."""
 
 LANE = 0.1
-"""Inches that an arrow takes where it passes a layer."""
+"""Inches that an arrow takes across where it passes a layer."""
 
 TILT = 1e-3
-"""Inches to the right of one another that boxes above the same one want to stand."""
+"""Inches that each next box above the same box wants to stand further right."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Layout:
     """Where everything stands.
 
     Attributes:
-        layer: For each box, and each lane of an arrow, its layer, from 0.
-        middle: For each how many inches it is to the right of the first layer's middle.
-        lines: For each arrow the keys it leads through, one a layer.
+        layer: The layer, from 0, of each box and of each lane of an arrow.
+        middle: How many inches each is to the right of the first layer's middle.
+        lines: For each arrow the keys it leads through, one in each layer.
         first: The first layer of each zone.
     """
 
@@ -41,14 +41,14 @@ class Layout:
 def laid_out(
     zones: Sequence[Sequence[Key]], widths: Mapping[Key, float], arrows: Sequence[Arrow]
 ) -> Layout:
-    """Place boxes above what leads to them.
+    """Place each box above the boxes whose arrows lead to it.
 
     Args:
-        zones: The boxes of each zone, the lowest first. A zone has layers of its own,
-            one at least; boxes of a layer keep their order, if no arrow asks for
-            another one.
-        widths: How many inches each box takes.
-        arrows: From which box to which one, never to a lower zone; without circles.
+        zones: The boxes of each zone, the lowest zone first. A zone has layers of its
+            own, at least one; the boxes of a layer keep their order unless the arrows
+            ask for another.
+        widths: The width of each box in inches.
+        arrows: Start and end of each, never in a lower zone; without cycles.
     """
     layer, first = _layers(zones, arrows)
     lines = [_lanes(arrow, layer) for arrow in arrows]
@@ -74,7 +74,7 @@ def _layers(
 
 
 def _lanes(arrow: Arrow, layer: dict[Key, int]) -> list[Key]:
-    """Lead an arrow through each layer it passes; `layer` gets its places there."""
+    """Return the keys an arrow leads through; `layer` gets those between its ends."""
     start, end = arrow
     passed = range(layer[start] + 1, layer[end])
     between: list[Key] = [(arrow, i) for i in passed]
@@ -87,13 +87,13 @@ def _middles(
     lines: Sequence[Sequence[Key]],
     widths: Mapping[Key, float],
 ) -> dict[Key, float]:
-    """Put each box above the middle of what leads to it, as far as there is room."""
+    """Put each box above the mean of what leads to it, as far as there is room."""
     steps = [step for line in lines for step in pairwise(line)]
     below, above = _sources(steps), _sources([(end, start) for start, end in steps])
     middle: dict[Key, float] = {}
 
     def wanted(key: Key) -> float:
-        # What one box leads to stands in the order of its arrows.
+        # The boxes that one box leads to stand in the order of its arrows.
         places = [middle[it] + TILT * above[it].index(key) for it in below[key]]
         return fmean(places or [0.0])
 
@@ -108,12 +108,12 @@ def _middles(
 def _side_by_side(
     wanted: Mapping[Key, float], widths: Mapping[Key, float]
 ) -> dict[Key, float]:
-    """Move boxes apart until none is over another, and as little as that takes.
+    """Move boxes apart until none overlap, and as little as that takes.
 
-    It is the least squares of all moves. Less how far right a box stands when all stand
-    side by side, the places must not decrease, so those that do are pooled (M. Ayer and
-    others, "An empirical distribution function for sampling with incomplete
-    information", 1955).
+    The sum of the squared moves is the least possible. The offset of a box is its place
+    when all stand side by side. Places less offsets must not decrease, so those that do
+    are pooled (M. Ayer and others, "An empirical distribution function for sampling
+    with incomplete information", 1955).
     """
     keys = sorted(wanted, key=wanted.__getitem__)
     halves = [widths.get(key, LANE) / 2 for key in keys]

@@ -1,4 +1,4 @@
-"""The hooks of ours on modules, told from everybody else's."""
+"""Our hooks on modules, told apart from all others."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,7 +29,7 @@ class ModuleHook(partial[None]):
         """Tell ``torch.jit.script``, which alone asks, why it cannot compile the hook.
 
         Raises:
-            NotScriptableError: Always. To whoever only looks there is no such name.
+            NotScriptableError: Always; to ``hasattr`` there is no such name.
         """
         raise NotScriptableError(
             "torch.jit.script compiles a module with its hooks, and those by which "
@@ -39,12 +39,12 @@ class ModuleHook(partial[None]):
         )
 
     def __reduce__(self) -> tuple[type["ModuleHook"], tuple[object]]:
-        """Copy and pickle it as a hook that does nothing."""
+        """Copy and pickle as a hook that does nothing."""
         return ModuleHook, (nothing,)
 
 
 def stop_all(hooks: Iterable[ModuleHook]) -> None:
-    """Have hooks do nothing from now on, wherever they stand, and hold nothing."""
+    """Make hooks do nothing and hold nothing from now on, wherever they are set."""
     deque(map(_STOP, hooks), maxlen=0)
 
 
@@ -55,13 +55,13 @@ def without_ours(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
 
 
 def copy_without_ours() -> Callable[[], None]:
-    """Have modules copied and pickled without the hooks that record.
+    """Make ``copy`` and ``pickle`` leave the hooks that record out of modules.
 
-    No module says how its hooks are copied, so Python is told it of the kind of dict
-    that torch keeps them in.
+    A module has no say in how its hooks are copied, so this tells Python how to copy
+    every ``OrderedDict``, in which torch keeps them.
 
     Returns:
-        What ends that.
+        A function that ends this.
     """
     user = object()
     with _LOCK:
@@ -85,7 +85,7 @@ def _copy_as_before(user: object) -> None:
 
 
 def _reduced(hooks: OrderedDict[Any, Any]) -> Any:
-    """Tell ``copy`` and ``pickle`` how to make a dict anew, which may hold hooks."""
+    """Tell ``copy`` and ``pickle`` how to rebuild a dict, without hooks that record."""
     others = without_ours(hooks)
     if len(others) < len(hooks):
         return OrderedDict, (), None, None, iter(others.items())
@@ -94,14 +94,14 @@ def _reduced(hooks: OrderedDict[Any, Any]) -> Any:
 
 
 _LOCK = Lock()
-_before: dict[type[Any], Any] = {}  # what somebody else has told it
-_users: set[object] = set()  # one for each block that goes on
+_before: dict[type[Any], Any] = {}  # what another library has set there
+_users: set[object] = set()  # one for each open block
 
 
 def hooks_of_others(module: nn.Module) -> dict[str, Any]:
-    """Return what a module has of hooks, as its attributes, without those of ours.
+    """Return a module's hooks, by the attributes that hold them, without ours.
 
-    And under `AHEAD`, how many forward pre-hooks run before ours.
+    `AHEAD` tells how many forward pre-hooks run before ours.
     """
     own = vars(module)
     kept: dict[str, Any] = {KIND_OF_BACKWARD_HOOKS: own[KIND_OF_BACKWARD_HOOKS]}
@@ -114,9 +114,9 @@ def hooks_of_others(module: nn.Module) -> dict[str, Any]:
 
 
 def remove_stopped(modules: Collection[nn.Module]) -> None:
-    """Take away those of ours that do nothing any more.
+    """Remove our hooks that `stop_all` has stopped.
 
-    Whoever puts another module in the place of one sets all its hooks on that one too.
+    Code that replaces a module by another sets all its hooks on the new one too.
     """
     if not any(hook_dicts(modules)):
         return
@@ -133,24 +133,24 @@ def remove_stopped(modules: Collection[nn.Module]) -> None:
 
 
 def all_are_ours(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether nobody else has a hook on several modules, without a loop."""
+    """Tell whether all hooks of several modules are ours, without a Python loop."""
     every = map(methodcaller("values"), filter(None, hook_dicts(modules)))
     return {*map(type, chain.from_iterable(every))} <= {ModuleHook}
 
 
 AHEAD = "ahead of ours"
-"""Under which it is kept how many forward pre-hooks run before ours."""
+"""The key of how many forward pre-hooks run before ours."""
 
 NO_HOOKS: dict[str, Any] = {
     AHEAD: 0,
     KIND_OF_BACKWARD_HOOKS: None,
     **{kind: OrderedDict[int, Any]() for kind in HOOKS},
 }
-"""The same of a module that has none."""
+"""What `hooks_of_others` returns for a module without hooks."""
 
 
 def nothing(*_: object) -> None:
-    """Stand for a hook that does nothing, or for keeping nothing of a tensor."""
+    """Do nothing, as a stopped hook, or where nothing is kept of a tensor."""
 
 
 _STOP = methodcaller("__setstate__", (nothing, (), {}, None))

@@ -11,17 +11,17 @@ from gradlib.storage import NotSaved
 
 
 def keep_opaque(value: object) -> Any:
-    """Return what keeps the value that something has now.
+    """Return what a recording keeps of a value as it is now.
 
-    What somebody may change, as a key-value cache, is not kept: it would show what has
-    become of it, and hold whatever tensors are in it, with the graph behind them.
+    A value that may change, such as a key-value cache, is not kept: it would show its
+    later state, and keep the tensors in it alive, with the graph behind them.
 
     Args:
         value: Anything but a tensor, or a structure that a `Tree` opens.
 
     Returns:
-        The value itself where nobody can change it, a copy of an array, or else
-        `NotSaved`, with the name of the class.
+        The value itself if it cannot change, a copy of an array, or else `NotSaved`
+        with the name of the class.
     """
     if is_fixed(value):
         return value
@@ -31,7 +31,7 @@ def keep_opaque(value: object) -> Any:
 
 
 def is_fixed(value: object) -> bool:
-    """Tell whether nobody can change a value, nor what it holds."""
+    """Tell whether neither a value nor what it holds can change."""
     if isinstance(value, FIXED):
         return True
     return isinstance(value, FunctionType) and value.__closure__ is None
@@ -42,4 +42,4 @@ FIXED = (
     *(type, Enum, BuiltinFunctionType, np.generic, np.dtype, NotSaved),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
-"""Of these nobody can change one."""
+"""Classes whose instances cannot change."""

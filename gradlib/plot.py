@@ -24,8 +24,8 @@ from matplotlib.ticker import (
 
 from gradlib.figure import figure_of, inches_of, new_axes
 
-# Grey, and blue, orange and green of the Okabe-Ito palette: told apart by colour-blind
-# readers too, and by their markers.
+# Grey, and blue, orange and green of the Okabe-Ito palette: colour-blind readers can
+# tell them apart too, also by their markers.
 STYLES = {
     "output": ("#555555", "D"),
     "grad_output": ("#0072B2", "o"),
@@ -41,19 +41,19 @@ RING: Any = {
     "color": WARNING,
 }
 
-# What flows from module to module is joined by a line.
+# A line joins the values that flow from module to module.
 FLOWING = ("output", "grad_output", "grad_input")
 
 NO_PASS = "no backward pass was recorded"
 
-LINE = 0.34  # inches a module
-ROW = 0.2  # inches a module of a heat map, which has no markers
+LINE = 0.34  # inches per module
+ROW = 0.2  # inches per module in a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
-NAME = 0.15  # inches the name of a module needs
-LETTER = 0.085  # inches a letter of it takes, about
-SHORT = 24  # letters of a name that a figure of the usual width has room for
+NAME = 0.15  # inches down that the name of a module needs
+LETTER = 0.085  # inches across per letter of a name, about
+SHORT = 24  # letters of a name that fit a figure of the usual width
 NUMBER = 0.6  # inches a number below an axis needs
-DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches a power of ten needs to show these
+DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches per decade to label these digits in it
 ENTRY = 1.4  # inches an entry of the legend needs
 
 
@@ -64,16 +64,16 @@ def gradient_flow(
     of: str = "the gradient",
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw gradient norms on a logarithmic axis, one line of text a module.
+    """Draw gradient norms on a logarithmic axis, one row per module.
 
     Args:
         labels: The modules, in forward order: the first is drawn on top.
         norms: For each kind of gradient, the norms found at each label: none, one, or
             several. Several are drawn as their median with a band from the smallest
             to the largest.
-        totals: The same for the totals, where they are to be drawn: the median.
+        totals: The same for the totals, if they are to be drawn; only as the median.
         of: What the norms are of.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
         The figure drawn on.
@@ -81,7 +81,7 @@ def gradient_flow(
     ax = ax or _lines(labels, LINE)
     for kind, columns in norms.items():
         if any(columns) or not any(map(any, norms.values())):
-            _draw_norms(kind, columns, ax)  # or its name in the legend has no mark
+            _draw_norms(kind, columns, ax)  # else only the legend would show the kind
     for kind, columns in totals.items():
         _draw_totals(kind, columns, norms[kind], ax)
     every = [*norms.values(), *totals.values()]
@@ -114,7 +114,7 @@ def heat_map(
         steps: The numbers of the steps, ascending.
         norms: For each label the norm in each step; ``None`` where there is none.
         of: What the norms are of.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
         The figure drawn on.
@@ -131,7 +131,7 @@ def heat_map(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.xaxis.set_major_formatter(FuncFormatter(partial(_number_of, steps)))
     ax.set_xlabel("forward pass")
-    ax.grid(visible=False)  # some styles have one, which would lie on the cells
+    ax.grid(visible=False)  # the grid of some styles would lie over the cells
     return _finished(ax, "" if found else NO_PASS)
 
 
@@ -143,17 +143,17 @@ def errors(
     nothing: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw on a logarithmic axis how far apart two runs are, one line of text a module.
+    """Draw on a logarithmic axis how far apart two runs are, one row per module.
 
     Args:
         labels: The modules, in forward order: the first is drawn on top.
         found: For each kind of value the error at each label; ``None`` where there is
-            none. What is equal has no place on the axis: a gap shows it.
-        allowed: The error that a value may have, one alone.
-        first: The row and the error where they part first, if they do, and what to call
-            that in the legend.
-        nothing: What to say where there is nothing to draw.
-        ax: Where to draw; a new figure without it.
+            none. An error of zero has no place on the axis: a gap shows it.
+        allowed: The error that a single value may have.
+        first: The row and the error where the runs first part, and what the legend
+            calls it; ``None`` if they do not.
+        nothing: What to say if there is nothing to draw.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
         The figure drawn on.
@@ -206,18 +206,18 @@ def ridges(
     nothing: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how large the entries of gradients are, one distribution a module.
+    """Draw how large the entries of gradients are, one distribution per module.
 
-    Each is drawn as high as its row. The zeros, which have no place on a logarithmic
-    axis, are told beside it.
+    Each is drawn as high as its row. The share of zeros, which have no place on a
+    logarithmic axis, is written beside it.
 
     Args:
         labels: The modules, in forward order: the first is drawn on top.
         distributions: One for each label.
-        powers: Of ten: where the first bin begins, and where the last one ends.
+        powers: The powers of ten where the first bin begins and the last one ends.
         kind: What the entries are of.
-        nothing: What to say where there are no entries.
-        ax: Where to draw; a new figure without it.
+        nothing: What to say if there are no entries.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
         The figure drawn on.
@@ -232,7 +232,7 @@ def ridges(
             edges = [low + width * i for i in range(len(ridge.counts) + 1)]
             tops = [row + 0.4 - 0.8 * count / highest for count in ridge.counts]
             steps = StepPatch(tops, edges, baseline=row + 0.4, facecolor=colour, lw=0)
-            ax.add_artist(steps)  # with ax.stairs the axis would fit itself each time
+            ax.add_artist(steps)  # ax.stairs() would rescale the axis each time
     named = _name_rows(labels, ax)
     ax.set_xlim(low, high)
     _powers_of_ten(ax.xaxis, low, high)
@@ -286,14 +286,14 @@ def _draw_totals(
 
 
 def _size(rows: Sequence[object]) -> float:
-    """Return how large markers are, in points, so that each row shows its own."""
+    """Return a size for markers, in points, at which each row shows its own."""
     return min(6, max(6 * LINES / max(len(rows), 1), 2))
 
 
 def _draw_colours(
     norms: Sequence[Sequence[float | None]], colours: list[float], of: str, ax: Axes
 ) -> None:
-    """Draw what a logarithm can show, and leave the rest of the cells blank."""
+    """Draw the norms that have a logarithm, and leave the other cells blank."""
     low, high = min(colours), max(colours)
     widened = 0.5 if high - low < 0.1 else 0
     image = ax.imshow(
@@ -303,7 +303,7 @@ def _draw_colours(
         ],
         aspect="auto",
         interpolation="nearest",
-        cmap="viridis",  # told by lightness alone: to colour-blind readers, and grey
+        cmap="viridis",  # lightness alone tells it: to colour-blind readers, in grey
         vmin=low - widened,
         vmax=high + widened,
     )
@@ -318,7 +318,7 @@ def _mark_cells(
     ax: Axes,
     **style: Any,
 ) -> None:
-    """Put a marker on each cell of a heat map whose norm belongs to a kind."""
+    """Put a marker on each cell of a heat map for whose norm `belongs` holds."""
     at = [
         (column, row)
         for row, values in enumerate(norms)
@@ -355,7 +355,7 @@ def _mark_lost(rows: set[int], ax: Axes) -> None:
 
 
 def _mark_zero(rows: set[int], ax: Axes) -> None:
-    """Put a dot beside every module of which a gradient is nothing but zeros."""
+    """Put a dot beside every module with a gradient that is nothing but zeros."""
     _mark_beside(rows, 1.05, ax, label="zero", color="0.5", marker="o")
 
 
@@ -374,7 +374,7 @@ def _mark_beside(rows: set[int], x: float, ax: Axes, **style: Any) -> None:
 
 
 def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
-    """Write the names beside the rows, the first on top, and return which have one."""
+    """Write names beside the rows, the first on top; return the rows that got one."""
     room = min(max(int(inches_of(ax).height / NAME), 1), LINES)
     named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
     # A dollar sign in a name begins no formula.
@@ -384,12 +384,12 @@ def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
 
 
 def _number_of(steps: Sequence[int], at: float, _place: int) -> str:
-    """Return what stands below a column: the number of its step."""
+    """Return the label below a column: the number of its step."""
     return str(steps[int(at)]) if 0 <= at < len(steps) else ""
 
 
 def _powers_of_ten(axis: Axis, low: float, high: float) -> None:
-    """Write plain numbers along an axis of their logarithms, from `low` to `high`."""
+    """Label an axis of logarithms, from `low` to `high`, with the plain numbers."""
     if high - low > 2:
         axis.set_major_locator(MaxNLocator(6, integer=True))
     else:
@@ -402,14 +402,14 @@ def _powers_of_ten(axis: Axis, low: float, high: float) -> None:
 
 
 def _plain_powers(low: float, high: float, digits: str) -> list[float]:
-    """Return the logarithms of numbers with one digit, from `low` to `high`."""
+    """Return the logarithms, from `low` to `high`, of a digit times a power of ten."""
     decades = range(math.floor(low), math.ceil(high) + 1)
     found = [power + math.log10(int(digit)) for power in decades for digit in digits]
     return [at for at in found if low <= at <= high]
 
 
 def _plain(value: float, place: int) -> str:
-    """Return a number as `_power_of_ten` writes that of its logarithm."""
+    """Return the text that `_power_of_ten` gives for a number's logarithm."""
     return _power_of_ten(math.log10(value), place)
 
 
@@ -421,7 +421,7 @@ def _power_of_ten(exponent: float, _place: int) -> str:
 
 
 def _upright(first: str, rest: str, ax: Axes) -> str:
-    """Return what stands beside an upright axis: in two lines if that is short."""
+    """Return the label of an upright axis: in two lines if the axis is short."""
     is_short = inches_of(ax).height < LETTER * len(f"{first} {rest}")
     return ("\n" if is_short else " ").join([first, rest])
 
@@ -434,7 +434,7 @@ def _finished(ax: Axes, nothing: str) -> Figure:
     elif labels:
         columns = min(max(int(inches_of(ax).width / ENTRY), 1), 3)
         lines = math.ceil(len(labels) / columns)
-        columns = math.ceil(len(labels) / lines)  # all lines about as long
+        columns = math.ceil(len(labels) / lines)  # lines of about equal length
         ax.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
@@ -451,7 +451,7 @@ def _scale(ax: Axes) -> None:
     low, high = ax.get_xlim()
     decade = inches_of(ax).width / math.log10(high / low)
     digits = next((it for it, needed in DIGITS.items() if decade > needed), None)
-    if digits and high < 100 * low:  # hardly a power of ten in sight
+    if digits and high < 100 * low:  # the axis shows hardly a power of ten
         ax.xaxis.set_minor_locator(LogLocator(subs=digits))
         ax.xaxis.set_minor_formatter(FuncFormatter(_plain))
     else:

@@ -1,4 +1,4 @@
-"""The figure of a graph in layers, part of it inside of a frame."""
+"""The figure of a graph in layers, part of it inside a frame."""
 
 # matplotlib's own annotations leave the keywords of its methods open.
 # pyright: reportUnknownMemberType=false
@@ -18,19 +18,19 @@ from matplotlib.transforms import Bbox
 from gradlib.figure import figure_of, inches_of, message, new_axes
 from gradlib.layered import Arrow, Key, Layout, laid_out
 
-# Where a box may stand, from below upwards.
+# Where a box may stand, from the bottom up.
 ZONES = BELOW, LOWER_EDGE, INSIDE, UPPER_EDGE, ABOVE = range(5)
 
-SIZE = 9  # points of a letter
-SMALLEST = 4.5  # points of a letter that can be read
-LETTER = 0.08  # inches it takes across
-BOLD = 0.1  # inches a letter of the title takes
-HEIGHT = 0.26  # inches of a box
+SIZE = 9  # size of a letter, in points
+SMALLEST = 4.5  # the smallest size that can be read, in points
+LETTER = 0.08  # width of a letter, in inches
+BOLD = 0.1  # width of a letter of the title, in inches
+HEIGHT = 0.26  # height of a box, in inches
 LAYER = 0.52  # inches from one layer to the next
-TITLE = 0.3  # inches more, below the upper edge
-LINE = 0.26  # inches a line of the legend takes
+TITLE = 0.3  # inches more for the title, below the upper edge
+LINE = 0.26  # height of a line of the legend, in inches
 MARGIN = 0.25  # inches from the boxes to the frame
-LARGEST = 12  # inches of a new figure
+LARGEST = 12  # the most inches of a new figure, across and down
 FAINT = "0.55"
 
 
@@ -42,9 +42,10 @@ class Box:
         text: What is written.
         zone: `BELOW` the frame, on its `LOWER_EDGE`, `INSIDE`, on its `UPPER_EDGE`, or
             `ABOVE` it.
-        fill: The colour behind white letters; else they have that of the style.
-        outlined: Whether there is a line around it.
-        faint: Whether it is grey, as nothing flows there.
+        fill: The background colour, under white letters; without one, the letters have
+            the colour of the style.
+        outlined: Whether there is a line around the box.
+        faint: Whether the box is grey, as nothing flows there.
     """
 
     text: str
@@ -55,7 +56,7 @@ class Box:
 
     @property
     def width(self) -> float:
-        """How many inches it takes."""
+        """The width of the box, in inches."""
         return LETTER * len(self.text) + 0.2
 
 
@@ -66,19 +67,19 @@ def framed_graph(
     legend: Mapping[str, str],
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a graph without circles, in layers from below upwards.
+    """Draw a graph without cycles, in layers from the bottom up.
 
     Args:
         title: What is written into the frame.
-        boxes: What is in the graph. Those of a layer stand in this order, unless the
-            arrows ask for another one.
-        arrows: From which box to which one: in the same zone, or in a higher one.
-        legend: What each line of it says, and its colour. One without a colour tells
-            what the arrows mean.
-        ax: Where to draw; a new figure without it.
+        boxes: The boxes of the graph. Those of a layer stand in this order unless the
+            arrows ask for another.
+        arrows: Start and end of each; the end is in the same zone or a higher one.
+        legend: The text and the colour of each line. A line without a colour tells what
+            the arrows mean.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
-        The figure drawn on. Where its letters would be too small, it says so.
+        The figure drawn on. If its letters would be too small, it only says so.
     """
     zones = [[key for key, it in boxes.items() if it.zone == zone] for zone in ZONES]
     layout = laid_out(zones, {key: box.width for key, box in boxes.items()}, arrows)
@@ -132,7 +133,7 @@ def _frame(
     passing = [
         at[key][0] for step in steps if layout.layer[step[1]] == upper for key in step
     ]
-    room = BOLD * len(title)  # on the left of the arrows that pass it
+    room = BOLD * len(title)  # for the title, left of the arrows that pass it
     left = min([*sides, min(passing, default=room) - room])
     right = max([*sides, left + room])
     low, high = (layout.first[zone] * LAYER for zone in (LOWER_EDGE, UPPER_EDGE))
@@ -145,7 +146,7 @@ def _extent(
     frame: Bbox,
     legend: Mapping[str, str],
 ) -> Bbox:
-    """Return what the figure shows, in inches."""
+    """Return the box around all that the figure shows, in inches."""
     texts = [
         Bbox.from_bounds(
             at[key][0] - it.width / 2, at[key][1] - LINE, it.width, 2 * LINE
@@ -160,18 +161,18 @@ def _extent(
 
 @dataclass(frozen=True)
 class _Pen:
-    """Draws on axes whose unit is an inch, or `scale` of one."""
+    """Draws on axes whose unit is `scale` inches."""
 
     ax: Axes
     scale: float
 
     @property
     def ink(self) -> str:
-        """The colour of texts and lines: white, where the style has a black ground."""
+        """The colour of texts and lines: white if the style's background is black."""
         return mpl.rcParams["text.color"]
 
     def write(self, text: str, x: float, y: float, **style: Any) -> None:
-        # A dollar sign is one, and begins no formula.
+        # A dollar sign begins no formula.
         self.ax.text(x, y, text, size=SIZE * self.scale, parse_math=False, **style)
 
     def frame(self, title: str, frame: Bbox) -> None:
@@ -196,9 +197,9 @@ class _Pen:
 
     def arrow(self, along: Sequence[tuple[float, float]], start: Box, end: Box) -> None:
         (first, low), *between, (last, high) = along
-        # Upright past the boxes beside it, which are as high.
+        # In each layer it passes: upright for the height of the boxes beside it.
         sides = [(x, y + dy) for x, y in between for dy in (-HEIGHT / 2, HEIGHT / 2)]
-        # From the edge of a box that is nearest to where it goes.
+        # At each end: the place on the box's edge that is nearest to where it goes.
         ends = (
             (_nearest(start, first, along[1][0]), low + HEIGHT / 2),
             (_nearest(end, last, along[-2][0]), high - HEIGHT / 2),
@@ -222,6 +223,6 @@ class _Pen:
 
 
 def _nearest(box: Box, middle: float, x: float) -> float:
-    """Return the place on a box, with room to its corners, that is nearest to `x`."""
+    """Return the place on a box, off its corners, that is nearest to `x`."""
     half = max(box.width / 2 - 0.1, 0)
     return min(max(x, middle - half), middle + half)

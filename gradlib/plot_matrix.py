@@ -17,18 +17,18 @@ from matplotlib.patches import Rectangle
 from gradlib.figure import figure_of, inches_of, new_axes
 from gradlib.plot import NAME
 
-# Orange and blue of the Okabe-Ito palette, so pale that black numbers can be read.
+# Orange and blue of the Okabe-Ito palette, so pale that black numbers are readable.
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#EE9E66", "white", "#66AADD"]
 ).with_extremes(bad="0.8")
 
-CELL = (0.5, 0.27)  # inches a number has in a new figure, across and down
-LETTER = 0.075  # inches a letter needs in the name of a column
-LARGEST = 7  # inches of a new figure, across and down
-SMALLEST = 6  # points of a number that can be read
-FEW = 400  # numbers that are not too many to be read
+CELL = (0.5, 0.27)  # inches per number in a new figure, across and down
+LETTER = 0.075  # inches per letter of a column's name
+LARGEST = 7  # the most inches of a new figure, across and down
+SMALLEST = 6  # the smallest size of a number that can be read, in points
+FEW = 400  # the most numbers that are written
 CENTRED: Any = {"ha": "center", "va": "center"}
-NOTHING = 0.01  # of the largest term: a sum that small is left white
+NOTHING = 0.01  # times the largest term: sums far below this are left white
 
 
 def weighted_rows(
@@ -41,8 +41,8 @@ def weighted_rows(
 ) -> Figure:
     """Draw a matrix J, with v beside its rows and vᵀJ below its columns.
 
-    Each of the three has its own scale of colours, with white at zero. The numbers are
-    written into the cells where they have room.
+    Each of the three has its own colour scale, with white at zero. The numbers are
+    written into the cells if they have room there.
 
     Args:
         rows: The names of the rows, by block; the first is drawn on top.
@@ -50,7 +50,7 @@ def weighted_rows(
         v: The weight of each row, by block.
         blocks: J: by block of rows, then of columns, the numbers row by row.
         sums: vᵀJ: the sum of each column, by block.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Returns:
         The figure drawn on.
@@ -74,7 +74,7 @@ def weighted_rows(
         for x, it in zip(across.starts, sums, strict=True)
     ]
     ends = _largest(weights), _largest(matrix), _largest(product)
-    # Where a sum is nothing beside its terms, its colours would show rounding.
+    # Where sums are tiny beside their terms, full colours would show only rounding.
     ends = *ends[:2], max(ends[2], NOTHING * ends[0] * ends[1])
     for parts, end in zip((weights, matrix, product), ends, strict=True):
         _paint(parts, end or 1, ax)
@@ -87,7 +87,7 @@ def weighted_rows(
     _name_columns(across, ax)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.grid(visible=False)  # some styles have one, which would cross out the numbers
+    ax.grid(visible=False)  # the grid of some styles would cross out the numbers
     return figure_of(ax)
 
 
@@ -96,12 +96,12 @@ class _Side:
     """Where the blocks of a matrix are along one side, in rows or columns.
 
     Attributes:
-        names: Those of the rows or columns.
+        names: The names of the rows or columns.
         at: Where the middle of each is.
         starts: Where each block begins.
         end: Where the last one ends.
-        strip: How wide the vector is that stands beside the matrix.
-        gap: What is left free between blocks.
+        strip: The width of the vector beside the matrix.
+        gap: The free space between blocks.
     """
 
     names: Sequence[str]
@@ -127,7 +127,7 @@ class _Side:
 
     @property
     def length(self) -> float:
-        """How long the side is together with the vector."""
+        """The length of the side together with the vector."""
         return self.strip + self.gap + self.end
 
     @property
@@ -147,7 +147,7 @@ class _Part:
     numbers: Sequence[Sequence[float]]
 
     def cells(self) -> Iterator[tuple[float, float, float]]:
-        """Give where the middle of each cell is, and its number."""
+        """Yield the middle of each cell, and its number."""
         for i, row in enumerate(self.numbers):
             for j, number in enumerate(row):
                 x = self.x + (j + 0.5) * self.width / len(row)
@@ -181,7 +181,7 @@ def _paint(parts: Sequence[_Part], end: float, ax: Axes) -> None:
 
 
 def _write_numbers(parts: Sequence[_Part], ax: Axes) -> bool:
-    """Write the numbers into their cells, if they can be read there."""
+    """Write the numbers into their cells if readable there; tell whether they are."""
     texts = [(x, y, f"{v + 0.0:.3g}") for part in parts for x, y, v in part.cells()]
     longest = max((len(text) for *_, text in texts), default=0)
     width, height = _cell(ax)
@@ -216,7 +216,7 @@ def _name_columns(side: _Side, ax: Axes) -> None:
 
 
 def _cell(ax: Axes) -> tuple[float, float]:
-    """Return how large the cell of one number is, in inches."""
+    """Return the width and height of one number's cell, in inches."""
     box, (left, right), (bottom, top) = inches_of(ax), ax.get_xlim(), ax.get_ylim()
     return box.width / (right - left), box.height / (bottom - top)
 

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far long work is."""
+"""A line on the terminal that shows the progress of long work."""
 
 import sys
 import time
@@ -8,15 +8,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""After how many seconds of work the line appears."""
+"""Seconds of work before the line appears."""
 
 
 def reported(items: Iterable[T], text: Callable[[T], str]) -> Iterator[T]:
-    """Go through `items`, with a line for each on stderr where that is a terminal.
+    """Yield `items`, with a line for each on stderr if that is a terminal.
 
     Args:
         items: What there is to do.
-        text: Gives the line of an item, when it is that one's turn.
+        text: Returns the line of an item; called when its turn has come.
     """
     if not sys.stderr.isatty():
         yield from items

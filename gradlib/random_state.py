@@ -1,4 +1,4 @@
-"""The random generators of devices, of NumPy and of Python: kept, and seeded."""
+"""The random generators of devices, NumPy and Python: restored, and seeded."""
 
 import random
 from collections.abc import Callable, Generator
@@ -20,13 +20,13 @@ def cuda_devices() -> range:
 
 
 def generators_of_devices() -> tuple[torch.Generator, ...]:
-    """Return the generator that each device in use draws from by itself."""
+    """Return the default generator of each device in use."""
     return torch.default_generator, *torch.cuda.default_generators
 
 
 @contextmanager
 def random_state_kept() -> Generator[None]:
-    """Put the states of all generators back: torch's, NumPy's and Python's."""
+    """Restore the state of all generators at the end: torch's, NumPy's and Python's."""
     python, numpys = random.getstate(), numpy.random.get_state(legacy=False)
     with cast(Any, torch.random).fork_rng(cuda_devices()):
         try:
@@ -37,7 +37,7 @@ def random_state_kept() -> Generator[None]:
 
 
 def moving_no_generator(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that leaves the generators of devices where they stand."""
+    """Return `function`, made to leave the generators of devices as they were."""
 
     def call(*args: object) -> T:
         before = [(it, it.get_state()) for it in generators_of_devices()]
@@ -45,7 +45,7 @@ def moving_no_generator(function: Callable[..., T]) -> Callable[..., T]:
             return function(*args)
         finally:
             for generator, state in before:
-                # Once one was set, cuDNN draws the dropout of RNNs anew from it.
+                # After set_state() cuDNN draws the dropout of RNNs anew.
                 if not torch.equal(generator.get_state(), state):
                     generator.set_state(state)
 
@@ -53,10 +53,10 @@ def moving_no_generator(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed them all, but no device that is not in use.
+    """Seed all generators, except those of devices that are not in use.
 
-    For such a device ``torch.manual_seed`` keeps each seed it was ever given, with the
-    stack it came from.
+    For such a device ``torch.manual_seed`` would keep every seed it was ever given,
+    with the stack of the call.
     """
     for generator in generators_of_devices():
         generator.manual_seed(seed)

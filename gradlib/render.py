@@ -6,18 +6,18 @@ from html import escape
 from textwrap import fill, wrap
 from unicodedata import combining, east_asian_width
 
-# Of a title or footer, so that it fits a terminal, and a docstring behind "#> ".
+# The width of a title or footer: it fits a terminal, and a docstring behind "#> ".
 WIDTH = 77
 NARROWEST = 30
-"""How wide the last column of a table may be, however wide the others are."""
+"""The room that the last column of a table has at least, however wide the others."""
 
 WIDEST = 100
-"""How wide a table is at most, where the first column can make room for the others."""
+"""How wide a table is at most, as far as narrowing its first column can help."""
 SHORTEST = 20
-"""How wide that is at least. What is wider there stands on a line of its own."""
+"""The least width of the first column. A wider cell there gets a line of its own."""
 
-# Grey lines and the page's own colours: readable on a light and on a dark notebook.
-# Doubled names, as Jupyter Lab's own rules for cells of tables outweigh a single one.
+# Grey lines and the page's own colours are readable in a light and a dark notebook.
+# A class is named twice where Jupyter Lab's rules for table cells outweigh one name.
 STYLE = """<style>
 .gradlib { overflow-x: auto; }
 .gradlib table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
@@ -31,7 +31,7 @@ STYLE = """<style>
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under column names, with a line above and lines below."""
+    """Rows of text under column names, with a title above and a footer below."""
 
     title: str
     columns: tuple[str, ...]
@@ -41,7 +41,7 @@ class Table:
     def text(self) -> str:
         """Return the table for a terminal, columns aligned, no trailing spaces.
 
-        What is long in the last column goes on below.
+        Long cells of the last column are wrapped.
         """
         lines = [self.columns, *self.rows] if self.columns else []
         lines = [(*map(_in_one_line, it[:-1]), _in_words(it[-1])) for it in lines]
@@ -65,7 +65,7 @@ class Table:
 
 
 def _in_one_line(cell: str) -> str:
-    """Return a cell with an escape for what moves a terminal's cursor, as a newline."""
+    """Return a cell with escapes for unprintable characters, such as a newline."""
     if cell.isprintable():
         return cell
     return "".join(
@@ -74,7 +74,7 @@ def _in_one_line(cell: str) -> str:
 
 
 def _in_words(prose: str) -> str:
-    """Return prose in one line: its newlines are spaces."""
+    """Return prose in one line, with spaces for its newlines."""
     return _in_one_line(prose.translate(_SPACES))
 
 
@@ -103,7 +103,7 @@ def _widths(lines: list[tuple[str, ...]]) -> list[int]:
 
 
 def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Return the lines of a row: `widths` of all its columns but the last."""
+    """Return the lines of a row; `widths` are those of all columns but the last."""
     *cells, last = row
     alone: list[str] = []
     if cells and _room(cells[0]) > widths[0]:
@@ -137,7 +137,7 @@ def _filled(line: str) -> str:
 
 
 class Printable:
-    """What prints as a table: give it `_table`, or `_tables` if there are several."""
+    """Prints as a table: a subclass defines `_table`, or `_tables` for several."""
 
     def _table(self) -> Table:
         raise NotImplementedError

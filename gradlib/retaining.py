@@ -1,6 +1,7 @@
-"""The tensors that were told to retain their grad, wherever in the process they are.
+"""The tensors that ``retain_grad()`` was called on, anywhere in the process.
 
-Nothing leads from a node of a graph to its tensor, nor from a ``.grad`` to its own.
+They have to be searched for: nothing leads from a node of a graph to its tensor, nor
+from a ``.grad`` to the tensor it belongs to.
 """
 
 import gc
@@ -12,9 +13,9 @@ from gradlib.private.modes import no_function_modes
 
 
 def retaining() -> list[Tensor]:
-    """Return every tensor that ``retain_grad()`` was called of, and no leaf."""
-    # By their types, as what only stands for an object may do anything when asked for
-    # its class; and none is asked twice, as there are many.
+    """Return every non-leaf tensor that ``retain_grad()`` was called on."""
+    # By type(), not isinstance(): a proxy may run anything when asked for its class.
+    # Each object is looked up only once, as there are many.
     kinds = _with_subclasses(Tensor)
     tensors = (it for it in gc.get_objects() if type(it) in kinds)
     with no_function_modes():
@@ -28,5 +29,5 @@ def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
 def _retains_grad(tensor: Tensor) -> bool:
     try:
         return tensor.retains_grad
-    except RuntimeError:  # it is none any more: torch has taken away what it stood for
+    except RuntimeError:  # torch has taken away the tensor behind this object
         return False

@@ -11,27 +11,27 @@ from torch import nn
 from gradlib.errors import NoSuchModuleError
 
 Choice: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
-"""Names, patterns as ``"layers.*"``, or a function of name and module."""
+"""Names, patterns such as ``"layers.*"``, or a function of name and module."""
 
 
 def has_own_call(module: nn.Module) -> bool:
-    """Tell whether a class has another ``__call__``, which need not run hooks."""
+    """Tell whether a module's class has its own ``__call__``, which may skip hooks."""
     return cast(Any, type(module)).__call__ is not cast(Any, nn.Module).__call__
 
 
 def modules_of(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> dict[str, nn.Module]:
-    """Return the modules of `model` by name: the first of each, or all of its names."""
+    """Return the modules of `model`, each by its first name or by all its names."""
     model_: Any = model
     try:
         return dict(model_.named_modules(remove_duplicate=remove_duplicate))
-    except RecursionError:  # one stands in itself, so there is no end of names
+    except RecursionError:  # a module contains itself, so its names have no end
         return dict(model_.named_modules())
 
 
 def first_names(every: dict[str, nn.Module]) -> dict[nn.Module, str]:
-    """Return the modules among several names of each, with the first of these."""
+    """Return each module with the first of its names in `every`."""
     first = dict.fromkeys(every.values(), "")
     first.update(zip(reversed(every.values()), reversed(every), strict=True))
     return first
@@ -43,7 +43,7 @@ def recorded_names(every: dict[str, nn.Module]) -> dict[str, str]:
     A module inside a compiled one also has the name that it has without torch.compile.
 
     Args:
-        every: The modules of a model by all of their names.
+        every: A model's modules by all their names.
     """
     first = first_names(every)
     names = dict(zip(every, map(first.__getitem__, every.values()), strict=True))
@@ -53,26 +53,26 @@ def recorded_names(every: dict[str, nn.Module]) -> dict[str, str]:
 
 
 def uncompiled(name: str) -> str:
-    """Return the name a module has where nothing around it is compiled."""
+    """Return the name a module would have if nothing around it were compiled."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
 COMPILED = "_orig_mod"
-"""Under which name torch.compile holds the module that it wraps."""
+"""The name under which torch.compile holds the module it wraps."""
 
 
 def selector(
     model: nn.Module, choice: Choice | None
 ) -> Callable[[str, nn.Module], bool]:
-    """Return the function that tells by name and module what `choice` means.
+    """Return the function of name and module that tells whether `choice` means it.
 
     Args:
-        model: Where to look.
+        model: The model whose modules are chosen.
         choice: Names, patterns, or a predicate; ``None`` for every module.
 
     Raises:
-        NoSuchModuleError: A name or pattern fits no module, or is a class or module, or
-            a function does not take a name and a module.
+        NoSuchModuleError: A name or pattern fits no module, a class or module was given
+            instead of a name, or a function does not take a name and a module.
     """
     if choice is None:
         return lambda _name, _module: True
@@ -98,7 +98,7 @@ def selector(
         of_first.setdefault(first, []).append(name)
 
     def fits(name: str, _module: nn.Module) -> bool:
-        # A module that stands in two places is meant by either name.
+        # A module with several names is meant by any of them.
         known = [name, *of_first.get(name, ())]
         return any(_is_meant(it, pattern) for it in known for pattern in patterns)
 
@@ -106,12 +106,12 @@ def selector(
 
 
 def _is_meant(name: str, pattern: str) -> bool:
-    """Tell whether a pattern fits a name, or is that name: one may have brackets."""
+    """Tell whether a pattern fits a name or equals it: a name may have brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
 def _require_name(given: object, model: nn.Module) -> None:
-    """Raise unless a name or pattern was given."""
+    """Raise unless `given` is a name or pattern."""
     if isinstance(given, str):
         return
     if isinstance(given, type):
@@ -130,7 +130,7 @@ def _require_both(choice: Callable[..., Any], model: nn.Module) -> None:
     """Raise unless a function can be called with a name and a module."""
     try:
         signature = inspect.signature(choice)
-    except ValueError:  # a builtin that says nothing of it
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind("", model)
@@ -143,8 +143,8 @@ def _require_both(choice: Callable[..., Any], model: nn.Module) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return which of `names` somebody may have meant who wrote `name`."""
-    if name == "(root)":  # so tables call it
+    """Return a hint which of `names` the user may have meant by `name`."""
+    if name == "(root)":  # its name in tables
         return 'The model itself has the name "".'
     names = list(names)
     ending = [known for known in names if known.endswith(f".{name}")]

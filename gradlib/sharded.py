@@ -1,6 +1,7 @@
-"""What is spread over several processes: weights by FSDP, and tensors as DTensors.
+"""What is sharded over processes: weights by FSDP, and tensors as DTensors.
 
-Who has not imported those has none of them, and it takes long.
+Their modules are not imported here, which takes long: a program that has not imported
+them has no such weights or tensors.
 """
 
 import sys
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 
 
 def _fsdp() -> Any:
-    """Return FSDP's module, if somebody has imported it; another thread may do so."""
+    """Return FSDP's module if it is imported, and not just now by another thread."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = "FSDPModule", "FullyShardedDataParallel"
     return fsdp if all(hasattr(fsdp, it) for it in names) else None
 
 
 def swaps_parameters(module: nn.Module) -> bool:
-    """Tell whether FSDP gives a module other parameters for the time of a call."""
+    """Tell whether FSDP gives a module other parameters during a call."""
     fsdp = _fsdp()
     return fsdp is not None and isinstance(
         module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel
@@ -25,10 +26,10 @@ def swaps_parameters(module: nn.Module) -> bool:
 
 
 def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Return the modules whose weights are parts of a flat parameter of FSDP.
+    """Return by module the names of weights that are parts of a flat FSDP parameter.
 
-    With ``use_orig_params=False`` a module's own are plain views of that one, which
-    FSDP puts there anew for each forward. Each module comes with their names.
+    With ``use_orig_params=False`` such weights are plain views of the flat parameter,
+    which FSDP sets anew for each forward.
     """
     fsdp = _fsdp()
     found: dict[nn.Module, list[str]] = {}
@@ -38,7 +39,7 @@ def flattened(model: nn.Module) -> dict[nn.Module, list[str]]:
         handle = part._handle
         if handle is not None and not handle._use_orig_params:
             flat = handle.flat_param
-            found.setdefault(part.module, [])  # which holds the flat one itself
+            found.setdefault(part.module, [])  # it holds the flat parameter itself
             for name, owner, *_ in (*flat._param_infos, *flat._shared_param_infos):
                 found.setdefault(owner, []).append(name)
     return found
@@ -56,12 +57,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def is_distributed(value: object) -> bool:
-    """Tell whether a value is a tensor of which each process holds a part."""
+    """Tell whether a value is a DTensor, of which each process holds a part."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds; most often all of it."""
+    """Return this process's part of a DTensor; any other tensor as it is."""
     given: Any = tensor
     return given.to_local() if is_distributed(given) else given

@@ -1,4 +1,4 @@
-"""Numbers that sum up tensors."""
+"""Numbers that describe tensors."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +19,13 @@ linalg = cast(Any, torch.linalg)
 Result = TypeVar("Result")
 
 Number: TypeAlias = Tensor | float | complex
-"""A number, or a tensor of no dimension that holds it, on a device."""
+"""A number, or a tensor of no dimension that holds it, on any device."""
 
 
 class TensorStats:
     """Eight facts about a tensor, computed on its device.
 
-    The numbers stay on a GPU until somebody reads one, so that `tensor_stats` never
-    waits for it.
+    The numbers stay on a GPU until you read one, so `tensor_stats` never waits for it.
 
     Attributes:
         shape: The tensor's shape.
@@ -58,7 +57,7 @@ class TensorStats:
 
     @property
     def std(self) -> float:
-        """The standard deviation of these entries: their number is the divisor."""
+        """The standard deviation, with the number of entries as the divisor."""
         return self._read("std")
 
     @property
@@ -81,7 +80,7 @@ class TensorStats:
         return {name: self._read(name) for name in self._numbers}
 
     def __repr__(self) -> str:
-        """Show all of them, to three digits."""
+        """Show all eight facts, the numbers to three digits."""
         facts = ", ".join(f"{name}={it}" for name, it in self._facts().items())
         return f"TensorStats({facts})"
 
@@ -101,23 +100,23 @@ class TensorStats:
 def tensor_stats(tensor: Tensor) -> TensorStats:
     """Return statistics of a tensor, computed on its device without waiting for it.
 
-    Made for ``record(model, reduce=gradlib.tensor_stats)``: what a recording holds does
-    not grow with the tensors then.
+    Made for ``record(model, reduce=gradlib.tensor_stats)``: the recording then does not
+    grow with the size of the tensors.
 
     Args:
         tensor: A tensor of any shape and dtype, dense or sparse, on any device.
 
     Returns:
-        Its statistics. Where the dtype is narrower than float32 they are computed in
-        float32, integers in float64. A tensor without entries has NaN for its mean,
-        std, largest magnitude and fraction of zeros. A nested tensor counts as one row
-        of all its entries; entries that are masked out count as zeros. Of a DTensor the
-        numbers are those of this process's part. Near the largest
-        numbers of its dtype a mean or std may be inf, though every entry is finite.
+        Its statistics. They are computed in float32 for a dtype narrower than that, in
+        float64 for integers. A tensor without entries has NaN for its mean, std,
+        largest magnitude and fraction of zeros. A nested tensor counts as one row of
+        all its entries; masked-out entries count as zeros. For a DTensor the numbers
+        are those of this process's part. If entries are near the largest number of
+        their dtype, the mean or std may be inf though every entry is finite.
 
     Raises:
-        RecordingArgumentError: It is no tensor, has no values yet, or is of a dtype or
-            a class that torch cannot compute with.
+        RecordingArgumentError: `tensor` is no tensor, has no values yet, or has a dtype
+            or class that torch cannot compute with.
 
     Example:
         ```python
@@ -155,7 +154,7 @@ def _numbers(values: Tensor) -> dict[str, Number]:
         return {"norm": 0.0, **unknown, "nonfinite": 0}
     mean = _at_once(values.mean())
     least, largest = map(_at_once, values.abs().aminmax())
-    # Where these can be read, most of the time they spare the two counts.
+    # If these could be read at once, they usually spare both counts.
     has_zeros = not isinstance(least, float) or not least > 0
     is_finite = isinstance(largest, float) and math.isfinite(largest)
     zeros = count - _at_once(values.count_nonzero()) if has_zeros else 0
@@ -170,10 +169,10 @@ def _numbers(values: Tensor) -> dict[str, Number]:
 
 
 def _at_once(number: Tensor) -> Number:
-    """Read a number, unless that would wait for a device.
+    """Read a number now, unless that would wait for a device.
 
-    What is left of thousands of small tensors would keep the memory between them from
-    being used again.
+    Thousands of small tensors, if kept, would keep the memory between them from being
+    used again.
     """
     if number.is_meta:
         return math.nan
@@ -199,12 +198,12 @@ def norm(values: Iterable[Tensor | TensorStats]) -> float:
     """Return the Euclidean norm over all entries of all tensors.
 
     Args:
-        values: Tensors of any shape and dtype, on any device, or what sums them up.
+        values: Tensors of any shape and dtype, on any device, or their `TensorStats`.
 
     Returns:
-        The square root of the sum of squared magnitudes; 0 without tensors; NaN where
-        there are no values, as on the meta device, or of a dtype that torch does not
-        turn into numbers, or of a class of tensors that has no norm.
+        The square root of the sum of squared magnitudes; 0 without tensors; NaN if a
+        tensor has no values, as on the meta device, a dtype that torch does not turn
+        into numbers, or a class that has no norm.
     """
     return math.hypot(*map(_norm, values))
 
@@ -221,15 +220,15 @@ def _norm(values: Tensor | TensorStats) -> float:
 
 
 class UnknownToClassError(Exception):
-    """A class of tensors does not know what was to be computed."""
+    """A tensor subclass does not support what was to be computed."""
 
 
 def if_known(compute: Callable[[], Result], tensors: Iterable[Tensor]) -> Result:
-    """Compute something of tensors.
+    """Return the result of `compute`, which uses `tensors`.
 
     Raises:
-        UnknownToClassError: It raised something, and one of them is of another class:
-            of what such a class does not know it raises what it likes.
+        UnknownToClassError: `compute` raised something, and one of the tensors is of a
+            subclass: for what it does not support it may raise anything.
     """
     try:
         return compute()
@@ -240,27 +239,27 @@ def if_known(compute: Callable[[], Result], tensors: Iterable[Tensor]) -> Result
 
 
 def is_of_other_class(tensor: Tensor) -> bool:
-    """Tell whether a tensor's class may take over what torch does."""
+    """Tell whether a tensor is of a subclass, which may replace what torch does."""
     return type(tensor) not in (Tensor, nn.Parameter)
 
 
 def _sum_of_squares_root(values: Tensor) -> Tensor:
-    # In float32 the square of a gradient that has vanished is zero.
+    # In float32 the square of a vanished gradient would be zero.
     precise = torch.complex128 if values.is_complex() else torch.float64
     return linalg.vector_norm(values, dtype=precise)
 
 
 def count_nonfinite(values: Tensor) -> Tensor:
-    """Return how many entries are NaN or infinite, a tensor on the same device."""
-    # Less itself a number is zero, and infinity is NaN: faster than isfinite().
+    """Return how many entries are NaN or infinite, as a tensor on the same device."""
+    # x - x is 0 for a finite x, and NaN for others: faster than isfinite().
     return torch.count_nonzero(values - values)
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a dense tensor of at least float32, in one row where it was nested.
+    """Return a dense tensor of at least float32; a nested one in one row.
 
-    Entries that are masked out are zeros, as their gradients are. Of a DTensor it is
-    the part of this process: for the others one would have to wait.
+    Masked-out entries are zeros, as their gradients are. A DTensor gives this process's
+    part: the others would have to be waited for.
     """
     tensor = own_part(tensor)
     if tensor.is_nested:
@@ -278,28 +277,28 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def largest(numbers: Iterable[float]) -> float | None:
-    """Return the largest, one that is no number before all; ``None`` of none."""
+    """Return the largest number, NaN before all others; ``None`` if there is none."""
     return max(numbers, key=lambda it: math.inf if math.isnan(it) else it, default=None)
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
-    """Tell whether numbers of a dtype are rounded; only these have gradients."""
+    """Tell whether a dtype is floating point or complex: only these have gradients."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _wider(dtype: torch.dtype) -> torch.dtype:
     if not is_inexact(dtype):
         return torch.float64
-    if dtype.itemsize == 1:  # the float8 types know no promotion
+    if dtype.itemsize == 1:  # float8 dtypes cannot be promoted
         return torch.float32
     return torch.promote_types(dtype, torch.float32)
 
 
 @cache
 def _require_numbers(dtype: torch.dtype) -> None:
-    """Raise as a CPU does for a dtype that torch does not turn into numbers.
+    """Raise, on the CPU, for a dtype that torch does not turn into numbers.
 
-    A kernel of a GPU does not refuse one, but fails, and nothing more is computed there
-    in this process.
+    A GPU's kernel does not refuse such a dtype: it fails, and this process can compute
+    nothing more on that GPU.
     """
     torch.empty(1, dtype=dtype, device="cpu").to(_wider(dtype))

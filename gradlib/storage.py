@@ -1,8 +1,8 @@
 """Files: plain values and tensors, written as one safetensors file with a checksum.
 
 Never pickle: reading a file runs none of its contents. The file holds each tensor once,
-however often it occurs, and beside them everything else as JSON. The JSON stands in a
-tensor of bytes: the header of a safetensors file has no room for a long recording.
+however often it occurs, and everything else as JSON. The JSON is in a tensor of bytes:
+the header of a safetensors file has no room for a long recording.
 """
 
 import copyreg
@@ -38,32 +38,32 @@ _CHECKSUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _JSON = "json"  # the name of the tensor that holds the JSON; the others have numbers
 
 Class: TypeAlias = tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]
-"""A class, what turns its objects into plain values, and what turns them back."""
+"""A class, the function that makes an object plain, and the one that reverses that."""
 
 
 class NotSaved:
-    """Stands for a value that a recording, or the file of one, cannot hold.
+    """Stands for a value that a recording, or its file, cannot hold.
 
     Attributes:
         text: The name of the value's class, or its ``repr``.
     """
 
-    # No dataclass: those are opened like tuples, and this is one value.
+    # Not a dataclass: those are opened like tuples, and this is one value.
 
     def __init__(self, text: str) -> None:
-        """Take what tells of the value."""
+        """Take the text that describes the value."""
         self.text = text
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other stands for a value with the same `text`."""
+        """Tell whether `other` is a `NotSaved` with the same `text`."""
         return isinstance(other, NotSaved) and other.text == self.text
 
     def __hash__(self) -> int:
-        """Agree with ``==``, so that it can be a key."""
+        """Agree with ``==``, so that a `NotSaved` can be a key."""
         return hash(self.text)
 
     def __repr__(self) -> str:
-        """Show what tells of the value."""
+        """Show the text that describes the value."""
         return f"NotSaved({self.text})"
 
 
@@ -73,15 +73,14 @@ def save(
     """Write `content` into a file, whole or not at all.
 
     Args:
-        path: Where to. A file that is there stays as it was until the new one is
+        path: Where to write. A file already there stays as it was until the new one is
             complete.
         content: Plain values and tensors, nested to any depth.
-        classes: By a name to be written down, the classes to be stored that are not
-            plain.
+        classes: The other classes to be stored, each by the name the file gives it.
 
     Raises:
         NotStorableError: A tensor is of a kind that a file cannot hold, a value is
-            nested too deep, or at `path` is something that is no regular file.
+            nested too deep, or what is at `path` is no regular file.
     """
     writer = _Writer(classes)
     try:
@@ -101,14 +100,14 @@ def save(
 
 
 def load(path: str | os.PathLike[str], classes: Mapping[str, Class]) -> Any:
-    """Return what was saved in a file, tensors on the CPU.
+    """Return what was saved in a file, with tensors on the CPU.
 
     Args:
         path: The file.
         classes: As they were given to `save`.
 
     Raises:
-        BrokenFileError: The file is not of this format, or not as it was written.
+        BrokenFileError: The file has another format, or is not as it was written.
     """
     data = Path(path).read_bytes()
     _check(path, data)
@@ -117,7 +116,7 @@ def load(path: str | os.PathLike[str], classes: Mapping[str, Class]) -> Any:
             tensors = safetensors.torch.load(data)
             text = tensors.pop(_JSON).numpy().tobytes()
             return _Reader(tensors, classes).read(json.loads(text))
-    except Exception as error:  # whatever a file that somebody made up leads to
+    except Exception as error:  # a forged file may lead to anything
         raise BrokenFileError(
             f"{path} has the checksum of a recording and not its contents "
             f"({type(error).__name__}: {error}). Record again, and save again."
@@ -127,13 +126,13 @@ def load(path: str | os.PathLike[str], classes: Mapping[str, Class]) -> Any:
 class _Writer:
     """Turns values into JSON, and gathers the tensors in them.
 
-    What JSON has no form for becomes an object with one key, which says what it is.
+    A value that JSON has no form for becomes an object with one key: what it is.
     """
 
     def __init__(self, classes: Mapping[str, Class]) -> None:
         self._classes = classes
         self.tensors: dict[str, Tensor] = {}
-        # The tensor is held too: its id is its own only while it lives.
+        # The tensor is held too: its id is unique only while it lives.
         self._by_id: dict[int, tuple[Tensor, dict[str, Any]]] = {}
         self._by_content: dict[Any, str] = {}
 
@@ -145,7 +144,7 @@ class _Writer:
         match value:
             case None | bool() | str():
                 return value
-            case int():  # of thousands of digits Python writes no decimal number
+            case int():  # Python writes no decimal number of thousands of digits
                 few = value.bit_length() <= 64
                 return value if few else {"int": hex(value)}
             case float():
@@ -174,7 +173,7 @@ class _Writer:
     def _array(self, value: Any) -> dict[str, Any]:
         try:
             return {"ndarray": self.written(tensor_of(value))}
-        except TypeError:  # of long doubles, which torch has not
+        except TypeError:  # long doubles, which torch does not have
             return {"not saved": repr(value)}
 
     def _all(self, values: Any) -> list[Any]:
@@ -275,7 +274,7 @@ class _Reader:
 
 
 def _distinct(pairs: list[Any]) -> list[tuple[Any, Any]]:
-    """Return the pairs of a dict, with numbers for keys that no file tells apart."""
+    """Return a dict's pairs; keys that the file no longer tells apart get numbers."""
     met: dict[Any, Any] = {}
     for key, value in pairs:
         own, count = key, 1
@@ -287,21 +286,21 @@ def _distinct(pairs: list[Any]) -> list[tuple[Any, Any]]:
 
 
 class _Made(type):
-    """A class made from what a file says of one.
+    """The type of a class that is made from its description in a file.
 
-    No module has it, so ``pickle`` is told how to make it again.
+    No module has the class, so ``pickle`` is told how to make it again.
     """
 
     made_of: tuple[str, str, tuple[str, ...]]
 
 
-@cache  # the same class each time: two recordings are compared by it
+@cache  # the same class each time, so that values of two recordings are comparable
 def _class(tag: str, name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
     if tag == "namedtuple":
-        # Not the form with types: its fields are known only now.
+        # Not typing.NamedTuple: the fields are known only now.
         made = cast(Any, namedtuple)(name, fields, rename=True)
     else:
-        # As keys of a dict they may have been: then their class has said they stay.
+        # They may have been keys of a dict: then their class was hashable too.
         made = dataclasses.make_dataclass(name, fields, unsafe_hash=True)
     kind = _Made(name, (made,), {"__doc__": made.__doc__})
     kind.made_of = tag, name, fields
@@ -312,7 +311,7 @@ copyreg.pickle(cast(Any, _Made), lambda kind: (_class, kind.made_of))
 
 
 def tensor_of(array: Any) -> Tensor:
-    """Return a tensor of an array, whatever the order of its bytes."""
+    """Return a NumPy array as a tensor, whatever its byte order."""
     return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
 
 
@@ -325,10 +324,10 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def _plain(tensor: Tensor) -> tuple[Tensor, bytes]:
-    """Return a dense copy on the CPU, of complex numbers the two parts, and its digest.
+    """Return a dense copy on the CPU, complex numbers as two parts, and its digest.
 
-    Always a copy: reading the memory of a tensor that shares it copy-on-write would
-    give the recording a copy of its own, and for good.
+    Always a copy: reading the memory of a recorded tensor that shares it copy-on-write
+    would end the sharing for good.
     """
     try:
         values, content = if_known(lambda: _dense(tensor), [tensor])
@@ -340,7 +339,7 @@ def _plain(tensor: Tensor) -> tuple[Tensor, bytes]:
 
 
 def _dense(tensor: Tensor) -> tuple[Tensor, Any]:
-    """Return the values of a tensor, and as NumPy's bytes."""
+    """Return the values of a tensor, and the same values as bytes of NumPy."""
     values = tensor.detach().cpu()
     values = values if values.layout == torch.strided else values.to_dense()
     values = values.resolve_conj()
@@ -372,7 +371,7 @@ def _not_storable(tensor: Tensor) -> NotStorableError:
 
 
 def _sealed(data: bytes) -> list[bytes | memoryview]:
-    """Put the checksum of `data` into its header, where blanks stand for it."""
+    """Put the checksum of `data` into its header, in place of `BLANK`."""
     digest = hashlib.sha256(data).hexdigest().encode()
     found = _CHECKSUM.search(data)
     assert found is not None
@@ -381,7 +380,7 @@ def _sealed(data: bytes) -> list[bytes | memoryview]:
 
 
 def _replace(path: Path, parts: list[bytes | memoryview]) -> None:
-    """Write a file beside the one at `path`, then put it in its place."""
+    """Write a temporary file beside `path`, then move it there."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise NotStorableError(
             f"{path} is no regular file, and would be replaced by one. Give the path "
@@ -399,14 +398,14 @@ def _replace(path: Path, parts: list[bytes | memoryview]) -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        # It names the other file.
+        # The error names the temporary file.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
 
 
 def _check(path: str | os.PathLike[str], data: bytes) -> None:
-    """Raise unless `data` is a file of ours, of this version, and as it was written."""
+    """Raise unless `data` is our format, this version, and as it was written."""
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size]
     metadata = _metadata(header)

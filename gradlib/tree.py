@@ -1,4 +1,4 @@
-"""Nested arguments and outputs, kept flat."""
+"""Nested arguments and outputs, flattened."""
 
 import copy
 import dataclasses
@@ -14,17 +14,17 @@ from optree import PyTreeSpec
 from torch import Tensor, nn
 
 NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
-DEEPEST = 100  # where something is opened that cannot be opened as a whole
+DEEPEST = 100  # levels opened one by one where optree cannot open the whole
 
 
 @dataclass(slots=True)
 class Tree:
     """A nested structure as a list of leaves and the shape of the nesting.
 
-    Opened to any depth: tuples, lists, dicts, named tuples, dataclasses, and classes
-    made of dicts, as many models return them. ``None`` is a leaf: an absent argument
-    keeps its place. So is an object that cannot be copied without its values, one that
-    lacks some of them, and one that holds itself.
+    Opened to any depth: tuples, lists, dicts, named tuples, dataclasses, and subclasses
+    of dict, as many models return them. ``None`` is a leaf: an absent argument keeps
+    its place. An object that cannot be copied without its values, lacks some of them or
+    contains itself is a leaf too.
     """
 
     leaves: list[Any]
@@ -41,7 +41,7 @@ class Tree:
         return cls(*flatten_call(args, kwargs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tell ``pickle`` how to make it again: a spec knows classes of one process."""
+        """Tell ``pickle`` how to make it again: a spec refers to this process alone."""
         return _made_again, (self.form(), self.leaves)
 
     def build(self) -> Any:
@@ -53,15 +53,15 @@ class Tree:
         leaves = list(map(values.get, range(len(self.leaves))))
         try:
             return self.spec.unflatten(leaves)
-        except Exception:  # a class that checks what it is made of
+        except Exception:  # a class that checks its values
             return _unchecked(self.spec, iter(leaves))
 
     def form(self) -> Any:
-        """Return the structure with the place of each leaf in its stead."""
+        """Return the structure with each leaf replaced by its position."""
         return self.filled({place: place for place in range(len(self.leaves))})
 
     def map(self, function: Callable[[Any], object]) -> "Tree":
-        """Return the tree with `function` of each leaf in its place."""
+        """Return the tree with each leaf replaced by `function` of it."""
         return Tree(list(map(function, self.leaves)), self.spec)
 
     def is_leaf(self) -> bool:
@@ -69,11 +69,11 @@ class Tree:
         return self.spec.is_leaf()
 
     def path(self, position: int) -> str:
-        """Return where a leaf stands, as one would ask: ``[0]['mask'].value``."""
+        """Return the path to a leaf, written as code: ``[0]['mask'].value``."""
         return _written(self.spec.paths()[position])
 
     def paths(self) -> list[str]:
-        """Return where each leaf stands."""
+        """Return the path to each leaf."""
         return [*map(_written, self.spec.paths())]
 
 
@@ -91,12 +91,12 @@ def _step(step: Any) -> str:
 
 
 def flatten(structure: object) -> tuple[list[Any], PyTreeSpec]:
-    """Return what makes a `Tree` of `structure`."""
+    """Return the leaves and the spec of `structure`, which make a `Tree`."""
     if type(structure) in _ATOMS:
         return [structure], _BARE
     try:
         return _flattened(structure)
-    except Exception:  # of somebody's class, or of what holds itself
+    except Exception:  # of a user's class, or as something contains itself
         return _flattened(structure, _found_closed)
 
 
@@ -113,15 +113,15 @@ def _flattened(
         )
         # A class met for the first time is a leaf, once.
         kinds: set[type[Any]] = set(map(type, leaves)) - tried
-        if not sum(map(_made_open, kinds)):  # each of them, not up to the first
+        if not sum(map(_made_open, kinds)):  # not any(), which stops at the first
             return leaves, spec
         tried |= kinds
 
 
 def _found_closed(structure: object) -> Callable[[object], bool]:
-    """Return what tells whether something in a structure stays closed.
+    """Return a function that tells whether an object in a structure stays closed.
 
-    That is what its class does not let us open, and what holds itself.
+    An object does that its class does not let us open, or that contains itself.
     """
     closed: set[int] = set()
     _find_closed(structure, closed, {}, [])
@@ -131,7 +131,7 @@ def _found_closed(structure: object) -> Callable[[object], bool]:
 def _find_closed(
     thing: object, closed: set[int], seen: dict[int, object], around: list[object]
 ) -> None:
-    """Add the ids of what stays closed in a thing, which stands in those `around`."""
+    """Add to `closed` the ids of what stays closed in `thing`, nested in `around`."""
     if id(thing) in seen:
         places = [place for place, it in enumerate(around) if it is thing]
         closed.update(id(it) for place in places for it in around[place:])
@@ -151,7 +151,7 @@ def _find_closed(
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Return what stands in a thing itself; nothing for a leaf."""
+    """Return the direct parts of a thing; none for a leaf."""
     are_inside = itertools.chain((False,), itertools.repeat(True))
     parts, spec = optree.tree_flatten(
         thing, lambda _: next(are_inside), none_is_leaf=True, namespace=NAMESPACE
@@ -162,14 +162,14 @@ def _parts(thing: Any) -> list[Any]:
 def flatten_call(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], PyTreeSpec]:
-    """Return what makes a `Tree` of a call."""
-    # Most are given nothing nested.
+    """Return the leaves and the spec of ``(args, kwargs)``, which make a `Tree`."""
+    # The arguments of most calls are not nested.
     if not kwargs and _ATOMS.issuperset(map(type, args)):
         return list(args), _flat_call(len(args))
     return flatten((args, kwargs))
 
 
-# What is no structure, told by its exact type: most calls take and return no other.
+# Exact types of what is no structure: most calls take and return nothing else.
 _ATOMS = frozenset({Tensor, nn.Parameter, type(None), bool, int, float})
 
 _BARE: PyTreeSpec = cast(Any, optree).tree_structure(
@@ -190,9 +190,9 @@ def tensors_in(structure: object) -> list[Tensor]:
 
 
 def _unchecked(spec: PyTreeSpec, leaves: Iterator[object]) -> Any:
-    """Return a structure whose named tuples are not asked whether they agree.
+    """Return a structure whose named tuples are made without their own checks.
 
-    A packed sequence refuses to be made of gradients, of which most are ``None``.
+    A packed sequence refuses to be made of gradients, most of which are ``None``.
     """
     if spec.is_leaf():
         return next(leaves)
@@ -203,7 +203,7 @@ def _unchecked(spec: PyTreeSpec, leaves: Iterator[object]) -> Any:
 
 
 class _Attribute(str):
-    """The name of an attribute, on the way to a leaf."""
+    """The name of an attribute, in the path to a leaf."""
 
     __slots__ = ()
 
@@ -214,9 +214,9 @@ _OPEN = frozenset({dict, OrderedDict, defaultdict})
 
 @cache
 def _made_open(kind: type[Any]) -> bool:
-    """Teach optree to open a class, if it is a dataclass or made of a dict."""
+    """Teach optree to open a class, if it is a dataclass or a subclass of dict."""
     if kind in _OPEN:
-        return False  # this one holds itself
+        return False  # it is a leaf only if it contains itself
     if issubclass(kind, dict):
         opened = _flatten_dict
     elif dataclasses.is_dataclass(kind):
@@ -242,9 +242,9 @@ def _flatten_dataclass(source: Any) -> tuple[list[Any], Any, list[Any]]:
 
 @dataclass(slots=True)
 class _Form:
-    """What an object is besides its values. Two of one class agree in their names."""
+    """An object without its values. Two of one class are equal if their names are."""
 
-    template: Any = field(compare=False)  # as who wrote the class compares, or does not
+    template: Any = field(compare=False)  # the user's class may compare in any way
     names: list[Any]
 
 
@@ -252,7 +252,7 @@ def _emptied(source: Any, names: Iterable[Any]) -> _Form:
     """Return the form of `source`, which holds none of its values.
 
     Raises:
-        Exception: Nobody can make copies of it: whatever the class says of that.
+        Exception: `source` cannot be copied; its class decides what it raises.
     """
     form = _Form(source, list(names))
     nothing = [None] * len(form.names)
@@ -269,7 +269,7 @@ def _unflatten(form: _Form, values: Iterable[Any]) -> Any:
     for name, value in zip(form.names, values, strict=True):
         if is_dict:
             cast(Any, dict).__setitem__(made, name, value)
-            # Some such classes give their keys as attributes too.
+            # Some subclasses of dict show their keys as attributes too.
             if isinstance(name, str) and name in vars(made):
                 vars(made)[name] = value
         else:

@@ -17,7 +17,7 @@ from gradlib.private.modes import (
 from gradlib.private.tensors import copy_of_quantized, data_address, lazy_clone
 
 Keep: TypeAlias = Callable[[Tensor], Any]
-"""A function that gives what to keep of a tensor."""
+"""A function that returns what to keep of a tensor."""
 
 
 def keep(tensor: Tensor) -> Tensor:
@@ -35,25 +35,25 @@ def keep(tensor: Tensor) -> Tensor:
     """
     if not (tensor.requires_grad and grad_is_enabled()):
         return clone(tensor)
-    try:  # where an interrupt may come at once
-        enable_grad(False)  # a third of what detach() takes
+    try:  # an interrupt may come right after the next line
+        enable_grad(False)  # in a third of the time of detach()
         return clone(tensor)
     finally:
         enable_grad(True)
 
 
 def clone(tensor: Tensor) -> Tensor:
-    """Return a copy, through which gradients flow, that shares memory where it can."""
+    """Return a differentiable copy that shares the tensor's memory where it can."""
     if tensor.is_cuda:
-        # The copy that a write would make later runs in the default stream, whichever
-        # stream writes, and a CUDA graph that is replayed writes without one. See
+        # A write would make a lazy clone copy in the default stream, whichever stream
+        # writes, and a replayed CUDA graph would write without a copy. See
         # copy_data() in https://github.com/pytorch/pytorch/blob/001074d25084fdb87a799823e395a50f5ec044d3/c10/cuda/CUDACachingAllocator.cpp
         with unseen():
             return _copy(tensor)
-    if tensor.is_quantized:  # a lazy clone of one crashes, and not with an exception
+    if tensor.is_quantized:  # lazy_clone() would crash the process
         return copy_of_quantized(tensor)
     if dispatch_modes():
-        if saved_are_known_by_address():  # a lazy clone would have it moved
+        if saved_are_known_by_address():  # a write to a lazy clone's memory moves it
             return tensor.clone()
         with unseen():
             return _shared(tensor)
@@ -63,7 +63,7 @@ def clone(tensor: Tensor) -> Tensor:
 def copied(tensor: Tensor) -> Tensor:
     """Return a detached copy.
 
-    What stands in memory once is copied once: an expanded mask is large.
+    An expanded tensor is copied as it was before: an expanded mask is large.
     """
     with unseen():
         return _copy(tensor.detach())
@@ -75,7 +75,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _in_memory(tensor: Tensor) -> Tensor:
-    """Return what an expanded tensor was before, and any other as it is."""
+    """Return an expanded tensor as it was before, any other as it is."""
     if tensor.layout != torch.strided or tensor.is_nested or 0 not in tensor.stride():
         return tensor
     part = tensor
@@ -89,13 +89,13 @@ def _shared(tensor: Tensor) -> Tensor:
     try:
         return lazy_clone(tensor)
     except Exception:
-        # Memory torch does not own (NumPy's, shared memory), other layouts, and classes
-        # of tensors, each of which says in its own way what it does not compute.
+        # Memory that torch does not own (NumPy's, shared memory), another layout, or a
+        # tensor subclass that does not support it, each with its own exception.
         return _copy(tensor)
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are of one shape and kind and hold the same.
+    """Tell whether two tensors have the same shape, kind and values.
 
     Args:
         a: Any tensor: dense, sparse or nested.
@@ -131,13 +131,13 @@ def _are_same(a: Tensor, b: Tensor) -> bool:
 
 
 def place_of(tensor: Tensor) -> int:
-    """Return a number for the memory that a tensor shows, and for how it does so.
+    """Return a number for the memory that a tensor shows, and for how it shows it.
 
-    ``tensor.data = other`` changes it. Of one that has no such place, as a sparse one,
-    it only tells what it is made of.
+    ``tensor.data = other`` changes the number. For a tensor without such a place, as a
+    sparse one, it depends on the dtype and layout only.
     """
-    # One number is kept for each of many tensors, where five things would be: the more
-    # there are, the longer the garbage collector takes.
+    # One number, not five objects, for each of many tensors: the more objects, the
+    # longer the garbage collector takes.
     try:
         place = (
             data_address(tensor),
@@ -156,20 +156,20 @@ def _kind(tensor: Tensor) -> tuple[object, ...]:
 
 
 class Transfers:
-    """Copies that GPUs are making on the CPU: nobody waits until somebody reads."""
+    """Copies from GPUs to the CPU that may still run; wait before reading any."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        # By device: how many were begun, and up to which of them somebody has waited.
+        # By device: how many copies were begun, and how many were waited for.
         self._begun: defaultdict[torch.device, int] = defaultdict(int)
         self._made: defaultdict[torch.device, int] = defaultdict(int)
 
     def moved(self, tensor: Tensor, device: torch.device | str | int) -> Tensor:
         """Return a tensor on a device; itself if it is there already.
 
-        From a GPU to the CPU it goes into pinned memory, in the current stream.
+        A copy from a GPU to the CPU goes into pinned memory, in the current stream.
         """
-        if tensor.is_meta:  # there is nothing to be moved
+        if tensor.is_meta:  # no values to move
             return tensor
         part = _in_memory(tensor)
         result = part.to(device, non_blocking=tensor.is_cuda)
@@ -180,9 +180,9 @@ class Transfers:
         return result if part is tensor else result.expand(tensor.shape)
 
     def wait(self) -> None:
-        """Wait until all are made."""
+        """Wait until all copies are made."""
         for device, begun in self._begun.copy().items():
-            if self._made[device] < begun:  # noted only then: others may wait too
+            if self._made[device] < begun:  # set after the wait: other threads wait too
                 torch.cuda.synchronize(device)
                 self._made[device] = max(begun, self._made[device])
 
@@ -192,12 +192,12 @@ def keeper(
     device: torch.device | str | int | None,
     copies: Transfers,
 ) -> Keep:
-    """Return the function that gives what to keep of a tensor.
+    """Return the function that returns what to keep of a tensor.
 
     Args:
-        reduce: Whose result is kept instead of the tensor.
-        device: Where the tensors go that are kept.
-        copies: To be waited for before these are read.
+        reduce: A function of the tensor, whose result is kept instead.
+        device: Where kept tensors go.
+        copies: Makes the copies there, and is waited for before they are read.
     """
     if reduce is None and device is None:
         return keep
@@ -221,10 +221,10 @@ def _reduced(reduce: Callable[[Tensor], Any], tensor: Tensor) -> Any:
     try:
         return reduce(value)
     except Exception as error:
-        cast(Any, error).is_of_reduce = True  # and not of the tensor's class
+        cast(Any, error).is_of_reduce = True  # not of the tensor's class
         raise
 
 
 def came_from(kept: Tensor) -> torch.device:
-    """Return the device that a kept tensor was on."""
+    """Return the device that a kept tensor was on before it was moved."""
     return getattr(kept, "came_from", kept.device)

@@ -1,5 +1,5 @@
-"""What gradlib uses of torch that torch does not document, functions above all.
+"""The undocumented parts of torch that gradlib uses, mostly functions.
 
-What is read of a single tensor, node or module stands where it is read. Each was there
-in torch 2.8 and in every release since, to torch 2.15, or is looked for.
+Attributes of a single tensor, node or module are read where they are needed instead.
+Each part is there in every release from torch 2.8 to torch 2.15, or is looked for.
 """

@@ -22,38 +22,38 @@ def never_compiled(function: Function, because: str) -> Function:
 
     Args:
         function: Any function.
-        because: What torch says of it where ``fullgraph=True`` forbids that.
+        because: The reason torch gives if ``fullgraph=True`` forbids a graph break.
     """
     cast(Any, function)._torchdynamo_disable = True
     cast(Any, function)._torchdynamo_disable_msg = because
     evaluator = _C._dynamo.eval_frame
     skip = evaluator._FrameAction.SKIP
-    strategy = evaluator._FrameExecStrategy(skip, skip)  # it, and what it calls
+    strategy = evaluator._FrameExecStrategy(skip, skip)  # for it, and what it calls
     evaluator.set_code_exec_strategy(cast(Any, function).__code__, strategy)
     return function
 
 
 def forget_compiled() -> None:
-    """Have everything compiled anew that torch.compile has compiled until now.
+    """Make torch.compile compile anew everything it has compiled until now.
 
-    Compiled code does not look whether a module got hooks, or lost them, since.
+    Compiled code does not notice that a module got hooks, or lost them, since.
     """
     dynamo = cast(Any, sys.modules.get("torch._dynamo"))
-    frames = getattr(dynamo, "convert_frame", None)  # another thread may import it now
+    frames = getattr(dynamo, "convert_frame", None)  # its import may still be running
     codes = getattr(frames, "input_codes", None)
     if codes is not None and codes.seen:
         with warnings.catch_warnings():
-            # Where there is a GPU it imports what warns of itself.
+            # With a GPU, reset() imports a module that warns that it is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             dynamo.reset()
 
 
 @contextmanager
 def run_eagerly() -> Generator[None]:
-    """Have what torch.compile has compiled run as it was written.
+    """Run what torch.compile has compiled as it was written, eagerly.
 
-    torch has one stance for all threads, and each would put back what it found: it is
-    the first of ours that changes it, and the last that puts it back.
+    torch has one stance for all threads. So that none restores what another has set,
+    the first thread to enter sets the stance, and the last to leave restores it.
     """
     if "torch._dynamo" not in sys.modules:
         yield
@@ -71,4 +71,4 @@ def run_eagerly() -> Generator[None]:
 
 
 _EAGER_LOCK = threading.Lock()
-_eager: list[Any] = []  # the stance, and a place for each thread that is within
+_eager: list[Any] = []  # the stance, then None for each further thread within

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-# How many hooks torch has set in this process, on whatever, with a handle to remove it.
+# How many hooks with a RemovableHandle torch has set in this process, on anything.
 hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
 
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Set a hook as ``tensor.register_hook`` does, at a third of its price.
+    """Set a hook as ``tensor.register_hook`` does, at a third of the cost.
 
-    It has itself as its key.
+    The hook is its own key.
     """
     hooks_of(tensor)[hook] = hook
 
 
 def hooks_of(tensor: Tensor) -> dict[Any, Any]:
-    """Return the hooks of a tensor in their order, by their keys, to add to."""
+    """Return the dict of a tensor's hooks, by key and in order; others may be added."""
     place: Any = tensor
     hooks: dict[Any, Any] | None = place._backward_hooks
     if hooks is None:
@@ -40,18 +40,18 @@ def hooks_of(tensor: Tensor) -> dict[Any, Any]:
 
 
 def every_hook_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a tensor's hooks, and those that run once ``.grad`` was added to."""
+    """Return a tensor's hooks, then those that run after ``.grad`` is accumulated."""
     place: Any = tensor
     kinds = place._backward_hooks, place._post_accumulate_grad_hooks
     return tuple(hook for hooks in kinds if hooks for hook in hooks.values())
 
 
 def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
-    """Set a hook before all others of each module, and one after them.
+    """Set a forward pre-hook before all others of each module, a forward hook after.
 
-    Both get keyword arguments, and the second runs also where the call raises: as
-    ``register_forward_pre_hook`` and ``register_forward_hook`` do it, at a fifth of
-    their price. One that still stands there stays in its place.
+    Both get keyword arguments, and the second runs even if the call raises. This does
+    what ``register_forward_pre_hook`` and ``register_forward_hook`` do, at a fifth of
+    their cost. A hook that is still set keeps its place.
 
     Args:
         hooks: The two hooks of each module.
@@ -68,7 +68,7 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 
 
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
-    """Take away what `hook_modules` has set."""
+    """Remove the hooks that `hook_modules` has set."""
     for module, (before, after) in hooks.items():
         every = _HOOKS_AROUND_FORWARD(vars(module))
         pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
@@ -80,7 +80,7 @@ def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
         always_called.pop(last, None)
 
 
-# Where a module keeps its hooks, and what it shall do with them.
+# The attributes in which a module keeps its hooks, and how to call them.
 _BEFORE_FORWARD = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 _AFTER_FORWARD = (
     *("_forward_hooks", "_forward_hooks_with_kwargs"),
@@ -93,7 +93,7 @@ _HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
 
 @contextmanager
 def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Keep the hooks of tensors from changing what gradients are taken of them."""
+    """Take the hooks off tensors meanwhile, so that they change no gradient."""
     every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
     before = [(hooks, dict(hooks)) for hooks in every if hooks]
     for hooks, _ in before:
@@ -105,7 +105,7 @@ def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
             hooks.update(items)
 
 
-# The pair of functions through which what autograd saves now goes; None for none.
+# The pair of saved-tensors hooks that autograd uses now; None if there is none.
 saved_tensors_hooks: Callable[[], Any] = partial(
     cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks, False
 )
@@ -114,36 +114,36 @@ FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
 BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
 
-# A module's hooks that may change gradients, by their numbers: before and after.
+# A module's backward pre-hooks and its backward hooks, by their numbers.
 backward_hooks: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]]
 backward_hooks = attrgetter(*BACKWARD_HOOKS)
 
-# All of a module's hooks, and what it shall do with them, each by the number of a hook.
+# The attributes of all of a module's hooks, and of how to call them, by their numbers.
 HOOKS = (*_BEFORE_FORWARD, *_AFTER_FORWARD, *BACKWARD_HOOKS)
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
-# The backward pre-hooks that a call of a module sets: those of every module, and its
-# own. torch asks for them under this name (in 2.8, 2.13 and 2.14; 2.15 was not read).
+# The method that gives a call's backward pre-hooks: the global ones, and the module's
+# own. torch calls it by this name (in 2.8, 2.13 and 2.14; 2.15 was not read).
 BACKWARD_PRE_HOOKS_OF = "_get_backward_pre_hooks"
 
 backward_pre_hooks: Callable[[nn.Module], list[Any]] = getattr(
     nn.Module, BACKWARD_PRE_HOOKS_OF
 )
 
-# A module's hooks that run before its forward, and after it, by their numbers.
+# A module's forward pre-hooks and its forward hooks, by their numbers.
 forward_pre_hooks: Callable[[nn.Module], OrderedDict[int, Any]]
 forward_hooks: Callable[[nn.Module], OrderedDict[int, Any]]
 forward_pre_hooks, forward_hooks = map(attrgetter, FORWARD_HOOKS)
 
 
 def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
-    """Return where several modules keep their hooks."""
+    """Return the dicts in which several modules keep their hooks."""
     kinds = attrgetter(*FORWARD_HOOKS, *BACKWARD_HOOKS)
     return [*itertools.chain.from_iterable(map(kinds, modules))]
 
 
 def hook_numbers(hooks: Sequence[dict[int, Any]]) -> list[int]:
-    """Return how many hooks stand in each place, and the numbers of all."""
+    """Return how many hooks each dict holds, and the numbers of all hooks."""
     return [*map(len, hooks), *itertools.chain.from_iterable(hooks)]
 
 
@@ -166,7 +166,7 @@ def _put_outside(hooks: OrderedDict[int, Any], number: int, *, last: bool) -> No
         hooks.move_to_end(number, last=last)
 
 
-# The hooks that hold for every module, as torch keeps them for good.
+# The hooks that hold for every module, in dicts that torch never replaces.
 _GLOBAL_HOOKS: list[dict[int, Any]] = [
     getattr(nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("forward_pre", "forward", "backward_pre", "backward")

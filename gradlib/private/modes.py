@@ -1,4 +1,4 @@
-"""What is in force where something is computed: modes and transforms."""
+"""The modes and transforms in force where something is computed."""
 
 # Private names are what this folder is for, and torch's stubs leave some of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -25,13 +25,13 @@ from gradlib.private.modules import calls_are_torchs
 
 _C = cast(Any, torch._C)
 
-# Whether autograd records what this thread computes: torch.is_grad_enabled, bare.
+# Whether autograd records what this thread computes: torch.is_grad_enabled, unwrapped.
 grad_is_enabled: Callable[[], bool] = _C.is_grad_enabled
 
-# Switches that: torch.set_grad_enabled, bare.
+# Switches that on and off: torch.set_grad_enabled, unwrapped.
 enable_grad: Callable[[bool], None] = _C._set_grad_enabled
 
-# What torch.func and torch.jit.trace do now; None while they do nothing.
+# The innermost transform of torch.func, and the trace of torch.jit; None without one.
 _transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 _HIDING = _C._functorch.TransformType.Vmap, _C._functorch.TransformType.Jvp
 _tracing: Callable[[], object] = _C._get_tracing_state
@@ -41,7 +41,7 @@ _STANDING_IN = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 
-# A context outside of torch.func's transforms, where tensors are what they are.
+# A context outside torch.func's transforms, in which tensors are not wrapped.
 no_transforms: Callable[[], AbstractContextManager[Any]] = (
     temporarily_clear_interpreter_stack
 )
@@ -49,25 +49,25 @@ no_transforms: Callable[[], AbstractContextManager[Any]] = (
 # A context in which no torch function mode sees anything.
 no_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
 
-# A context in which no class of tensors sees anything, nor can refuse it.
+# A context in which no tensor subclass sees anything, nor can refuse it.
 no_classes_of_tensors: Callable[[], AbstractContextManager[None]] = (
     _C.DisableTorchFunctionSubclass
 )
 
-# How many modes of torch see every function, a default device among them.
+# How many torch function modes are in force; a default device is one.
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 
 def functions_are_seen() -> bool:
-    """Tell whether a mode sees every function of torch; a default device does not."""
+    """Tell whether a function mode is in force, not counting a default device."""
     return function_modes() > 0 and _some_mode_is_unknown()
 
 
 def call_unseen(function: Callable[..., None], *args: Any) -> None:
     """Call a function with no function mode in force but that of a default device.
 
-    Classes of tensors go on to see what is done with these. This is no context: at an
-    interrupt one would end after those around it have ended.
+    Tensor subclasses still see what is done with them. This is no context manager: at
+    an interrupt, one would exit after those around it.
 
     Args:
         function: It may set another default device.
@@ -78,7 +78,7 @@ def call_unseen(function: Callable[..., None], *args: Any) -> None:
         return
     modes = _get_current_function_mode_stack()
     others = [it for it in modes if type(it) is not DeviceContext]
-    devices = [it for it in modes if type(it) is DeviceContext]  # they come first
+    devices = [it for it in modes if type(it) is DeviceContext]  # torch has them first
     has_begun = False
     try:
         _put_in_force(devices)
@@ -94,7 +94,7 @@ def call_unseen(function: Callable[..., None], *args: Any) -> None:
 
 
 def call_past_classes(function: Callable[..., None], *args: Any) -> None:
-    """Call a function as `call_unseen` does, and no class of tensors sees anything."""
+    """Call a function as `call_unseen` does, unseen by tensor subclasses too."""
     with no_classes_of_tensors():
         call_unseen(function, *args)
 
@@ -111,12 +111,12 @@ no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_
 
 
 def values_are_stand_ins() -> bool:
-    """Tell whether tensors stand for others: under torch.func, or while jit traces."""
+    """Tell whether tensors stand for others: in torch.func, or while jit traces."""
     return _transform() is not None or _tracing() is not None
 
 
 def graphs_are_hidden() -> bool:
-    """Tell whether no tensor requires grad here, as in what ``torch.vmap`` calls."""
+    """Tell whether no tensor requires grad here, as inside ``torch.vmap``."""
     innermost = _transform()
     return innermost is not None and innermost.key() in _HIDING
 
@@ -125,7 +125,7 @@ def graphs_were_hidden(frames: Iterable[FrameType]) -> bool:
     """Tell whether no tensor required grad where an error was raised.
 
     Args:
-        frames: Those it passed through, the innermost first.
+        frames: The frames that the error passed through, the innermost first.
     """
     for frame in frames:
         if frame.f_code in _HAD_HIDDEN:
@@ -151,7 +151,7 @@ _HAD_HIDDEN, _HAD_SHOWN = (
 def values_are_fake() -> bool:
     """Tell whether tensors have no values, or are only traced.
 
-    They are in a FakeTensorMode, as in torch.export, and in make_fx.
+    It is so in a FakeTensorMode, as in torch.export, and in make_fx.
     """
     return bool(dispatch_modes()) and any(map(_dispatch_mode, _STANDING_IN))
 
@@ -159,14 +159,14 @@ def values_are_fake() -> bool:
 def for_several(
     function: Callable[[Tensor], Sequence[Tensor]], values: Tensor
 ) -> list[Tensor]:
-    """Do what ``torch.func.vmap`` does, at a third of its price.
+    """Do what ``torch.func.vmap`` does, at a third of the cost.
 
     Args:
         function: A function of one value, which draws no random numbers.
-        values: Several, along the first axis.
+        values: Several values, along the first axis.
 
     Returns:
-        What it gives for each, along a first axis.
+        The outputs of `function`, each for all values along a first axis.
     """
     _functorch_vmap.lazy_load_decompositions()
     functorch, count = _C._functorch, len(values)
@@ -179,7 +179,7 @@ def for_several(
 
 
 def graph_is_captured() -> bool:
-    """Tell whether what this thread calls on a GPU is only noted, for a CUDA graph."""
+    """Tell whether a CUDA graph captures this thread's work for a GPU, not yet run."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -187,12 +187,12 @@ _forward_ad = cast(Any, forward_ad)
 
 
 def tensors_may_be_dual() -> bool:
-    """Tell whether tensors may carry tangents: those of forward-mode AD."""
+    """Tell whether tensors may carry tangents of forward-mode AD."""
     return _forward_ad._current_level >= 0
 
 
 def nobody_looks_on() -> bool:
-    """Tell whether no mode, transform or hook that holds everywhere is in force."""
+    """Tell whether no mode, no transform and no global hook is in force."""
     return not (
         any_autocast()
         or torch.is_inference_mode_enabled()
@@ -206,22 +206,22 @@ def nobody_looks_on() -> bool:
     )
 
 
-# How many modes of torch see every operation.
+# How many torch dispatch modes are in force.
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
 
 def unseen() -> AbstractContextManager[Any]:
     """Return a context in which no dispatch mode sees anything; cheap if there is none.
 
-    What somebody counts or changes is what the model computes, and nothing of ours.
+    A user's mode counts or changes what the model computes, and nothing of ours.
     """
     return no_dispatch_modes() if dispatch_modes() else nullcontext()
 
 
 def saved_are_known_by_address() -> bool:
-    """Tell whether autograd looks for what it has saved by where its memory begins.
+    """Tell whether saved tensors are looked up by the address of their memory.
 
-    It does in ``torch.autograd.graph.allow_mutation_on_saved_tensors``.
+    They are in ``torch.autograd.graph.allow_mutation_on_saved_tensors``.
     """
     modes = map(_C._get_dispatch_stack_at, range(dispatch_modes()))
     return any(isinstance(it, _CloneArgBeforeMutateMode) for it in modes)
@@ -230,7 +230,7 @@ def saved_are_known_by_address() -> bool:
 def _some_mode_is_unknown() -> bool:
     """Tell whether a function mode is in force that may change what is computed.
 
-    A default device only adds ``device=`` to what makes tensors without saying where.
+    A default device only adds ``device=`` to calls that make tensors without it.
     """
     modes: list[object] = _get_current_function_mode_stack()
     return any(type(mode) is not DeviceContext for mode in modes)

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS
 
 CLASSES = 256
-"""Of how many classes at most it is remembered what they are: it keeps these alive."""
+"""The size of caches by class: a cache keeps its classes alive."""
 
 
 def put_in_for_one_call() -> set[int]:
     """Return the ids of the tensors that a running `functional_call` has put in.
 
-    It knows where to put back what was there.
+    It will put the module's own tensors back where they were.
     """
     found: set[int] = set()
     frame = sys._getframe(1)
@@ -59,9 +59,9 @@ _WHERE = str(Path(torch.__file__).parent)
 
 
 def torchs_own(value: Any) -> Any:
-    """Return a function or class, or what nothing is if it is not torch's own.
+    """Return a function or class if it is torch's own, else an object unlike any other.
 
-    Somebody may have put theirs in its place before gradlib was imported.
+    Another library may have replaced torch's own before gradlib was imported.
     """
     if isinstance(value, FunctionType):
         is_own = value.__code__.co_filename.startswith(_WHERE)
@@ -72,11 +72,11 @@ def torchs_own(value: Any) -> Any:
     return value if is_own else object()
 
 
-# What a module has under these names it uses when it is called.
+# The attributes that hold what a module uses when it is called.
 PARAMETERS, BUFFERS, CHILDREN = "_parameters", "_buffers", "_modules"
 
-# What stands in a module itself, by name. ``named_parameters(recurse=False)`` says the
-# same, but is slow enough to show in a hook that runs at every call.
+# A module's own parameters, buffers and children by name. The public
+# ``named_parameters(recurse=False)`` is too slow for a hook that runs at every call.
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]]
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]]
 own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
@@ -86,9 +86,9 @@ own_parameters, own_buffers, own_children = map(
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the names and modules that stand in each of several.
+    """Return the numbers of children of several modules, their names, and themselves.
 
-    There is no loop in Python: it is asked at each forward, and rarely says anything.
+    Without a Python loop: this is asked at each forward, and rarely tells anything new.
     """
     children = [*map(own_children, modules)]
     inside = [*filter(None, children)]
@@ -98,17 +98,16 @@ def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def parameters_at_call(module: nn.Module) -> dict[str, Any]:
-    """Return what stands for a module's own parameters while it is called.
+    """Return a module's own parameters, or what it has in their place at a call.
 
-    A copy that ``nn.DataParallel`` makes for a device has none, but tensors in place of
-    them.
+    A replica that ``nn.DataParallel`` makes for a device has plain tensors instead.
     """
     return own_parameters(module) or vars(module).get("_former_parameters", {})
 
 
 @contextmanager
 def parametrizations_computed_anew() -> Generator[None]:
-    """Leave alone what ``torch.nn.utils.parametrize.cached()`` keeps, and use none."""
+    """Neither use nor change what ``torch.nn.utils.parametrize.cached()`` keeps."""
     module: Any = sys.modules.get("torch.nn.utils.parametrize")
     if not getattr(module, "_cache_enabled", 0):
         yield
@@ -122,7 +121,7 @@ def parametrizations_computed_anew() -> Generator[None]:
 
 @lru_cache(CLASSES)
 def is_of_torch(kind: type[nn.Module]) -> bool:
-    """Tell whether torch itself brings this class of modules."""
+    """Tell whether a class of modules is torch's own."""
     return kind.__module__.startswith("torch.nn.modules.")
 
 
@@ -145,7 +144,7 @@ def is_plain_module(module: nn.Module) -> bool:
 
 
 def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
-    """Tell whether modules of a class find their attributes as torch's do."""
+    """Tell whether a class looks up attributes, and is called, as ``nn.Module`` is."""
     return (
         kind.__getattr__ is _GETATTR
         and kind.__getattribute__ is object.__getattribute__
@@ -154,11 +153,11 @@ def is_looked_into_plainly(kind: type[nn.Module]) -> bool:
 
 
 def calls_are_torchs() -> bool:
-    """Tell whether nobody has put a function of theirs in the place of all calls."""
+    """Tell whether ``nn.Module._call_impl`` is torch's own, and was not replaced."""
     return _MODULE._call_impl is _CALL_IMPL
 
 
-# As they were when this was imported.
+# torch's own functions, as they were when this was imported.
 _MODULE: Any = nn.Module
 _CALL, _GETATTR, _CALL_IMPL = map(
     torchs_own, (_MODULE.__call__, _MODULE.__getattr__, _MODULE._call_impl)

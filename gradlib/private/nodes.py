@@ -27,11 +27,11 @@ CloneNode: type[Node] = _C._functions.CloneBackward0
 # The node of Tensor.to() and of autocast's casts.
 ToCopy: type[Node] = _C._functions.ToCopyBackward0
 
-# The node of the CTC loss. On a CPU its threads read what the loss was, and there torch
-# refuses to read memory that is shared lazily.
+# The node of the CTC loss. On a CPU its threads read the saved loss, and there torch
+# refuses to read memory that is shared copy-on-write.
 CtcLoss: type[Node] = _C._functions.CtcLossBackward0
 
-# Nodes of what only lays out a tensor anew: they can be called with a gradient alone.
+# Nodes of operations that only lay out a tensor anew: callable with a gradient alone.
 LAID_OUT: frozenset[type[Node]] = frozenset(
     (
         _C._functions.TBackward0,
@@ -49,10 +49,11 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 
 
 def is_packed(node: Node) -> bool:
-    """Tell whether what a node has saved is had through somebody's hooks.
+    """Tell whether what a node has saved is unpacked by saved-tensors hooks.
 
-    A checkpoint's compute all of it again, whenever one asks outside of a pass. Before
-    torch 2.10 a node does not tell, and is asked: what it says is right all the same.
+    A checkpoint's hooks compute all of it again, each time one asks outside a backward
+    pass. Before torch 2.10 nodes do not tell, so their saved tensors are read: that is
+    slower, but they are right all the same.
     """
     for name in _raw_names(type(node)):
         if getattr(getattr(node, name), "unpack_hook", None) is not None:
@@ -66,13 +67,13 @@ def _raw_names(kind: type[Node]) -> tuple[str, ...]:
 
 
 def changed_since_saved(node: Node) -> list[Tensor]:
-    """Return what a node has saved and somebody has changed in place since.
+    """Return the tensors that a node has saved and that were changed in place since.
 
-    Before torch 2.10 that does not show. What hooks have packed does not count.
+    Before torch 2.10 that does not show. Tensors that hooks have packed do not count.
     """
     found: list[Tensor] = []
     for name in _raw_names(type(node)):
-        with suppress(RuntimeError):  # it has been freed
+        with suppress(RuntimeError):  # what the node saved has been freed
             held: Any = getattr(node, name)
             for raw in cast(Any, held if isinstance(held, tuple) else (held,)):
                 saved = getattr(raw, "data", None)
@@ -89,7 +90,7 @@ def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
         with suppress(RuntimeError):
             unpack()
             return True
-    # That refuses a node's own results too, which the node alone can unpack.
+    # unpack() refuses a node's own results too, which the node alone can unpack.
     for shown in (name.removeprefix("_raw"), name.removeprefix("_raw_")):
         with suppress(RuntimeError, AttributeError):
             getattr(node, shown)
@@ -98,7 +99,7 @@ def _is_as_saved(node: Node, name: str, raw: Any) -> bool:
 
 
 def dtype_at(edge: tuple[Any, int]) -> torch.dtype:
-    """Return the dtype of the output of a node that an edge leads to."""
+    """Return the dtype of the output that an edge leads to."""
     node, number = edge
     return node._input_metadata[number].dtype
 
@@ -109,6 +110,6 @@ def leaf_of(node: Node) -> Tensor | None:
     return leaf.variable if type(node) is AccumulateGrad else None
 
 
-# The shape, dtype and device of each gradient that comes in at a node, which
-# torch.autograd.grad itself reads there.
+# The shape, dtype and device of each gradient that comes in at a node, read where
+# torch.autograd.grad itself reads them.
 forms_at: Callable[[Node], Sequence[Any]] = attrgetter("_input_metadata")

@@ -1,4 +1,4 @@
-"""What gradlib uses of backward passes that run."""
+"""What gradlib uses of running backward passes."""
 
 # Private names are what this folder is for, and torch's stubs leave some of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -20,13 +20,13 @@ _C = cast(Any, torch._C)
 # The frame of the function that is running, or of one of its callers.
 running_frame: Callable[[int], FrameType] = sys._getframe
 
-# A number that is one backward pass's own in this process; -1 outside of any.
+# The number of the running backward pass, unique in this process; -1 outside of any.
 backward_pass_id: Callable[[], int] = _C._current_graph_task_id
 
 # The node whose gradients a running backward pass has just gathered.
 current_node: Callable[[], Node | None] = _C._current_autograd_node
 
-# Has a function called when the running backward pass ends, unless it raises.
+# Makes a function run when the running backward pass ends, unless the pass raises.
 when_pass_ends: Callable[[Callable[[], None]], None] = (
     torch.autograd.Variable._execution_engine.queue_callback
 )
@@ -35,7 +35,7 @@ when_pass_ends: Callable[[Callable[[], None]], None] = (
 def pass_is_compiled() -> bool:
     """Tell whether torch.compile has compiled the running pass.
 
-    Nobody is told then when it ends. torch 2.8 and 2.13 have the name.
+    `when_pass_ends` does not work then. torch 2.8 and 2.13 have the name.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return getattr(compiled, "in_compiled_autograd_region", False)
@@ -44,16 +44,16 @@ def pass_is_compiled() -> bool:
 def pass_began_here() -> bool:
     """Tell whether the running pass was begun in this thread, as it is on a CPU.
 
-    A GPU's runs in a thread of the device, and nobody in Python has called what that
-    runs; who has begun the pass waits meanwhile.
+    On a GPU it runs in the device's own thread, which has no Python caller, while the
+    thread that began it waits.
     """
     return _began_pass() is not None
 
 
 def who_began_pass() -> FrameType | None:
-    """Return who has called ``torch.autograd``, in this thread, for the running pass.
+    """Return the frame that called ``torch.autograd``, in this thread, for the pass.
 
-    With ``loss.backward()`` that is the method.
+    With ``loss.backward()`` that is the frame of the method.
     """
     frame = _began_pass()
     return frame and frame.f_back and frame.f_back.f_back
@@ -70,9 +70,9 @@ _BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__
 
 
 def is_passed_elsewhere(node: Node) -> bool:
-    """Tell whether passes run through a node in a thread of its device.
+    """Tell whether backward passes run through a node in its device's own thread.
 
-    The nodes that they make there have numbers which that thread counts for itself.
+    The nodes that they make there have sequence numbers of that thread's own counting.
     """
     return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
 
@@ -80,7 +80,7 @@ def is_passed_elsewhere(node: Node) -> bool:
 def has_accelerator() -> bool:
     """Tell whether a device with a thread of its own may be in use.
 
-    To ask CUDA how many devices it has would keep child processes from using any.
+    Asking CUDA how many devices it has would keep child processes from using any.
     """
     kind = _accelerator()
     if kind == "cuda":
@@ -94,13 +94,13 @@ def _accelerator() -> str:
     return built_for.type if built_for else ""
 
 
-# Whether this thread works under a dispatch key; torch.autograd.grad's for batches.
+# Whether this thread works under a dispatch key, and the key of is_grads_batched=True.
 _key_is_included: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_included
 _VMAP = _C._dispatch_key_parse("VmapMode")
 
 
 def gradients_are_batched() -> bool:
-    """Tell whether several backward passes run at once: then values stand in."""
-    # Not the level that is counted meanwhile: a pass through a GPU's tensors runs in a
-    # thread of the device, which is handed the dispatch keys and not the level.
+    """Tell whether several backward passes run at once, in which tensors stand in."""
+    # The key, not the level of vmap: a pass through a GPU's tensors runs in the
+    # device's own thread, which is handed the dispatch keys but not the level.
     return _key_is_included(_VMAP) or values_are_stand_ins()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 _C = cast(Any, torch._C)
 
-# Whether this build has oneDNN with the operation below, which was met in 2.13 and is
-# looked for in others; and whether torch may use it now.
+# Whether this build has oneDNN with the operation below, as 2.13 has and other releases
+# may have; and whether torch may use it now.
 _has_onednn_linear = torch.backends.mkldnn.is_available() and hasattr(
     torch.ops.mkldnn, "_linear_pointwise"
 )
@@ -34,18 +34,18 @@ def onednn_linear(
         x: Contiguous, or of two dimensions, in float32, on the CPU.
         weight: The same, but laid out in any way.
         bias: What is added; ``None`` for nothing.
-        then: What is done to each entry, as ``"tanh"``; ``"none"`` for nothing.
+        then: The function of each entry, such as ``"tanh"``; ``"none"`` for none.
     """
     of_onednn: Any = torch.ops.mkldnn
     return of_onednn._linear_pointwise.default(x, weight, bias, then, [], "")
 
 
 def how_products_are_computed() -> tuple[object, ...]:
-    """Return what decides with which kernels and digits a GPU multiplies float32."""
+    """Return the settings that choose kernels and precision for a GPU's float32."""
     return tuple([it() for it in _PRODUCTS])
 
 
-# Releases with newer settings refuse to tell the older ones where somebody used those.
+# Releases with newer settings refuse to read the older ones once the newer were used.
 _precision_of: Any = getattr(_C, "_get_fp32_precision_getter", None)
 _PRODUCTS: list[Callable[[], object]] = [
     *(

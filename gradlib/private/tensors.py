@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 _C = cast(Any, torch._C)
 
-# Copy-on-write: the clone shares the storage until somebody writes to either one.
+# Copy-on-write: the clone shares the storage until one of the two is written to.
 lazy_clone: Callable[[Tensor], Tensor] = torch._lazy_clone
 
 # A view that shows every entry with its sign changed.
@@ -23,7 +23,7 @@ negative_view: Callable[[Tensor], Tensor] = torch._neg_view
 
 
 def copy_of_quantized(tensor: Tensor) -> Tensor:
-    """Do what ``clone`` does, also for what it does not take: floating zero points."""
+    """Do what ``clone`` does, but also for floating-point zero points."""
     if tensor.qscheme() != torch.per_channel_affine_float_qparams:
         return tensor.clone()
     return cast(Any, torch)._make_per_channel_quantized_tensor(
@@ -34,7 +34,7 @@ def copy_of_quantized(tensor: Tensor) -> Tensor:
     )
 
 
-# Whether a tensor still shares its memory with a lazy clone: nobody has written to it.
+# Whether a tensor still shares its memory with a lazy clone: neither was written to.
 is_copy_on_write: Callable[[Tensor], bool] = _C._is_cow_tensor
 
 # Where a tensor's data begins, without the copy that asking data_ptr() may cause.
@@ -42,15 +42,15 @@ data_address: Callable[[Tensor], int] = _C._data_address
 
 
 def tangent_of(tensor: Tensor) -> Tensor | None:
-    """Return the tangent that forward-mode AD has given a tensor, if it has."""
+    """Return the tangent that forward-mode AD has given a tensor, if any."""
     return cast(Any, forward_ad).unpack_dual(tensor).tangent
 
 
 def memory_is_held(tensor: Tensor) -> bool:
-    """Tell whether others hold a CPU tensor's memory too, as an array of NumPy's may.
+    """Tell whether others hold a CPU tensor's memory too, as a NumPy array may.
 
-    Who writes to a tensor that shares its memory lazily moves it, and lets go of the
-    old memory. An array would then show what is freed.
+    A write to a tensor that shares its memory copy-on-write moves the tensor and lets
+    go of the old memory. An array would then show freed memory.
     """
     if not tensor.is_cpu or tensor.layout != torch.strided:
         return False
@@ -62,7 +62,7 @@ def memory_is_held(tensor: Tensor) -> bool:
 
 
 ALONE = 2
-"""How many hold the memory of a tensor that nobody else has: it, and who asks."""
+"""How many hold the memory of only one tensor: the tensor, and `memory_is_held`."""
 
 # The rtol and atol of torch.testing.assert_close, the coarser of all dtypes given.
 default_tolerances: Callable[..., tuple[float, float]] = (
@@ -74,15 +74,15 @@ is_stand_in: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tenso
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Tell whether a tensor has values: none has on the device "meta", and no fake."""
+    """Tell whether a tensor has values: meta and fake tensors have none."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def referent(reference: weakref.ref[Tensor]) -> Tensor | None:
-    """Return the tensor that a weak reference leads to, if it is there still.
+    """Return the tensor that a weak reference leads to, if it still exists.
 
-    As torch.utils.weak does: where autograd alone has held the tensor, older releases
-    of torch free it with their graph, though we hold it by now.
+    As torch.utils.weak does: if only autograd held the tensor, older releases of torch
+    free it with the graph even though we hold it by now.
     """
     tensor: Any = reference()
     if hasattr(tensor, "_fix_weakref"):
