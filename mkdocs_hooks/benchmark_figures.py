@@ -1,4 +1,4 @@
-"""Draw the committed results of benchmarks, where a page holds a marker for it.
+"""Draw the committed results of benchmarks, where a page holds a marker for them.
 
 <div class="jacobian-ratios" data-results="jacobian-cpu"></div>
 <div class="jacobian-ranks" data-results="jacobian-random-cpu"></div>
@@ -31,7 +31,7 @@ COUNTED = {
     "forward": UNIT_JVPS,
     "loop": LOOP,
 }
-"""Which contender goes the way that a plan counts; ours goes its own."""
+"""The contender that goes the way a plan counts; gradlib goes its planned way."""
 
 GREY = "#8a8a8a"
 
@@ -39,7 +39,7 @@ Results = dict[str, Any]
 
 
 class Picture(NamedTuple):
-    """A figure, and what it shows for those who cannot see it."""
+    """A figure, and its alt text."""
 
     figure: Figure
     alt: str
@@ -63,13 +63,13 @@ def on_page_markdown(
 
 
 def style() -> AbstractContextManager[None]:
-    """Draw as the figures of pages are drawn."""
+    """Return the context in which figures are drawn in the site's style."""
     chosen = mpl.rc_params_from_file(Path(__file__).with_name("matplotlibrc"))
     return mpl.rc_context(dict(chosen))
 
 
 def jacobian_ratios(results: Results) -> Picture:
-    """Draw, for each network, how long the other ways take with one thread."""
+    """Draw, for each network, how long the other ways take on one thread."""
     nets = by_net([row for row in results["rows"] if row["threads"] == 1])
     figure, ax = _figure(len(nets))
     every = [[*map(to_ours, others(ways))] for ways in nets.values()]
@@ -95,7 +95,7 @@ def jacobian_ratios(results: Results) -> Picture:
 
 
 def jacobian_ranks(results: Results) -> Picture:
-    """Draw how long the fastest other way takes on each network, in their order."""
+    """Draw the times of the fastest other way on each network, in ascending order."""
     figure = Figure()
     ax = figure.subplots()
     said: list[str] = []
@@ -119,7 +119,7 @@ def jacobian_ranks(results: Results) -> Picture:
 
 
 def recorder_ratios(results: Results) -> Picture:
-    """Draw how long a whole use of each recorder takes with one thread, by network."""
+    """Draw how long a whole use of each recorder takes on one thread, by network."""
     rows = [
         it
         for it in results["times"]
@@ -179,39 +179,39 @@ MADE: dict[str, Callable[[Results], Picture]] = {
     "recorder-ratios": recorder_ratios,
     "measured-and-counted": measured_and_counted,
 }
-"""What is drawn of the results at a marker."""
+"""What draws the results at a marker."""
 
 MARKER = re.compile(rf'<div class="({"|".join(MADE)})" data-results="([\w-]+)"></div>')
 
 
 def _figure(lines: int) -> tuple[Figure, Axes]:
-    """Return a figure with room for so many lines, one below the other."""
+    """Return a figure with room for `lines` rows."""
     figure = Figure(figsize=(6, 1.4 + 0.34 * lines))
     return figure, figure.subplots()
 
 
 def _compared(ax: Axes, names: Sequence[str], what: str, *, columns: int) -> None:
-    """Name the lines of a figure, and what is on its logarithmic axis.
+    """Name the rows of a figure, and what is on its logarithmic axis.
 
     Args:
         ax: The axes.
-        names: Of the lines, from the top; ours stand out.
-        what: Is on the axis.
-        columns: How many the legend has.
+        names: The names of the rows, from the top; gradlib's are bold.
+        what: The label of the axis.
+        columns: How many columns the legend has.
     """
     ax.axvline(1, color=GREY, linewidth=1, zorder=0)
     ax.set(xscale="log", xlabel=what, yticks=range(len(names)), yticklabels=names)
     ax.invert_yaxis()
     ax.grid(axis="y", alpha=0.25)
     ax.tick_params(axis="y", length=0)
-    _plain(ax.xaxis, 1, 3, 10, 30, 100, 300)  # on a telephone more would touch
+    _plain(ax.xaxis, 1, 3, 10, 30, 100, 300)  # more would touch on a phone
     for label in ax.get_yticklabels():
         label.set_fontweight("bold" if label.get_text().startswith(OURS) else "normal")
     ax.figure.legend(loc="outside upper center", ncols=columns)
 
 
 def _plain(axis: Any, *ticks: float) -> None:
-    """Show these numbers at a logarithmic axis, as far as it goes."""
+    """Show the ticks that a logarithmic axis reaches, as plain numbers."""
     low, high = axis.get_view_interval()
     shown = [tick for tick in ticks if low <= tick <= high]
     axis.set_ticks(shown, [f"{tick:g}" for tick in shown])

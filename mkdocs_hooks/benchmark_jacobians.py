@@ -1,6 +1,6 @@
-"""Put what Jacobians take, as it was measured and committed, into pages.
+"""Put the committed measurements of Jacobians into pages.
 
-A page holds markers, each with a file of benchmarks/results, or several:
+A page holds markers, each with one file of benchmarks/results or several:
 
     <div class="jacobian-said" data-results="jacobian-cpu"></div>
     <div class="jacobian-machines" data-results="jacobian-cpu jacobian-intel-cpu"></div>
@@ -42,7 +42,7 @@ Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
 
 FEW = 3
-"""How many networks a sentence names; more stand in a table."""
+"""The most networks that a sentence names; if there are more, it names none."""
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def said(results: dict[str, Any]) -> Iterable[str]:
-    """Yield how gradlib does, where it can read layers and elsewhere."""
+    """Yield how fast gradlib is where it can read layers, and in other code."""
     nets = by_net(grouped(results["rows"], "threads")[0][1])
     every = len(nets)
     yield (
@@ -74,7 +74,7 @@ def said(results: dict[str, Any]) -> Iterable[str]:
 
 
 def machines(*several: dict[str, Any]) -> Iterable[str]:
-    """Yield a table of how calls of ours do, with a column for each machine."""
+    """Yield a table of how gradlib's calls do, with a column for each machine."""
     nets = [
         [by_net(rows) for _, rows in grouped(results["rows"], "threads")]
         for results in several
@@ -90,7 +90,7 @@ def machines(*several: dict[str, Any]) -> Iterable[str]:
 
 
 def _of_machine(of_threads: list[dict[str, Ways]], name: str) -> str:
-    """Return on how many networks a call is the fastest, and what others take."""
+    """Return on how many networks a call is the fastest, and how much others take."""
     first = sum(won(nets, name) for nets in of_threads)
     every = sum(map(len, of_threads))
     ratios = [it for nets in of_threads for it in against(nets, name)]
@@ -99,7 +99,7 @@ def _of_machine(of_threads: list[dict[str, Ways]], name: str) -> str:
 
 
 def times_taken(results: dict[str, Any]) -> Iterable[str]:
-    """Yield where it was measured, and all tables."""
+    """Yield where the times were measured, and all tables."""
     yield where(results)
     yield from jacobian(results)
 
@@ -122,7 +122,7 @@ def jacobian(results: dict[str, Any]) -> Iterable[str]:
 
 
 def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
-    """Yield what may be said of many networks, and where another way is faster."""
+    """Yield a summary of many networks, and those on which another way is faster."""
     yield where(results)
     parts = grouped(results["rows"], "threads")
     for threads, rows in parts:
@@ -145,7 +145,7 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
 
 
 def jacobian_folded(results: dict[str, Any]) -> Iterable[str]:
-    """Yield where it was measured, and folded tables."""
+    """Yield where the times were measured, and folded tables."""
     yield where(results)
     yield from in_tables(results)
 
@@ -159,7 +159,7 @@ def in_tables(results: dict[str, Any]) -> Iterable[str]:
 
 
 def by_loss(nets: dict[str, Ways]) -> dict[str, Ways]:
-    """Return the networks on which another way is faster, most so the first."""
+    """Return the networks on which another way is faster, by how much, most first."""
     least = {
         net: min(it for name in CALLS for it in against({net: ways}, name))
         for net, ways in nets.items()
@@ -178,7 +178,7 @@ def by_net(rows: Rows) -> dict[str, Ways]:
 
 
 def summed_up(nets: dict[str, Ways]) -> str:
-    """Say where ours is the fastest, and where not."""
+    """Say where gradlib is the fastest, and where not."""
     lost = slower(nets)
     named = [
         f"{net} ({row['contender']} takes {times(row)} as long)"
@@ -209,7 +209,7 @@ CALLS = {
     OURS_IN_OTHER_CODE: "`check=False` in other code",
     OURS_IN_OTHER_CODE_CHECKED: "`check=True` in other code",
 }
-"""Calls of ours, each in the words of a table."""
+"""The calls of gradlib, each in the words of a table."""
 
 SHORT = {
     OURS: "unchecked",
@@ -218,11 +218,11 @@ SHORT = {
     OURS_IN_OTHER_CODE: "in other code",
     OURS_IN_OTHER_CODE_CHECKED: "checked there",
 }
-"""The same in a word or two, for headings and sentences."""
+"""The same calls in a word or two, for headings and sentences."""
 
 
 def against(nets: dict[str, Ways], name: str) -> list[float]:
-    """Return how many times as long as a call of ours the fastest other way takes."""
+    """Return, for each network, the fastest other way's time over that of a call."""
     return [
         to_ours(best_other(ways)) / to_ours(ways[name])
         for ways in nets.values()
@@ -231,28 +231,28 @@ def against(nets: dict[str, Ways], name: str) -> list[float]:
 
 
 def won(nets: dict[str, Ways], name: str) -> int:
-    """Return on how many networks a call of ours is the fastest."""
+    """Return on how many networks a call of gradlib is the fastest."""
     return sum(ratio >= 1 for ratio in against(nets, name))
 
 
 def check_over(nets: dict[str, Ways], name: str, checked: str) -> list[float]:
-    """Return how many times as long a call takes with its check, for each network."""
+    """Return, for each network, how many times as long a call takes with its check."""
     return [to_ours(ways[checked]) / to_ours(ways[name]) for ways in nets.values()]
 
 
 def span(ratios: Iterable[float]) -> str:
-    """Return the least and the most of some ratios."""
+    """Return the smallest and the largest of some ratios, in words."""
     least, *_, most = sorted(ratios)
     return f"{least:.2f} to {most:.2f}"
 
 
 def to_ours(row: dict[str, Any]) -> float:
-    """Return what a way takes as a multiple of ours, without the check."""
+    """Return a way's time as a multiple of gradlib's without the check."""
     return row["to_gradlib"]["median"]
 
 
 def others(ways: Ways) -> Rows:
-    """Return the rows of the ways that are not ours."""
+    """Return the rows of the ways that are not gradlib's."""
     return [
         row
         for name, row in ways.items()
@@ -261,12 +261,12 @@ def others(ways: Ways) -> Rows:
 
 
 def best_other(ways: Ways) -> dict[str, Any]:
-    """Return the row of the fastest of them."""
+    """Return the row of the fastest way that is not gradlib's."""
     return min(others(ways), key=to_ours)
 
 
 def compared(results: dict[str, Any], nets: dict[str, Ways]) -> str:
-    """Return a table with the fastest other way, held against each call of ours."""
+    """Return a table that compares the fastest other way with each call of gradlib."""
     batches = {plan["net"]: plan["batch"] for plan in results["plans"]}
     names = [
         name
@@ -281,9 +281,9 @@ def compared(results: dict[str, Any], nets: dict[str, Ways]) -> str:
 
 
 def in_short(net: str, batch: int, ways: Ways, names: list[str]) -> tuple[str, ...]:
-    """Return a row: the fastest other way held against each call, and our time."""
+    """Return a row: the fastest other way against each call, and gradlib's time."""
     ours = ways[OURS]
-    peak = ours["peak_bytes"]  # None where a call takes long
+    peak = ours["peak_bytes"]  # None if a call takes long
     return (
         net,
         *(" ".join(map(_held, against({net: ways}, name))) for name in names),
@@ -295,13 +295,13 @@ def in_short(net: str, batch: int, ways: Ways, names: list[str]) -> tuple[str, .
 
 
 def _held(ratio: float) -> str:
-    """Return a ratio, which stands out where another way is faster."""
+    """Return a ratio, in bold if another way is faster."""
     shown = f"{ratio:.2f}"
     return shown if float(shown) >= 1 else f"**{shown}**"
 
 
 def all_ways(rows: Rows) -> str:
-    """Return the table of one network, and why others are not in it."""
+    """Return the table of one network, and why some ways are not in it."""
     found = table(
         ("way", "ms", "of ours", "quartiles of that", "peak, MiB", "error"),
         [
@@ -330,7 +330,7 @@ MADE: dict[str, Callable[..., Iterable[str]]] = {
     "jacobian-in-short": jacobian_in_short,
     "jacobian-folded": jacobian_folded,
 }
-"""What is made of the results at a marker."""
+"""What turns the results at a marker into paragraphs."""
 
 MARKER = marker(MADE)
 
@@ -339,7 +339,7 @@ MARKER = marker(MADE)
 
 
 def times(row: dict[str, Any]) -> str:
-    """Return a ratio to our time, for a place that does not say what it is."""
+    """Return a ratio to gradlib's time with its unit."""
     return f"{to_ours(row):.2f} times" if "to_gradlib" in row else ""
 
 

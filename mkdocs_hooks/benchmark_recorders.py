@@ -1,4 +1,4 @@
-"""Put what recording takes, as it was measured and committed, into pages.
+"""Put the committed measurements of recorders into pages.
 
 A page holds markers, each with a file of benchmarks/results:
 
@@ -45,19 +45,19 @@ def said(results: dict[str, Any]) -> Iterable[str]:
 
 
 def _span(rows: Rows, name: str) -> str:
-    """Return the least and the most that a contender takes, of no hooks."""
+    """Return the least and the most a contender takes, as multiples of no hooks."""
     found = [_of_none(row["use"]) for row in rows if row["contender"] == name]
     return f"{min(found, key=float)} to {max(found, key=float)}"
 
 
 def times(results: dict[str, Any]) -> Iterable[str]:
-    """Yield where it was measured, and the tables."""
+    """Yield where the times were measured, and the tables."""
     yield where(results)
     yield from recorder(results)
 
 
 def recorder(results: dict[str, Any]) -> Iterable[str]:
-    """Yield a table of all recorders and networks, and all about each, folded."""
+    """Yield a table of all recorders and networks, then the details, folded."""
     threads, first = grouped(results["times"], "threads")[0]
     yield (
         f"A whole use with {counted_threads(threads)}, as a multiple of the same step "
@@ -84,7 +84,7 @@ def in_short(rows: Rows) -> str:
 
 
 def _short(row: dict[str, Any]) -> str:
-    """Return how long a use takes; without hooks in milliseconds."""
+    """Return how long a use takes: in milliseconds for the use without hooks."""
     if not row["use"]:
         return ""
     if row["contender"] == NONE:
@@ -107,7 +107,7 @@ def in_full(rows: Rows) -> str:
 
 
 def _cells(taken: dict[str, Any] | None) -> tuple[str, str, str]:
-    """Return three cells; some recorders have no step apart from their whole use."""
+    """Return three cells, empty for a recorder without a step apart from its use."""
     if taken is None:
         return "", "", ""
     by_hand = f"{taken['to_by_hand']['median']:.2f}"
@@ -119,7 +119,7 @@ def _of_none(taken: dict[str, Any]) -> str:
 
 
 def memory(rows: Rows) -> str:
-    """Return a table of what each recorder takes of memory, and what is odd in it."""
+    """Return a table of the memory each recorder takes, and a note on odd numbers."""
     lines = [
         (row["net"], row["contender"], " ".join(row["skipped"].split()), "")
         if row["skipped"]
@@ -136,7 +136,7 @@ def of_memory(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _negative(rows: Rows) -> Rows:
-    """Return the rows that hold less than nothing, each with the one before it."""
+    """Return the rows with negative held memory, each with the contender before it."""
     return [
         {**row, "before": before["contender"]}
         for before, row in pairwise(rows)
@@ -145,7 +145,7 @@ def _negative(rows: Rows) -> Rows:
 
 
 def _freed(row: dict[str, Any]) -> str:
-    """Say what a number below zero is."""
+    """Explain a negative number."""
     return (
         f"Less than nothing is held by {row['contender']} on {row['net']}: meanwhile "
         f"memory was freed that {row['before']} had left behind, so both hold more "
@@ -166,6 +166,6 @@ MADE: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "recorder-said": said,
     "recorder-times": times,
 }
-"""What is made of the results at a marker."""
+"""What turns the results at a marker into paragraphs."""
 
 MARKER = marker(MADE)

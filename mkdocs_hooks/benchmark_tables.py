@@ -1,4 +1,4 @@
-"""Words and tables of what benchmarks have measured, as the site shows them."""
+"""Sentences and tables about measured benchmarks, as the site shows them."""
 
 import json
 import re
@@ -26,7 +26,7 @@ TEXTS = (
     "why",
     "gradlib with",
 )
-"""Which columns of tables hold texts; the others hold numbers."""
+"""The columns of tables that hold text; the others hold numbers."""
 
 WIDTHS = re.compile(r"\d+(x\d+)?(-\d+(x\d+)?)+")
 """The widths of a network's layers, in its name."""
@@ -41,7 +41,7 @@ def load(name: str, page: Page) -> dict[str, Any]:
 
 
 def marker(made: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern of markers, each of one of some classes, with its files."""
+    """Return the pattern of markers with one of the given classes and its files."""
     return re.compile(
         rf'<div class="({"|".join(made)})" data-results="([\w -]+)"></div>'
     )
@@ -58,8 +58,8 @@ def filled(
     Args:
         markdown: Its text.
         page: The page.
-        made: By the class of a marker, what gives its paragraphs from results.
-        benchmark: Which part is taken of files that hold those of several.
+        made: By the class of a marker, the function from results to paragraphs.
+        benchmark: The part that is used of files with results of several benchmarks.
     """
 
     def paragraphs(found: re.Match[str]) -> str:
@@ -70,7 +70,7 @@ def filled(
 
 
 def where(results: dict[str, Any]) -> str:
-    """Say on what machine, when and with what it was measured."""
+    """Say when, on what machine and with what software results were measured."""
     load_average = results["machine"]["load_average"]
     return (
         f"Measured on {results['date'][:10]}: {device(results)}, "
@@ -81,18 +81,18 @@ def where(results: dict[str, Any]) -> str:
 
 
 def device(results: dict[str, Any]) -> str:
-    """Return what it was measured on."""
+    """Return the processor that results were measured on, and a CPU's cores."""
     cores = results["machine"]["cores"]
     return processor(results) + f", {cores} cores" * ("gpu" not in results["machine"])
 
 
 def processor(results: dict[str, Any]) -> str:
-    """Return the name of what it was measured on."""
+    """Return the name of the GPU or CPU that results were measured on."""
     return results["machine"].get("gpu") or results["machine"]["cpu"]
 
 
 def grouped(rows: Rows, key: str) -> list[tuple[Any, Rows]]:
-    """Return rows by what they have under a key, in their order."""
+    """Return rows grouped by their value under a key, in order."""
     return [
         (value, [row for row in rows if row[key] == value])
         for value in dict.fromkeys(row[key] for row in rows)
@@ -100,7 +100,7 @@ def grouped(rows: Rows, key: str) -> list[tuple[Any, Rows]]:
 
 
 def by_threads(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Yield the rows of each number of threads, with its words if there are several."""
+    """Yield the rows of each number of threads, with that in words if not the only."""
     parts = grouped(rows, "threads")
     for threads, some in parts:
         yield counted_threads(threads) if len(parts) > 1 else "", some
@@ -122,12 +122,12 @@ def mebibytes(count: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or all those before the point."""
+    """Return a number with three digits, or with all digits before the point."""
     return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table; a dash stands where there is nothing to say."""
+    """Return a Markdown table, with a dash in each empty cell."""
     sides = tuple("---" if head in TEXTS else "---:" for head in heads)
     dash = "\N{EN DASH}"
     shown = [(named(first), *(it or dash for it in rest)) for first, *rest in rows]
@@ -135,12 +135,12 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def named(name: str) -> str:
-    """Return the name of a network, whose widths stay in one line."""
+    """Return the name of a network, with its widths kept on one line."""
     return WIDTHS.sub(lambda widths: whole(widths[0]), name)
 
 
 def whole(text: str) -> str:
-    """Return text that stays in one line."""
+    """Return text that stays on one line."""
     return f'<span class="whole">{text}</span>'
 
 

@@ -1,4 +1,4 @@
-"""A folder for what is computed at build, new whenever its result could change."""
+"""A folder for what a build computes, a new one whenever the result could change."""
 
 import hashlib
 import platform
@@ -17,7 +17,7 @@ PACKAGES = (
 
 
 def digest(folder: str) -> str:
-    """Name the state of all files in a folder."""
+    """Return a digest of all files in a folder."""
     state = hashlib.sha256()
     for path in sorted((ROOT / folder).rglob("*")):
         hidden = "__pycache__" in path.parts or path.name.startswith(".")
@@ -27,12 +27,12 @@ def digest(folder: str) -> str:
     return state.hexdigest()
 
 
-# mkdocs serve goes on with the hooks it began with, whatever is edited meanwhile.
+# mkdocs serve keeps the hooks it started with, even if they are edited.
 HOOKS_IN_USE = digest("mkdocs_hooks")
 
 
 def fingerprint() -> str:
-    """Name everything an output depends on, apart from the block that prints it."""
+    """Return a digest of all an output depends on except the block that prints it."""
     versions = [f"{package} {version(package)}" for package in PACKAGES]
     parts = [platform.python_version(), *versions, HOOKS_IN_USE]
     parts += [digest("mkdocs_hooks"), digest("gradlib")]
@@ -40,7 +40,7 @@ def fingerprint() -> str:
 
 
 def folder(name: str) -> Path:
-    """Return the folder for `name` in .cache, and remove the ones it replaces."""
+    """Return the folder for `name` in .cache, and remove older ones."""
     current = ROOT / ".cache" / name / fingerprint()
     current.mkdir(parents=True, exist_ok=True)
     for other in current.parent.iterdir():

@@ -54,11 +54,11 @@ def read() -> list[Claim]:
     return tomllib.loads(FILE.read_text(encoding="utf-8"))["claim"]
 
 
-# Whether it is so
+# Whether a claim holds
 
 
 def holds(recorded: dict[str, Any], got: dict[str, Any]) -> bool:
-    """Tell whether what is claimed of a case is so in one recording of a hook."""
+    """Tell whether a claim about a case holds in one recording of a hook."""
     if not got.get("calls"):
         return False
     entries = got["calls"][0][recorded.get("field", "grad_input")]
@@ -75,14 +75,14 @@ def holds(recorded: dict[str, Any], got: dict[str, Any]) -> bool:
 
 
 def labelled(entry: dict[str, Any], label: str) -> bool:
-    """Tell whether an entry has a label; "" is no label, "none" no gradient."""
+    """Tell whether an entry has a label: "" for no label, "none" for no gradient."""
     if entry["shape"] is None:
         return label == "none"
     return label in (entry["is"] or [""])
 
 
 def where(recorded: dict[str, Any], builds: Builds) -> dict[str, dict[str, bool]]:
-    """Return for both hooks in which builds a claim about a case holds."""
+    """Tell, for both hooks and each build, whether a claim about a case holds."""
     return {
         hook: {
             version: holds(recorded, cases[recorded["case"]][hook])
@@ -105,7 +105,7 @@ def having_changed(change: dict[str, Any], builds: Builds) -> list[str]:
 
 
 def ran_as_said(program: dict[str, Any], programs: Builds) -> dict[str, bool]:
-    """Return in which builds a program raises, does not, or prints what is claimed."""
+    """Tell, for each build, whether a program prints or raises as is claimed."""
 
     def does(ran: dict[str, Any]) -> bool:
         if "prints" in program:
@@ -119,9 +119,10 @@ def ran_as_said(program: dict[str, Any], programs: Builds) -> dict[str, bool]:
 
 
 def computed(claim: Claim, builds: Builds, programs: Builds) -> str | None:
-    """Return the verdict that the recordings give, or None where they give none.
+    """Return the verdict that the recordings give, or None if they give none.
 
-    What no recording has is wrong, unless something was read that speaks for it.
+    A claim that holds in no recording is wrong, unless a source was read that supports
+    it.
     """
     found = [where(recorded, builds) for recorded in claim.get("recorded", [])]
     old = [so for it in found for so in it["legacy"].values()]
@@ -142,7 +143,7 @@ def computed(claim: Claim, builds: Builds, programs: Builds) -> str | None:
 def problems(
     claims: list[Claim], markdown: str, builds: Builds, programs: Builds
 ) -> list[str]:
-    """Return what is missing from the claims, or contradicts their evidence."""
+    """Return what the claims lack, and where they contradict their evidence."""
     found: list[str] = []
     printed = printed_in(markdown)
     for claim in claims:
@@ -177,7 +178,7 @@ def problems(
 
 
 def printed_in(markdown: str) -> dict[str, list[str]]:
-    """Return by section the lines its blocks print: all up to the next section."""
+    """Return, by section, the lines printed by the blocks up to the next section."""
     _, *parts = MARKER.split(markdown)
     return {
         section: re.findall(r"^ *#> (.*)$", text, re.MULTILINE)
@@ -189,7 +190,7 @@ def printed_in(markdown: str) -> dict[str, list[str]]:
 
 
 def alike(claims: list[Claim]) -> list[list[Claim]]:
-    """Return claims in groups: those of one post that make one mistake, in a row."""
+    """Group successive claims of one post that make the same mistake."""
 
     def what(claim: Claim) -> tuple[str, ...]:
         mistake = claim.get("mistake", claim["says"])
@@ -215,7 +216,7 @@ def shown(group: list[Claim], builds: Builds, programs: Builds) -> str:
 
 
 def titled(see: str) -> str:
-    """Return the title of the page that explains."""
+    """Return the title of the page that a claim refers to."""
     name = see.partition("#")[0]
     folder, mark = ("docs", "# # ") if name.endswith(".py") else ("docs/versions", "# ")
     lines = (cache.ROOT / folder / name).read_text(encoding="utf-8").splitlines()
@@ -223,7 +224,7 @@ def titled(see: str) -> str:
 
 
 def evidence(claim: Claim, builds: Builds, programs: Builds) -> Iterator[str]:
-    """Yield a line for each thing that was tested: what, and where it is so."""
+    """Yield a line for each thing that was tested: what, and where it holds."""
     for line in claim.get("prints", []):
         yield f"Printed below: `{line}`"
     yield from (of_case(recorded, builds) for recorded in claim.get("recorded", []))
@@ -250,7 +251,7 @@ def evidence(claim: Claim, builds: Builds, programs: Builds) -> Iterator[str]:
 
 
 def of_case(recorded: dict[str, Any], builds: Builds) -> str:
-    """Say what was tested of a case, and with which hook it is so in which releases."""
+    """Say what was tested of a case, and with which hook and releases it holds."""
     parts = [
         f"{spoken(result)} with `{HOOKS[hook]}`"
         for hook, result in where(recorded, builds).items()
@@ -285,7 +286,7 @@ def asked(recorded: dict[str, Any], builds: Builds) -> str:
 
 
 def spoken(result: dict[str, bool]) -> str:
-    """Say in how many of the releases something is so, and in which."""
+    """Say in how many of the releases something holds, and in which."""
     among, having = list(result), [version for version, so in result.items() if so]
     if not having:
         return f"in none of {len(among)} releases"
@@ -296,7 +297,7 @@ def spoken(result: dict[str, bool]) -> str:
 
 
 def counted(claims: list[Claim]) -> str:
-    """Return how many claims of each thread have which verdict, and the mistakes."""
+    """Return a table of verdicts by thread, and the mistakes made more than once."""
     threads = sorted({claim["thread"] for claim in claims})
     counts = Counter((claim["thread"], claim["verdict"]) for claim in claims)
     rows = [
@@ -306,13 +307,13 @@ def counted(claims: list[Claim]) -> str:
         for verdict in VERDICTS
     ]
     heads = " | ".join(f"thread {thread}" for thread in threads)
-    sides = "|---:" * (len(threads) + 1)  # of numbers
+    sides = "|---:" * (len(threads) + 1)  # columns of numbers
     table = [f"| verdict | {heads} | all |", f"|---{sides}|", *rows]
     return "\n".join([*table, "", mistaken(claims)])
 
 
 def mistaken(claims: list[Claim]) -> str:
-    """Say how many mistakes the wrong claims make, and which they make repeatedly."""
+    """Say how many mistakes the wrong claims make, and which ones more than once."""
     made = Counter(claim["mistake"] for claim in claims if "mistake" in claim)
     often = [f"{what} ({n} claims)" for what, n in made.most_common() if n > 1]
     return (

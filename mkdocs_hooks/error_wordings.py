@@ -1,10 +1,10 @@
-"""Put what torch says of a mistake into the page of its code, release by release.
+"""Put torch's message for a mistake, release by release, into the page of its code.
 
 A page holds a marker:
 
     <div class="wordings" data-code="GL103"></div>
 
-What torch says becomes the page's tags, by which `searched_messages.py` finds it.
+The messages become the page's tags, by which `searched_messages.py` finds it.
 """
 
 from itertools import groupby
@@ -20,7 +20,7 @@ FOLDER = cache.ROOT / "docs" / "data" / "errors"
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
-    """Replace the marker of a page, and have the search prefer the page."""
+    """Replace the marker of a page, and set the messages as the page's tags."""
     tags: list[str] = []
 
     def made(code: str) -> str:
@@ -34,7 +34,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 
 def messages(code: str) -> list[str]:
-    """Return what the newest release says of the mistakes of a code."""
+    """Return the newest release's messages for the mistakes of a code."""
     *_, newest = recorded_in(FOLDER).values()
     mistakes = newest["mistakes"][code]
     texts = [it["error"].partition(": ")[2] for it in mistakes if it["error"]]
@@ -42,7 +42,7 @@ def messages(code: str) -> list[str]:
 
 
 def wordings(code: str) -> str:
-    """Return each mistake of a code, and what the releases say of it."""
+    """Return each mistake of a code, with each release's message."""
     recorded = recorded_in(FOLDER)
     *_, newest = recorded.values()
     errors = {build: recorded[build]["mistakes"][code] for build in recorded}
@@ -57,7 +57,7 @@ def wordings(code: str) -> str:
 
 
 def listed(errors: dict[str, str | None]) -> str:
-    """Return what is said by build, once for successive builds that say the same."""
+    """Return the errors by build, each once for successive builds that agree."""
     entries = "".join(
         f"<dt>torch {span(list(builds))}</dt><dd>{shown(error)}</dd>"
         for error, builds in groupby(errors, key=lambda build: errors[build])
@@ -66,5 +66,5 @@ def listed(errors: dict[str, str | None]) -> str:
 
 
 def shown(error: str | None) -> str:
-    """Return an error as a block of code, or that there is none."""
+    """Return an error as a block of code, or the words that there is none."""
     return "no error" if error is None else said(error)

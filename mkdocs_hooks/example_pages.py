@@ -1,8 +1,8 @@
 """Show the programs in examples/ as pages, with what they print and draw.
 
-mkdocs-jupyter decides when an example runs, and keeps the result. Here the example is
-run, and its cells become one Markdown text that is rendered like that of any other
-page: same look, same extensions, and its links are checked.
+mkdocs-jupyter decides when an example runs, and keeps the result. This file runs the
+example, and joins its cells into one Markdown text that is rendered as any other page:
+same look, same extensions, and its links are checked.
 """
 
 import json
@@ -32,7 +32,7 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Have examples run by this file, again whenever gradlib or a version changes."""
+    """Make this file run the examples, again whenever gradlib or a version changes."""
     mkdocs_jupyter.convert.nb2html = run
     plugin = config.plugins["mkdocs-jupyter"]
     plugin.config["cache_dir"] = str(cache.folder("examples"))
@@ -56,7 +56,7 @@ def on_page_content(
     if not page.file.src_uri.endswith(".py"):
         return None
     page.markdown = to_markdown(json.loads(content), page, config, files)
-    Page.render(page, config, files)  # page.render is mkdocs-jupyter's own by now
+    Page.render(page, config, files)  # mkdocs-jupyter has replaced page.render
     return page.content
 
 
@@ -115,7 +115,7 @@ def to_markdown(
 
 
 def check(outputs: "list[Output]", alt: str, place: str) -> None:
-    """Refuse a figure that only some can see, and output not meant for a reader."""
+    """Refuse a figure without alt text, and output that is not meant for a reader."""
     drawn = [kind for kind, _ in outputs].count("svg")
     if drawn and not alt:
         raise PluginError(
@@ -144,6 +144,6 @@ def printed(kind: str, text: str) -> str:
 
 
 def fence(text: str, header: str) -> str:
-    """Return text as a block, in more backticks than any it holds."""
+    """Return text as a block, fenced by more backticks than it holds in a row."""
     ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{ticks}{header}\n{text}\n{ticks}"

@@ -29,13 +29,13 @@ FENCE = re.compile(
 PIXELS_PER_POINT = 4 / 3
 
 SIZE = re.compile(r"scale\(([\d.]+) -\1\)")
-"""How matplotlib scales a text: by a hundredth of the points of its letters."""
+"""How matplotlib scales a text in SVG: by a hundredth of its font size in points."""
 
 LEAST = 9
-"""How small a telephone may make letters, in pixels; a wider figure scrolls."""
+"""The smallest letters on a phone, in pixels; a figure too wide for that scrolls."""
 
 PHONE = range(359, 400)
-"""Widths that are a little more than a telephone has: there a bit smaller will do."""
+"""Least widths that are just too wide for a phone: slightly smaller letters will do."""
 
 
 def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
@@ -43,7 +43,7 @@ def draw(code: str, path: str, line: int = 1, background: str = "none") -> str:
 
     Args:
         code: The block.
-        path: The file the block stands in, for messages.
+        path: The file that holds the block, for messages.
         line: The line of that file on which the code begins.
         background: The colour behind the figure; on the site there is none.
     """
@@ -65,7 +65,7 @@ def cached_draw(code: str, path: str, line: int) -> str:
     kept = cache.folder("figures") / f"{key}.svg"
     if not kept.exists():
         drawn = draw(code, path, line)
-        kept.parent.mkdir(parents=True, exist_ok=True)  # another build may tidy up
+        kept.parent.mkdir(parents=True, exist_ok=True)  # another build may remove it
         kept.write_text(drawn, encoding="utf-8")
     return kept.read_text(encoding="utf-8")
 
@@ -75,13 +75,14 @@ def image(
 ) -> str:
     """Put a figure into the site at `uri` and return the <img> that shows it.
 
-    It has the drawing's own size, so that the text below does not jump on loading.
+    The <img> has the drawing's own size, so that the text below does not jump on
+    loading.
     """
     file = File.generated(config, uri, content=svg)
     files.append(file)
     points = re.findall(r'viewBox="0 0 (\S+) (\S+)"', svg)[0]
     width, height = (round(float(size) * PIXELS_PER_POINT) for size in points)
-    # So `run_code.svg` marks what would say the reverse if it were turned.
+    # `run_code.svg` marks figures whose meaning would reverse with turned colours.
     kind = "figure as-drawn" if 'data-scale="lightness"' in svg else "figure"
     least = min(width, math.ceil(LEAST / letters(svg) * width))
     least = PHONE.start - 1 if least in PHONE else least
@@ -112,7 +113,7 @@ def on_page_markdown(
     def with_figure(block: re.Match[str]) -> str:
         nonlocal count
         count += 1
-        # page.markdown has lost the front matter: count lines in the file.
+        # page.markdown lacks the front matter, so count the lines in the file.
         line = source.count("\n", 0, source.find(block[0])) + 2
         if not block["alt"].strip():
             raise PluginError(f'{path}:{line - 1}: figure="" must say what is seen')

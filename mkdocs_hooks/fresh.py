@@ -1,8 +1,8 @@
 """Call a function, or run a program, in a process of its own that has torch already.
 
-Each begins from nothing, as a reader's copy does, but for the imports, which take
-longer than most of what runs here: where it can be, the process is forked from one that
-has only imported. gradlib is not among the imports, as it may be edited meanwhile.
+Each starts from nothing, as a reader's copy does, except for the imports, which take
+longer than most of what runs here: where possible, the process is forked from one that
+has only imported. gradlib is not imported there, as it may be edited meanwhile.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 if sys.platform == "linux":
     PROCESSES = multiprocessing.get_context("forkserver")
-    # torch would import the last one later: for any optimizer, and most of it for vmap.
+    # torch imports the last one only when used: for any optimizer, and mostly for vmap.
     PROCESSES.set_forkserver_preload(
         ["matplotlib.pyplot", "matplotlib.backends.backend_svg", "torch._dynamo"]
     )
@@ -35,8 +35,8 @@ def call(function: Callable[[*Given], Result], *args: *Given, folder: Path) -> R
     """Return what a function returns in a process of its own, which runs in `folder`.
 
     Raises:
-        RuntimeError: with the traceback, where the function raises; where the process
-            ends before it returns, too.
+        RuntimeError: The function raised, and this is its traceback, or the process
+            ended before it returned.
     """
     with ProcessPoolExecutor(1, mp_context=PROCESSES) as pool:
         return pool.submit(_call, function, args, folder).result()
@@ -48,27 +48,27 @@ def _call(
     import numpy
     import torch
 
-    torch.seed()  # a fork draws the same random numbers as the one before
+    torch.seed()  # else each fork would draw the same random numbers
     numpy.random.seed()
     os.chdir(folder)
     try:
         return function(*args)
-    except BaseException:  # which may be one that no other process can read
+    except BaseException:  # another process may not be able to unpickle it
         raise RuntimeError(traceback.format_exc()) from None
 
 
 class Written:
-    """What is written to a stream, by Python or past it, as C++ does."""
+    """What is written to a stream, by Python or directly by C++."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Send the stream to a file, for as long as the process lives."""
+        """Redirect the stream to a file for the rest of the process."""
         self._stream = cast(TextIOWrapper, stream)
         self._stream.reconfigure(encoding="utf-8")
         self._file = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (it stays open)
         os.dup2(self._file.fileno(), stream.fileno())
 
     def take(self) -> str:
-        """Return what was written since this was last asked."""
+        """Return what was written since the last call."""
         self._stream.flush()
         self._file.seek(0)
         text = self._file.read()
@@ -78,7 +78,7 @@ class Written:
 
 
 def run(*argv: str, folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
-    """Do what `python *argv` does, where that is a program, or `-m` and a module."""
+    """Do what `python *argv` does with the path of a program, or `-m` and a module."""
     status, out, err = call(_run, argv, dict(env), folder=folder)
     return CompletedProcess(argv, status, out, err)
 

@@ -1,7 +1,7 @@
 """Put the committed results of GPUs into the page that holds the marker.
 
-``make bench DEVICE=cuda`` writes them, a file for each GPU. What it could not measure
-is said with its error.
+``make bench DEVICE=cuda`` writes them, a file for each GPU. For what it could not
+measure, the page gives the error.
 """
 
 import json
@@ -34,7 +34,7 @@ PARTS = {
     "replayed": "CUDA graphs",
     "compiled": "`torch.compile`",
 }
-"""What the parts of the benchmark are called."""
+"""The parts of the benchmark, in words."""
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -106,7 +106,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _left(results: dict[str, Any]) -> str:
-    """Return in words what a run that was cut off had still to measure."""
+    """Return in words what an interrupted run did not get to measure."""
     left = [it for it in results.get("planned", []) if it not in results["done"]]
     parts = {part: len(list(nets)) for part, nets in groupby(left, itemgetter(0))}
     return ", ".join(
@@ -142,7 +142,7 @@ def _numbers(rows: Rows) -> str:
 
 
 def _launches(rows: Rows) -> str:
-    """Return ours beside the others' fewest and most, with their names."""
+    """Return gradlib's launches beside the fewest and most of other ways, named."""
     lines: list[tuple[str, ...]] = []
     for net, of_net in grouped(rows, "net"):
         ours, *others = of_net
@@ -161,7 +161,7 @@ def _against_ours(rows: Rows) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    """Return what a way takes, or why it was left out."""
+    """Return the time that a way takes, or why it was left out."""
     if row.get("skipped"):
         return _in_a_cell(row["skipped"])
     return milliseconds(row["ms"])
@@ -172,5 +172,5 @@ def _count(row: dict[str, Any]) -> str:
 
 
 def _in_a_cell(text: str) -> str:
-    """Return an error's text so that a table's cell holds it."""
+    """Return an error's text in a form that fits into a table's cell."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The code of the cases that tools/record_hooks.py records, read and not run."""
+"""The code of the cases that tools/record_hooks.py records; it is read, not run."""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ INPUTS = {
 
 
 class Case(NamedTuple):
-    """What is hooked: the module's code, its forward where torch has none, inputs."""
+    """What is hooked: a module's code, its forward if not torch's own, its inputs."""
 
     module: str
     forward: str
@@ -26,14 +26,14 @@ class Case(NamedTuple):
     notes: list[str]
 
     def given(self) -> str:
-        """Return the inputs, the kind of those that do not just require grad, notes."""
+        """Return the inputs, without the usual ", requires grad", and the notes."""
         inputs = [it.removesuffix(", requires grad") for it in self.inputs]
         return ", ".join(["; ".join(inputs), *self.notes])
 
 
 @once
 def cases() -> dict[str, Case]:
-    """Return what the program that recorded calls, by the case's name."""
+    """Return the cases of the recording program by name."""
     program = ast.parse(PROGRAM.read_text(encoding="utf-8"))
     table = next(
         node.value
@@ -74,7 +74,7 @@ def described(call: ast.Call, defined: dict[str, Any]) -> Case:
 
 
 def inlined(code: ast.expr, defined: dict[str, Any]) -> ast.expr:
-    """Replace calls of the program's small functions by what these return."""
+    """Replace calls of the program's own functions by what these return."""
 
     class Inline(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -89,7 +89,7 @@ def inlined(code: ast.expr, defined: dict[str, Any]) -> ast.expr:
 
 
 def returned(function: ast.FunctionDef, given: dict[str, ast.expr]) -> ast.expr:
-    """Return what a function returns; what is left at its default is left out."""
+    """Return the call that a function returns, without arguments left at defaults."""
     last = function.body[-1]
     assert isinstance(last, ast.Return)
     assert last.value
@@ -106,7 +106,7 @@ def returned(function: ast.FunctionDef, given: dict[str, ast.expr]) -> ast.expr:
 
 
 def forward_of(made_by: ast.ClassDef | None) -> str:
-    """Return the forward of a class of the program, unless it only calls a function."""
+    """Return the forward of a class of the program, unless it only calls `function`."""
     if made_by is None or "function" in ast.unparse(made_by):
         return ""
     forward = next(
@@ -118,7 +118,7 @@ def forward_of(made_by: ast.ClassDef | None) -> str:
 
 
 def repeated(given: ast.expr) -> list[ast.expr]:
-    """Return the inputs that `*[one] * 3` stands for, or the one."""
+    """Return the inputs that `*[one] * 3` stands for, or the single input given."""
     if not isinstance(given, ast.Starred):
         return [given]
     assert isinstance(given.value, ast.BinOp)

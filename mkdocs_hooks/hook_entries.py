@@ -30,7 +30,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 
 def entries(cases: str) -> str:
-    """Return what each entry is, of the full hook and of the old one."""
+    """Return a table of what each entry is, for the full hook and the old one."""
     builds = hook_recordings.every_build()
     newest = builds[list(builds)[-1]]
     longest = {
@@ -56,7 +56,7 @@ def entries(cases: str) -> str:
 def row(
     builds: Builds, newest: dict[str, Any], case: str, longest: dict[str, int]
 ) -> str:
-    """Return what the hooks got of one case."""
+    """Return the row of what the hooks got in one case."""
     module = escape(hook_cases.cases()[case].module)
     named = [
         cell
@@ -75,7 +75,7 @@ def got(build: dict[str, Any], case: str, hook: str) -> list[dict[str, Any]]:
 def cells(
     builds: Builds, tuple_: list[dict[str, Any]], case: str, longest: int
 ) -> list[str]:
-    """Return for each place whose gradient stands there, as far as the tuple goes."""
+    """Return a cell for each entry: whose gradient it is, or that there is none."""
     words = Words(builds, case)
     named = [
         "<code>None</code>" if it["shape"] is None else words.label(it["is"][0])
@@ -90,7 +90,7 @@ def cells(
 
 
 def linear_entries(**ends: str) -> str:
-    """Return how many entries the old hook got of a linear layer, in both releases."""
+    """Return a table of how many entries the old hook got for linear layers."""
     builds = hook_recordings.every_build()
     first, last = (builds[ends[end]] for end in ("from", "to"))
 

@@ -1,4 +1,4 @@
-"""What the recordings in docs/data/hooks hold, in builds and in words."""
+"""What the recordings in docs/data/hooks hold, by build, and in words."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mkdocs_hooks import cache
 
-Builds = dict[str, dict[str, Any]]  # by build, what was recorded there, by name
+Builds = dict[str, dict[str, Any]]  # what was recorded, by build, then by name
 FOLDER = cache.ROOT / "docs" / "data" / "hooks"
 HOOKS = {
     "legacy": "register_backward_hook",
@@ -25,10 +25,10 @@ LABEL = re.compile(r"(?:(T|reshape|expand|sum)\((.*)\)|(.*))")
 
 
 class Run(NamedTuple):
-    """Successive builds in which a hook got the same, or did not get anything."""
+    """Successive builds in which a hook got the same, or nothing."""
 
-    nodes: dict[str, str]  # by build: the last autograd node, "" where there is none
-    got: dict[str, Any]  # of the first of them
+    nodes: dict[str, str]  # by build: the last autograd node, "" if there is none
+    got: dict[str, Any]  # what it got in the first of these builds
     messages: dict[str, list[str]]  # warnings and errors, and the builds that have them
 
     def builds(self) -> str:
@@ -47,7 +47,7 @@ def span(versions: list[str]) -> str:
 
 
 def spans(having: list[str], among: list[str]) -> str:
-    """Return some of several versions, successive ones as `1.0.1 to 1.7.1`."""
+    """Return the versions `having` something, successive ones as `1.0.1 to 1.7.1`."""
     runs = groupby(having, key=lambda it: among.index(it) - having.index(it))
     return ", ".join(span(list(run)) for _, run in runs)
 
@@ -56,7 +56,7 @@ def spans(having: list[str], among: list[str]) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return what versions are sorted by."""
+    """Return the key by which versions are sorted."""
     return tuple(map(int, version.split(".")))
 
 
@@ -84,7 +84,7 @@ def recorded_in(folder: Path) -> Builds:
 def runs(builds: Builds, case: str, hook: str) -> list[Run]:
     """Return what a hook got, once for all successive builds that agree.
 
-    They agree when the calls are the same, and the kind of error. Only the wording of
+    Builds agree if the calls and the kind of error are the same. Only the wording of
     a message may differ.
     """
     found: list[Run] = []
@@ -99,7 +99,7 @@ def runs(builds: Builds, case: str, hook: str) -> list[Run]:
 
 
 def outcome(got: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what makes two builds differ."""
+    """Return what must be equal for two builds to agree."""
     return is_absent(got), got.get("calls"), error_kind(got)
 
 
@@ -113,14 +113,14 @@ def is_absent(got: dict[str, Any]) -> bool:
     return bool(got.get("absent"))
 
 
-# Their words
+# Recordings in words
 
 
 class Words:
     """What the labels of one case stand for, as HTML."""
 
     def __init__(self, builds: Builds, case: str) -> None:
-        """Look at how many inputs and outputs there are: one alone has no number."""
+        """Count the case's inputs and outputs: a single one gets no number."""
         calls = [
             call
             for cases in builds.values()

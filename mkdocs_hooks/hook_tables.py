@@ -34,7 +34,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 
 def link(page_url: str, case: str, hook: str, version: str, text: str) -> str:
-    """Return a link to a case on the page that has them all."""
+    """Return a link to a case on the page that has all cases."""
     address = get_relative_url(PAGE, page_url)
     return f'<a href="{address}#{case}/{hook}/{version}">{text}</a>'
 
@@ -43,7 +43,7 @@ def link(page_url: str, case: str, hook: str, version: str, text: str) -> str:
 
 
 def recorded(page_url: str, case: str, hook: str) -> str:
-    """Return the table of one hook of one case, with a link to all others."""
+    """Return the table of one hook in one case, with a link to all tables."""
     builds, gpu = hook_recordings.every_build(), hook_recordings.on_gpu()
     newest = list(builds)[-1]
     about = hook_cases.cases()[case]
@@ -59,10 +59,10 @@ def recorded(page_url: str, case: str, hook: str) -> str:
 
 
 def table(builds: Builds, gpu: Builds, case: str, hook: str, anchor: str = "") -> str:
-    """Return what a hook got, a row for successive builds that agree on the CPU.
+    """Return what a hook got, one row for successive builds that agree on the CPU.
 
-    Below stands a row for each build that was run on a GPU. With an `anchor`, each
-    build of a row has one that begins so.
+    Below is a row for each build that was run on a GPU. `anchor` is what the anchors of
+    the builds begin with; without it there are none.
     """
     words = Words(builds, case)
     runs = hook_recordings.runs(builds, case, hook)
@@ -87,7 +87,7 @@ def table(builds: Builds, gpu: Builds, case: str, hook: str, anchor: str = "") -
 
 
 def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
-    """Return what some builds agree on, and what was different in the one before."""
+    """Return the row of builds that agree, with changes since the run before marked."""
     is_change = before is not None and not hook_recordings.is_absent(before.got)
     return (
         f"<tr{' class=change' if is_change else ''}>"
@@ -97,7 +97,7 @@ def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
 
 
 def gpu_row(run: Run, cpu: Run, words: Words, anchor: str) -> str:
-    """Return what one build gave on a GPU, and what was different on its CPU."""
+    """Return the row of one build on a GPU, with differences from its CPU marked."""
     if run.got == cpu.got:
         shown = '<td colspan="2" class="none">The same as on the CPU.</td><td></td>'
     else:
@@ -109,7 +109,7 @@ def gpu_row(run: Run, cpu: Run, words: Words, anchor: str) -> str:
 
 
 def nodes(run: Run) -> str:
-    """Return the names of the last node, each with its builds where there are more."""
+    """Return the names of the last node, each with its builds if there are several."""
     names = [(name, list(group)) for name, group in groupby(run.nodes, run.nodes.get)]
     return "".join(
         f'<span class="node"><code>{name}</code>'
@@ -120,7 +120,7 @@ def nodes(run: Run) -> str:
 
 
 def anchors(run: Run, begin: str, end: str = "") -> str:
-    """Return what links to the builds of a row lead to."""
+    """Return the anchors that links to the builds of a row lead to."""
     return "".join(
         f'<span id="{begin}/{version}{end}" data-torch="{version}" data-node="{node}">'
         "</span>"
@@ -148,7 +148,7 @@ def cells(run: Run, before: Run | None, words: Words) -> str:
 def entries(
     got: list[dict[str, Any]] | None, last: list[dict[str, Any]] | None, words: Words
 ) -> str:
-    """Return the entries of a tuple, those marked that the build before had not."""
+    """Return the entries of a tuple, with those marked that differ from `last`."""
     if got is None:
         return '<p class="none">This hook gets none.</p>'
     items: list[str] = []
@@ -163,7 +163,7 @@ def entries(
 
 
 def messages(run: Run) -> str:
-    """Return what was raised or warned of, folded, with the builds that said so."""
+    """Return the errors and warnings, folded, each with the builds that gave it."""
     return "".join(
         f'<details data-torch="{" ".join(versions)}"><summary>'
         f"{text.partition(':')[0]}<span>{run.builds_with(text)}</span>"
@@ -178,7 +178,7 @@ def messages(run: Run) -> str:
 def lengths(page_url: str, **ends: str) -> str:
     """Return how many entries `register_backward_hook` got in two builds.
 
-    Cases in which the hook was not called in both builds are left out.
+    A case is left out if the hook was not called in one of the two.
     """
     builds = hook_recordings.every_build()
     first, second = ends["from"], ends["to"]
@@ -208,7 +208,7 @@ def lengths(page_url: str, **ends: str) -> str:
 
 
 def why_none(got: dict[str, dict[str, Any]]) -> str:
-    """Say for each build in which the hook was not called, why not."""
+    """Say why the hook was not called, for each build in which it was not."""
     whys: dict[str, list[str]] = {}
     for version, it in got.items():
         if length(it) is None:
@@ -252,7 +252,7 @@ def fewer(pairs: dict[tuple[int, int], list[str]]) -> str:
 
 
 def devices(page_url: str) -> str:
-    """Say which builds were run on a GPU, and that the rest was read, with a link."""
+    """Say which builds were run on a GPU, and link to what was read of the others."""
     gpu = ", ".join(hook_recordings.on_gpu())
     there = f"torch {gpu} on a GPU, too" if gpu else "none on a GPU"
     others = "other releases do on a GPU" if gpu else "is said here of a GPU"

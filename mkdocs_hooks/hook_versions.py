@@ -1,4 +1,4 @@
-"""Put all recordings of hooks into the page that holds its two markers.
+"""Put all recordings of hooks into the page that holds the two markers.
 
 The tables work without JavaScript. With it, docs/assets/hook_versions.js shows one
 build at a time, which it reads from the same tables.
@@ -67,7 +67,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 
 def grouped(builds: Builds) -> dict[str, list[str]]:
-    """Return the cases by group; every recorded case belongs into one."""
+    """Return the cases by group; every recorded case must be in one."""
     groups = {name: cases.split() for name, cases in GROUPS.items()}
     listed = [case for cases in groups.values() for case in cases]
     recorded = {case for cases in builds.values() for case in cases}
@@ -88,7 +88,7 @@ def group(builds: Builds, gpu: Builds, name: str, cases: list[str]) -> str:
 
 
 def folded(builds: Builds, gpu: Builds, case: str) -> str:
-    """Return the tables of one case, to be unfolded."""
+    """Return the tables of one case, folded."""
     about = hook_cases.cases()[case]
     tables = "".join(
         f"<p><code>{method}</code></p>"

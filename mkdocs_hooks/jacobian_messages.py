@@ -1,6 +1,6 @@
-"""Have the search find the page of an error of Jacobians by the messages it shows.
+"""Make the search find the page of a Jacobian error by the messages it shows.
 
-They become the page's tags, by which `searched_messages.py` finds it.
+The messages become the page's tags, by which `searched_messages.py` finds it.
 """
 
 import re
@@ -20,9 +20,9 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> None:
 
 
 def messages(markdown: str, code: str) -> list[str]:
-    """Return what the blocks of a page print that begins with a code.
+    """Return the messages with a code that the blocks of a page print.
 
-    How they all end is left out: it would find any of the pages.
+    The ending that all messages share is left out: it would find any of the pages.
     """
     found: list[str] = []
     for block in BLOCK.findall(markdown):

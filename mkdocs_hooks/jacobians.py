@@ -1,4 +1,4 @@
-"""The functions of the playground, and what torch computes of them."""
+"""The functions of the playground, and what torch computes for them."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def outer() -> tuple[Tensor, Tensor]:
-    """Multiply each entry of a vector by each."""
+    """Multiply each entry of a vector by every entry."""
     x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
     y = torch.outer(x, x)
     return x, y
@@ -59,7 +59,7 @@ LOSS = statements(next_function)[-1].removeprefix("return ")
 
 
 class Computed(NamedTuple):
-    """A function and its gradients; the axes of y, and those of x, laid out as one."""
+    """A function and its gradients, in which y and x are flattened."""
 
     code: list[str]  # what ran; its last line makes y
     x_shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Computed(NamedTuple):
 
 
 def compute(function: Callable[[], tuple[Tensor, Tensor]]) -> Computed:
-    """Let torch compute what the playground shows of a function."""
+    """Compute what the playground shows of a function."""
     with torch.random.fork_rng(devices=[]):
         x, y = function()
 

@@ -13,16 +13,16 @@ from mkdocs.structure.pages import Page
 def replaced(
     content: str, page: Page, made: Mapping[str, Callable[..., str]], names: str
 ) -> str:
-    """Return the content of a page with what markers stand for.
+    """Return the content of a page with its markers replaced.
 
     Args:
-        content: What the page has so far.
+        content: The content of the page so far.
         page: The page, for the message.
-        made: By the class of a marker, what makes HTML of its attributes.
-        names: What a marker names, for the message where that is not there.
+        made: By the class of a marker, the function from its attributes to HTML.
+        names: What a marker names, for the message if that does not exist.
 
     Raises:
-        PluginError: A marker names what is not there.
+        PluginError: A marker names what does not exist.
     """
     marker = rf'<div class="({"|".join(made)})"((?: data-\w+="[^"]*")*)></div>'
 

@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 from mkdocs_hooks import cache
 
-# What pymdownx.arithmatex makes of $...$ and $$...$$ with generic: true.
+# What pymdownx.arithmatex turns $...$ and $$...$$ into with generic: true.
 FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">'
     r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<display>.*?)\\\])</(?P=tag)>",
@@ -22,7 +22,7 @@ FORMULA = re.compile(
 )
 
 
-# A prime is high and small by itself: raised once more, it parts from its letter.
+# A prime is high and small by itself: as a superscript it would part from its letter.
 PRIMES = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[2-4];)</mi></msup>")
 BESIDE = r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>'
 
@@ -42,16 +42,16 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
 
 def mathml(tex: str, display: bool) -> str:
-    r"""Return a formula as MathML; a ValueError says what is wrong with it."""
+    r"""Return a formula as MathML, or raise a ValueError that says what is wrong."""
     braces = re.sub(r"\\.", "", tex)
     if braces.count("{") != braces.count("}"):
         raise ValueError(f"unbalanced braces in the formula {tex}")
     for environment in re.findall(r"\\begin\{(.*?)\}", tex):
-        if f"\\{environment}" not in commands.MATRICES:  # it would drop the name
+        if f"\\{environment}" not in commands.MATRICES:  # convert() would drop its name
             raise ValueError(f"unknown environment {environment} in the formula {tex}")
     if re.search(
         r"\\operatorname(?!\s*\{[A-Za-z ]+\})", tex
-    ):  # it would drop the command
+    ):  # convert() would drop the command
         raise ValueError(
             rf"\operatorname takes {{letters}}, no star, in the formula {tex}"
         )
@@ -59,7 +59,7 @@ def mathml(tex: str, display: bool) -> str:
         made = convert(tex, display="block" if display else "inline")
     except Exception as error:
         raise ValueError(f"{type(error).__name__} in the formula {tex}") from error
-    # latex2mathml shows the name of a command it does not know, as if it were text.
+    # latex2mathml shows an unknown command's name as if it were text.
     if unknown := re.search(r"\\[A-Za-z]+", html.unescape(made)):
         raise ValueError(f"unknown command {unknown[0]} in the formula {tex}")
     made = PRIMES.sub(BESIDE, made)

@@ -1,4 +1,4 @@
-"""Say on the page for wrong addresses where to go on from there."""
+"""Make the 404 page say where to go from there."""
 
 from urllib.parse import urlsplit
 
@@ -18,15 +18,15 @@ HELP = """<h1>There is no such page</h1>
 def on_post_template(
     output_content: str, *, template_name: str, config: MkDocsConfig
 ) -> str:
-    """Put the help in the place of a bare heading.
+    """Replace the theme's bare heading with the help.
 
     Raises:
-        ValueError: The theme says something else there by now.
+        ValueError: This release of the theme has another heading there.
     """
     if template_name != "404.html":
         return output_content
     if BARE not in output_content:
         raise ValueError(f"404.html of the theme does not say {BARE}")
-    # The page is shown at any address, so relative links would lead anywhere.
+    # The page is shown at any wrong address, so relative links would not work.
     home = urlsplit(config.site_url or "/").path
     return output_content.replace(BARE, HELP.format(home=home))

@@ -1,7 +1,7 @@
 """Put the playground into the page that holds its marker.
 
-What stands here works without JavaScript: for each function a table of its Jacobian,
-with v all ones. docs/assets/playground.js then lets the reader edit v.
+This part works without JavaScript: for each function a table of its Jacobian, with v
+all ones. docs/assets/playground.js then lets the reader edit v.
 """
 
 import json
@@ -63,12 +63,12 @@ def playground() -> str:
 
 
 def expression(computed: "Computed") -> str:
-    """Return what y is."""
+    """Return the expression that y is."""
     return escape(computed.code[-1].removeprefix("y = "))
 
 
 def words(loss: str) -> dict[str, str]:
-    """Return what is said of v, by its kind; the module puts an entry for y[i]."""
+    """Return the sentence about each kind of v; playground.js fills in y[i]."""
     return {
         "ones": "<code>v</code> is all ones: each entry of <code>vᵀJ</code> is the sum "
         "of a column of <code>J</code>, the gradient of <code>y.sum()</code>.",
@@ -85,9 +85,9 @@ def words(loss: str) -> dict[str, str]:
 
 
 def example(computed: "Computed", loss: str, name: str) -> str:
-    """Return one function with its table, and the numbers the module works with.
+    """Return one function with its table, and the numbers that playground.js needs.
 
-    It is disabled: the module that makes it work enables it.
+    It is disabled until playground.js, which makes it work, enables it.
     """
     x, y = list(computed.x_shape), list(computed.y_shape)
     both = y + x
@@ -111,7 +111,7 @@ def example(computed: "Computed", loss: str, name: str) -> str:
 
 
 def table(computed: "Computed", name: str) -> str:
-    """Return vᵀJ for v = ones, and v and J below it, as a table."""
+    """Return a table of vᵀJ for v = ones, with v and J below it."""
     xs, ys = entries("x", computed.x_shape), entries("y", computed.y_shape)
     heads = "".join(f'<th scope="col">{x}</th>' for x in xs)
     results = "".join(
@@ -120,7 +120,7 @@ def table(computed: "Computed", name: str) -> str:
         for value in computed.gradient_for_ones
     )
     rows = [row(y, values) for y, values in zip(ys, computed.jacobian, strict=True)]
-    last = computed.y_shape[-1]  # the rows of one axis stand together
+    last = computed.y_shape[-1]  # the rows along y's last axis are grouped
     bodies = "".join(
         f"<tbody>{''.join(rows[i : i + last])}</tbody>"
         for i in range(0, len(rows), last)
@@ -137,7 +137,7 @@ def table(computed: "Computed", name: str) -> str:
 
 
 def row(y: str, values: list[float]) -> str:
-    """Return an entry of y: its v, and its row of J, with the points aligned."""
+    """Return the row of one entry of y: its v and its row of J, decimals aligned."""
     v = y.replace("y", "v")
     decimals = 0 if all(value.is_integer() for value in values) else 4
     cells = "".join(
@@ -158,5 +158,5 @@ def entries(name: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def short(value: float) -> str:
-    """Write a number as the module does."""
+    """Write a number as playground.js does."""
     return f"{float(f'{value:.4f}' if abs(value) < 1 else f'{value:.4g}'):g}"

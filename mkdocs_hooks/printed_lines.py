@@ -1,4 +1,4 @@
-"""Mark the lines a block prints (`#> ...`), so that they differ from its comments."""
+"""Mark the lines a block prints (`#> ...`), so that they look unlike its comments."""
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -1,4 +1,4 @@
-"""Put programs of tools/programs into pages, and what they print in builds of torch.
+"""Put programs of tools/programs into pages, with what they print in builds of torch.
 
 A page holds markers:
 
@@ -7,10 +7,10 @@ A page holds markers:
     <div class="ran" data-name="linear_old_hook"></div>
     <div class="sides" data-before="one" data-torch="1.7.1" data-after="other"></div>
 
-The first becomes the program, the second what it prints, warns of and raises in that
-build (``newest`` is the newest that is recorded), the third the same for all builds.
-The last becomes two programs side by side: one as it ran in that build, the other as it
-ran in the newest.
+The first becomes the program; the second what it prints, warns of and raises in that
+build (``newest`` is the newest recorded one); the third the same for all builds. The
+last becomes two programs side by side: one as it ran in that build, the other as it ran
+in the newest.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ FOLDER = cache.ROOT / "docs" / "data" / "programs"
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
-    recorded = once(builds)  # to read them takes long, and most pages want none
+    recorded = once(builds)  # reading them takes long, and most pages need none
     made = {
         "program": lambda **given: program(recorded(), **given),
         "ran": lambda **given: ran(recorded(), **given),
@@ -53,18 +53,18 @@ def program(recorded: Builds, name: str) -> str:
 
 
 def source(recorded: Builds, name: str) -> str:
-    """Return a program as it was run last."""
+    """Return the source of a program as the newest build ran it."""
     return recorded[list(recorded)[-1]][name]["source"]
 
 
 def highlighted(source: str, marked: Sequence[int] = ()) -> str:
-    """Return Python with colours, not as a block that the tests would run."""
+    """Return Python highlighted, not as a block, which the tests would run."""
     formatter = HtmlFormatter(wrapcode=True, hl_lines=marked)
     return highlight(source, PythonLexer(), formatter)
 
 
 def sides(recorded: Builds, before: str, torch: str, after: str) -> str:
-    """Return two programs, the lines that only one has marked, and what they give."""
+    """Return two programs, with what they give; lines that only one has are marked."""
     columns = [("Before", before, after, torch), ("After", after, before, "newest")]
     shown = "".join(
         f"<div><p><strong>{title}</strong></p>"
@@ -76,14 +76,14 @@ def sides(recorded: Builds, before: str, torch: str, after: str) -> str:
 
 
 def beside(source: str, other: str) -> str:
-    """Return a program, with the lines marked that the other one does not have."""
+    """Return a program with the lines marked that `other` does not have."""
     lines = enumerate(source.splitlines(), start=1)
     has = {"", *other.splitlines()}
     return highlighted(source, [number for number, line in lines if line not in has])
 
 
 def ran(recorded: Builds, name: str, torch: str | None = None) -> str:
-    """Return what a program gives in one build, or for all that give the same, once."""
+    """Return what a program gives in one build, or in all: once if successive agree."""
     if torch is not None:
         chosen = list(recorded)[-1] if torch == "newest" else torch
         recorded = {chosen: recorded[chosen]}
@@ -103,5 +103,5 @@ def outcome(recording: dict[str, Any]) -> str:
 
 
 def said(message: str) -> str:
-    """Return a warning or an error as a block of code, whose lines are not kept."""
+    """Return a warning or an error as a block of code that may wrap."""
     return f'<div class="said"><code>{escape(message)}</code></div>'

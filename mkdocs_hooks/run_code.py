@@ -1,6 +1,6 @@
 """Run the code of a page or an example, and collect what it prints and draws.
 
-What changes the whole process: `fresh.call` gives each of these one of its own.
+This changes the whole process, so `fresh.call` runs it in one of its own.
 """
 
 import ast
@@ -20,17 +20,17 @@ from matplotlib.figure import Figure
 from mkdocs_hooks.fresh import Written
 
 Output = tuple[str, str]
-"""What it is (stdout, stderr, text, html or svg), and its text."""
+"""The kind of an output (stdout, stderr, text, html or svg), and its text."""
 
 BY_LIGHTNESS = 'data-scale="lightness"'
-"""Marks a drawing in which lightness tells how large a number is."""
+"""Marks a drawing in which lightness shows how large a number is."""
 
 TOLD_BY_LIGHTNESS = ("viridis", "RdBu", "PuOr")
-"""The names of the colour maps that do so: the last two are white in the middle."""
+"""The colour maps that do so; the last two are white in the middle."""
 
 
 def last_figure(code: str, filename: str, line: int, background: str) -> str | None:
-    """Return the last figure that a block makes, with pyplot or without, as SVG."""
+    """Return the last figure that a block makes, by pyplot or otherwise, as SVG."""
     begin()
     made: list[Figure] = []
     figure_init = Figure.__init__
@@ -77,7 +77,7 @@ def outputs_of(cells: Iterable[tuple[str, int]], filename: str) -> list[list[Out
 
 
 def begin() -> None:
-    """Draw as the site draws, and have a module for what the code defines."""
+    """Set the site's drawing style, and a new __main__ for what the code defines."""
     style = mpl.rc_params_from_file(Path(__file__).with_name("matplotlibrc"))
     mpl.rcParams.update(style)  # not rc_file, which leaves out svg.hashsalt
     mpl.use("Agg")
@@ -86,8 +86,8 @@ def begin() -> None:
 
 
 def execute(code: str, filename: str, line: int) -> object:
-    """Run code that begins on a line of a file; return the value of its last line."""
-    # Blank lines in front: a traceback then shows the line of the file.
+    """Run code that begins on a line of a file; return its last expression's value."""
+    # With blank lines in front, a traceback shows the line of the file.
     tree = ast.parse("\n" * (line - 1) + code, filename)
     names = vars(sys.modules["__main__"])
     *body, last = tree.body or [ast.Pass()]
@@ -100,7 +100,7 @@ def execute(code: str, filename: str, line: int) -> object:
 
 
 def as_output(value: object) -> Output:
-    """Return what a notebook shows of the value of a cell's last line."""
+    """Return what a notebook shows for the value of a cell's last line."""
     if isinstance(value, Figure):
         return "svg", svg(value, bbox_inches="tight")
     if html := getattr(value, "_repr_html_", None):

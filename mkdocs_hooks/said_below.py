@@ -1,4 +1,4 @@
-"""Say below every page which torch its outputs are of."""
+"""Say below every page which torch its outputs come from."""
 
 from importlib.metadata import version
 
@@ -6,7 +6,7 @@ from mkdocs.config.defaults import MkDocsConfig
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put it where the theme shows who has the rights."""
+    """Put the sentence where the theme shows the copyright."""
     release = version("torch").partition("+")[0]
     config.copyright = (
         f"Outputs on this page are of torch {release} on a CPU, where it names no other"

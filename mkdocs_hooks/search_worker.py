@@ -9,12 +9,12 @@ WORKER = "assets/javascripts/workers/search.*.min.js"
 
 
 def replace(files: Files, hook: str, lines: dict[str, str], added: str = "") -> Files:
-    """Replace lines that the theme's search has once each.
+    """Replace lines, each of which the theme's search must have once.
 
     Args:
-        files: Those of the site.
-        hook: The file that wants it, for the message.
-        lines: What is there, and what shall be there.
+        files: The files of the site.
+        hook: The file that asks for this, for the message.
+        lines: The old lines, each with its new one.
         added: Functions that the new lines call.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Leave common words out of what is searched for, as they are out of the index.
+"""Leave common words out of queries, as the index leaves them out.
 
-The theme searches for all words that begin with a word. "what may a hook return" would
-find the pages with the most words that begin with an a.
+The theme searches for all words that begin with each word of a query: "what may a hook
+return" would find the pages with the most words that begin with an a.
 """
 
 from mkdocs.structure.files import Files
@@ -9,7 +9,7 @@ from mkdocs.structure.files import Files
 from mkdocs_hooks import search_worker
 
 LINES = {"e=ce(e),!e": "e=withoutCommonWords(ce(e)),!e"}
-# The last word may be a beginning, as it is while somebody types.
+# The last word may be unfinished, while the reader types.
 ADDED = """
 function withoutCommonWords(query) {
   const terms = query.split(" ")
@@ -22,5 +22,5 @@ function withoutCommonWords(query) {
 
 
 def on_files(files: Files, **_: object) -> Files:
-    """Add the function to the theme's search, and the place that needs it."""
+    """Add the function to the theme's search, and the line that calls it."""
     return search_worker.replace(files, "searched_common_words.py", LINES, ADDED)

@@ -1,12 +1,12 @@
-"""Have the site's search find a message of torch by the order of its words.
+"""Make the site's search find a message of torch by the order of its words.
 
-Messages are made of common words, so a search that counts words alone finds either
-other pages for a message, or a page with many messages for everything else. Here a page
-counts as many times as its tags and what is searched for share successive words, if
-these are at least `FEW`, and more often if what is searched for is one of its tags:
-then "grad_output" finds its page, and not first that of "grad_outputs".
-`error_wordings.py` and `jacobian_messages.py` set the tags of the pages of errors, and
-others have them in their front matter.
+Messages consist of common words, so a search that only counts words finds other pages
+for a message, or a page with many messages for everything else. Here a page's score is
+multiplied by how many successive words the query shares with one of its tags, plus
+`WHOLE` if it is the whole tag, where the result is at least `FEW`: then "grad_output"
+finds its page before that of "grad_outputs". `error_wordings.py` and
+`jacobian_messages.py` set the tags of the pages of errors; others have them in their
+front matter.
 """
 
 from mkdocs.structure.files import Files
@@ -15,14 +15,14 @@ from mkdocs_hooks import search_worker
 
 FEW, WHOLE = 3, 20
 LINES = {
-    # what is searched for is made ready for lunr
+    # where a query is prepared for lunr
     "search(e){if(": "search(e){let typed=e;if(",
-    # a result gets its score
+    # where a result gets its score
     "score:a*(1+K(g,2))": (
         "score:a*(1+K(g,2))*timesForMessages(typed,this.map.get(o).tags)"
     ),
 }
-# The last word may be a beginning, as it is while somebody types.
+# The last word may be unfinished, while the reader types.
 ADDED = """
 function timesForMessages(typed, messages) {
   const words = (text) => text.toLowerCase().match(/[^\\s`'".,:;()[\\]]+/g) || []
@@ -50,5 +50,5 @@ function timesForMessages(typed, messages) {
 
 
 def on_files(files: Files, **_: object) -> Files:
-    """Add the function to the theme's search, and the two places that need it."""
+    """Add the function to the theme's search, and the two lines that need it."""
     return search_worker.replace(files, "searched_messages.py", LINES, ADDED)

@@ -1,9 +1,9 @@
 """Mend the site's search, which some numbers in the pages break.
 
-lunr, which searches, tells two nodes of its tree of words apart by a text: for each
-way out of the node a character, and the number of the node there. If the characters
-are digits, two nodes can have the same text. Then the tree holds words that no page
-has, and whoever searches for their first letters finds nothing at all: "Cannot read
+lunr, the search library, tells the nodes of its tree of words apart by a text: for each
+edge out of a node, its character and the number of the node it leads to. If the
+characters are digits, two nodes can have the same text. Then the tree holds words that
+no page has, and a search for their first letters finds nothing at all: "Cannot read
 properties of undefined (reading '_index')". Here each number ends in a comma.
 """
 

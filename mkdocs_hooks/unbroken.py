@@ -1,4 +1,4 @@
-"""Keep what is read in one go on one line: sizes such as 3 x 3, and short formulas."""
+"""Keep sizes such as 3 x 3, and short code, on one line."""
 
 import html
 import re
@@ -11,7 +11,7 @@ PIECE = re.compile(
     re.DOTALL,
 )
 LONGEST = 28
-"""Characters of code that have room in a line of a telephone, and leave few gaps."""
+"""The most characters of code that fit a line on a phone without large gaps."""
 
 
 def on_page_content(content: str, **_: object) -> str:

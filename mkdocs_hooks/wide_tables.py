@@ -1,7 +1,7 @@
 """Let a table too wide for the screen scroll by itself, with the keyboard too.
 
-Long names in it, and in the headings of the reference, are given places to break at:
-where their words end, and not in the middle of one. In tables a phone alone uses them.
+Long names in it, and in the headings of the reference, get places to break at: between
+their words, not within one. In tables only phones use these.
 """
 
 import re
@@ -12,7 +12,7 @@ CODE = re.compile(r"(?<=<code>)[^<]{13,}")
 
 HEADING = re.compile(r'(?<=-name">)[^<]+')
 END = re.compile(r"(?<=[a-z])[_.](?=[A-Za-z])")
-"""Where a word of a name ends, and another follows."""
+"""The end of a word in a name, where another follows."""
 
 
 def on_page_content(content: str, **_: object) -> str:
