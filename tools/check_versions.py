@@ -1,15 +1,15 @@
 """Record again in the builds of torch that docs/data holds, and compare.
 
-``python tools/check_versions.py [VERSION ...]`` checks these versions; without one, all
-of them. Where ``CI=true``, those of EVERY_TIME and the installed one are meant. What is
-named or meant has to be checked: where it cannot be, that is a failure too.
+``python tools/check_versions.py [VERSION ...]`` checks the given versions. If none is
+given, it checks all of them, or with ``CI=true`` those of EVERY_TIME and the installed
+one. It fails if a version that is given, or chosen by ``CI=true``, cannot be checked.
 
-The installed torch is run as it is. For another one, the version of Python it was
-recorded with is looked for, and gets a throw-away environment with that torch.
+The installed torch is run as it is. Any other is installed into a throw-away
+environment of the version of Python it was recorded with, if that is found here.
 Wheels are kept in .cache/wheels, so that the next time nothing is downloaded.
 
-A recording on a GPU is compared where the torch in question finds one. Elsewhere it is
-said that it was not, which is no failure.
+A recording on a GPU is compared if that torch finds a GPU. If it does not, the output
+says so, and it is no failure.
 """
 
 import argparse
@@ -30,14 +30,14 @@ DATA = ROOT / "docs" / "data"
 WHEELS = ROOT / ".cache" / "wheels"
 EVERY_TIME = ["1.2.0", "1.7.1"]
 RECORDED = ["errors", "hooks", "hooks/cuda", "programs"]  # in docs/data
-NEEDS_NUMPY = ["1.0.1", "1.4.0"]  # and does not ask pip for it
+NEEDS_NUMPY = ["1.0.1", "1.4.0"]  # these do not ask pip for it
 
-Environment = dict[str, str] | None  # the variables of a process, None: those here
+Environment = dict[str, str] | None  # the variables of a process; None: this one's
 NO_PYTHONPATH = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
 
 class NotCheckedError(Exception):
-    """A build cannot be had here; the message says why."""
+    """A build is not available here; the message says why."""
 
 
 # ---- What is to be checked.
@@ -72,7 +72,7 @@ def interpreter(python: str) -> Path:
 
 
 def candidates(python: str) -> Iterator[Path]:
-    """Yield where an interpreter of a version may lie."""
+    """Yield paths where an interpreter of a version may be."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     yield from sorted(pyenv.glob(f"versions/{python}.*/bin/python"))
     if uv := shutil.which("uv"):
@@ -87,7 +87,7 @@ def runs(path: Path, python: str) -> bool:
 
 
 def output(*command: str, env: Environment = NO_PYTHONPATH) -> str | None:
-    """Return what a command prints, ``None`` where it does not run or fails."""
+    """Return what a command prints, or ``None`` if it does not run, or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=env)
     except OSError:
@@ -113,10 +113,10 @@ def install(build: str, python: Path, folder: Path) -> Path:
 
 
 def download(build: str, python: Path) -> None:
-    """Keep the wheels of a build: the CPU's where pip offers one, else what it offers.
+    """Download the wheels of a build: the CPU's if pip offers it, else CUDA's.
 
-    The latter is the build for CUDA, which runs on the CPU too. From torch 1.13 on it
-    brings gigabytes of libraries along.
+    The build for CUDA runs on the CPU too. From torch 1.13 on it brings gigabytes of
+    libraries along.
     """
     WHEELS.mkdir(parents=True, exist_ok=True)
     numpy = ["numpy"] * (build in NEEDS_NUMPY)
@@ -137,7 +137,7 @@ def pip(python: Path, *arguments: str) -> bool:
 
 
 def differences(build: str, python: Path, env: Environment = None) -> list[str]:
-    """Record again, and return the lines in which that differs from what is there."""
+    """Record again, and return the lines that differ from the committed recordings."""
     found: list[str] = []
     for path in recordings(build):
         name = path.relative_to(DATA).as_posix()
@@ -182,10 +182,10 @@ def without_python(text: str) -> str:
 
 
 def checked(build: str) -> list[str]:
-    """Return in what a build differs from its recordings.
+    """Return the lines in which a build differs from its recordings.
 
     Raises:
-        NotCheckedError: It cannot be had here.
+        NotCheckedError: The build is not available here.
     """
     paths = recordings(build)
     if not paths:
@@ -199,7 +199,7 @@ def checked(build: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the versions of the command line; return what the process exits with."""
+    """Check the versions of the command line, and return the exit status."""
     parser = argparse.ArgumentParser(description="Record again, and compare.")
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     required = parser.parse_args(arguments).versions

@@ -17,7 +17,7 @@ from textwrap import dedent
 
 import torch
 
-# Where in torch's own code it was raised: other machines have other paths.
+# Where in torch's own code an error was raised: other machines have other paths.
 PLACE = re.compile(r"\s*\([^()]* at \S+:\d+\)|\nException raised from|\nframe #")
 
 START = """\
@@ -125,7 +125,7 @@ MISTAKES = {
         "torch.autograd.grad(y, x, torch.ones(3).to_mkldnn())",
         "torch.autograd.grad(y.reshape(3, 1), x, torch.ones(3, 1).to_sparse())",
     ],
-}  # by the code of gradlib; each comes after START
+}  # programs by gradlib's code; each is run after START
 
 
 def error_of(program):

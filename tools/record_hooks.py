@@ -64,14 +64,14 @@ def computed(*shape):
 
 
 def turned(*shape):
-    """Describe a leaf whose first two dimensions lie the other way round in memory."""
+    """Describe a leaf whose first two dimensions are swapped in memory."""
     rows, columns, *others = shape
     drawn_as = (columns, rows, *others)
     return Input(lambda x: x.transpose(0, 1).requires_grad_(), drawn_as)
 
 
 def indices(below, *shape):
-    """Describe an input of integers from 0 on."""
+    """Describe an input of integers from 0, all less than ``below``."""
     return Input(lambda x: ((x + 1) / 2 * below).long(), shape)
 
 
@@ -166,10 +166,10 @@ def case(make, *args, **options):
     Args:
         make: Returns the module to call.
         args: Its positional inputs.
-        options: ``kwargs``, its keyword inputs; ``hooked``, the name of the module
-            inside that gets the hook, else it is the module itself; ``frozen``, whether
-            parameters require no grad; ``used``, the numbers of the outputs that reach
-            the loss, else all do.
+        options: ``kwargs``, its keyword inputs; ``hooked``, the name of the submodule
+            to hook, by default the module itself; ``frozen``, whether parameters
+            require no grad; ``used``, the numbers of the outputs that reach the loss,
+            by default all.
     """
     defaults = {"kwargs": {}, "hooked": "", "frozen": False, "used": None}
     return Case(make, args, **dict(defaults, **options))
@@ -292,7 +292,7 @@ def run(one, device, prepare):
     Returns:
         The warnings as ``"UserWarning: ..."``, each once, and the error or ``None``.
     """
-    torch.manual_seed(0)  # for Dropout: the same elements fall out in every run
+    torch.manual_seed(0)  # Dropout zeroes the same elements in every run
     error = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -347,7 +347,7 @@ def tensors_in(value):
 
 
 def said(kind, message):
-    """Return what was warned of or raised, without what differs between machines."""
+    """Return a warning or error as text, without what differs between machines."""
     text = re.split(r"\n?frame #|\nException raised from", str(message))[0]
     text = re.sub(r"\s*\(Triggered internally at [^)]*\)", "", text)
     text = re.sub(r"\s*\([^()]* at \S+:\d+\)", "", text)
@@ -396,7 +396,7 @@ def unhooked(one, device):
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 found[name] = kept(parameter.grad)
-    if not one.hooked:  # Listening, one output would hear the others that use it, too.
+    if not one.hooked:  # An output's hook would get what other outputs pass it, too.
         weights = drawn_weights(outputs, one.used)
         found.update({f"out{i}": kept(weights[i]) for i in weights})
     in_order = sorted(found, key=lambda label: (rank(label), label))
@@ -405,7 +405,7 @@ def unhooked(one, device):
 
 
 def listen(tensor, label, found):
-    """Have the gradient of a tensor written down, if it gets one."""
+    """Write the gradient of a tensor into ``found``, if the tensor gets one."""
     if not torch.is_tensor(tensor) or not tensor.requires_grad:
         return
     number = tensor.output_nr
@@ -419,18 +419,18 @@ def listen(tensor, label, found):
 
     if tensor.grad_fn is None:
         tensor.register_hook(on_tensor)
-    else:  # Of a tensor that is overwritten, older builds hand a hook the new gradient.
+    else:  # In older builds the hook of an overwritten tensor gets the new gradient.
         tensor.grad_fn.register_hook(on_node)
 
 
 def rank(label):
-    """Return where a label stands: arguments, keywords, parameters, outputs."""
+    """Return the rank of a label: arguments, keywords, parameters, outputs."""
     patterns = (r"arg\d+$", r"kwarg:", r"(?!out\d+$)", r"")
     return next(i for i, pattern in enumerate(patterns) if re.match(pattern, label))
 
 
 def described(node):
-    """Return the name of an autograd node, and of those its gradients go to."""
+    """Return the name of an autograd node, and of the nodes its gradients go to."""
     if node is None:
         return {"name": None, "inputs": []}
     names = [named(before) for before, _ in node.next_functions]
@@ -456,7 +456,7 @@ def hooked(one, device, kind, known, expected):
         device: ``"cpu"`` or ``"cuda"``.
         kind: A key of ``KINDS``.
         known: Gradients by label.
-        expected: What is warned of without the hook, too, and left out.
+        expected: The warnings without the hook; these are left out.
     """
     if not hasattr(nn.Module, KINDS[kind]):
         return {"absent": True}
@@ -484,7 +484,7 @@ def entry(gradient, known):
 
 
 def labels(gradient, known):
-    """Return the labels of the simplest form in which known gradients are equal."""
+    """Return the labels of known gradients that are equal in the simplest form."""
     for form, candidates in FORMS.items():
         found = [
             form % label

@@ -32,7 +32,8 @@ def recorded(source):
             except Exception as raised:
                 error = said(type(raised), raised)
     texts = [said(warning.category, warning.message) for warning in caught]
-    texts = [text for text in texts if "CUDA initialization" not in text]  # the machine
+    # A warning about CUDA is about the machine.
+    texts = [text for text in texts if "CUDA initialization" not in text]
     return {
         "source": source,
         "stdout": printed.getvalue(),
