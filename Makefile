@@ -1,8 +1,8 @@
-# make serve and make test set everything up from nothing. Overrides:
+# make serve and make test set everything up from scratch. Overrides:
 #   PYTHON=python3.12   the interpreter that makes the environment
-#   VENV=               empty: use what is installed for PYTHON, install nothing
+#   VENV=               empty: use what is installed for PYTHON, and install nothing
 #   TORCH=torch==2.13.0 the build of torch to install, as pip spells it (README: CUDA)
-#   DEVICE=cuda         what the benchmarks run on
+#   DEVICE=cuda         the device the benchmarks run on
 #   ONLY="1.2.0 1.7.1"  the builds of torch that make versions checks
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 endif
 
-# mkdocs-material's notice about the next mkdocs, which pyproject.toml excludes
+# no notice from mkdocs-material about mkdocs 2, which pyproject.toml excludes
 export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help serve test test-stand-in-cuda site update-docs bench versions lint clean
@@ -31,8 +31,8 @@ help: ## list the targets
 serve: $(ready) ## serve the site at http://127.0.0.1:8000, reloading on every edit
 	$(python) -m mkdocs serve
 
-# A process for each core, so one thread in each, and at most four, for which a GPU's
-# memory has room. Many more are started meanwhile: none compiles again what another has.
+# One process per core, with one thread each, and at most four, as many as a GPU's memory
+# has room for. They start many more, so bytecode is written: each compiles only once.
 test: $(ready) ## run every test, every snippet and the built site in a real browser
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(python) -m pytest \
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal
@@ -67,10 +67,10 @@ lint: $(ready) ## formatting, lint and types
 clean: ## remove everything that was made here
 	rm -rf $(VENV) site .cache .hypothesis .pytest_cache .ruff_cache
 
-# The environment is made once, and again when pyproject.toml changes, or TORCH, whose
-# value .ready holds. torch comes first: the CPU build where pip offers one, and once it
-# is there nothing asks for another. TORCH replaces what is there: to pip, 2.13.0+cpu
-# would do where torch==2.13.0 is asked for.
+# The environment is made once, and again when pyproject.toml or TORCH changes; .ready
+# holds the value of TORCH. torch comes first: the CPU build if pip offers one, and later
+# installs are content with it. TORCH replaces an installed torch by force: to pip,
+# 2.13.0+cpu would do for torch==2.13.0.
 ifneq ($(shell cat $(VENV)/.ready 2>/dev/null),$(TORCH))
 .PHONY: $(VENV)/.ready
 endif

@@ -1,7 +1,7 @@
-"""Recorders as one writes them by hand: few lines, references and no copies.
+"""Recorders as people write them by hand: few lines, references and no copies.
 
-What a reference shows is what the tensor holds when it is read, also where the model
-has overwritten it in place. Neither one records keyword arguments.
+A reference shows the value of the tensor when it is read, even if the model has
+overwritten that in place. None of these records keyword arguments.
 """
 
 from collections.abc import Generator
@@ -63,10 +63,10 @@ def tensor_hooks(model: nn.Module) -> Generator[Calls]:
 
 @contextmanager
 def tensor_hooks_on_aliases(model: nn.Module) -> Generator[Calls]:
-    """Record with hooks on tensors, of which each module gets aliases of its own.
+    """Record with hooks on tensors, giving each module aliases of its inputs.
 
-    ``grad_input`` is this call's share: nobody else uses the alias. The module gets
-    other tensors than without, which must not be overwritten.
+    ``grad_input`` is this call's share, as only this call uses the alias. The module
+    must not overwrite its inputs, which are now aliases.
     """
     recorded = Calls()
     begun: list[Call] = []
@@ -100,7 +100,7 @@ def tensor_hooks_on_aliases(model: nn.Module) -> Generator[Calls]:
 
 @contextmanager
 def full_backward_hooks(model: nn.Module) -> Generator[Calls]:
-    """Record with the hooks that modules offer.
+    """Record with the full backward hooks of modules.
 
     ``grad_input`` is this call's share.
     """
@@ -131,8 +131,8 @@ def full_backward_hooks(model: nn.Module) -> Generator[Calls]:
 
 
 def _hook_each(tensors: tuple[Any, ...], grads: Gradients) -> None:
-    # A hook that held the call would hold its output: a circle through autograd's
-    # graph, which the garbage collector does not see. It holds a dict of gradients.
+    # The hook holds a dict of gradients, not the call, which holds its output: that
+    # would be a cycle through autograd's graph, unseen by the garbage collector.
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             tensor.register_hook(partial(grads.__setitem__, i))
@@ -140,8 +140,8 @@ def _hook_each(tensors: tuple[Any, ...], grads: Gradients) -> None:
 
 def _hook_parameters(model: nn.Module, recorded: Calls) -> list[Any]:
     def keep(grads: list[Tensor], grad: Tensor) -> None:
-        # autograd copies a gradient that somebody else holds, and otherwise makes it
-        # the parameter's .grad as it is. A detached one shares its memory.
+        # autograd makes a gradient the parameter's .grad, and copies it first only if
+        # something else holds it. A detached tensor just shares its memory.
         grads.append(grad.detach())
 
     return [

@@ -1,7 +1,7 @@
-"""The face behind which every way of recording stands.
+"""The common interface of all ways of recording.
 
-Each says how it is used and how what it recorded is read, so that the tests can hold
-all of them against the same gradients.
+Each says how it is used and how its recording is read, so that the tests can compare
+all of them with the same gradients.
 """
 
 from collections.abc import Callable
@@ -43,23 +43,23 @@ class Contender:
     records: str
     """What it records, in words."""
     use: Callable[[Net], Any]
-    """Everything for one step: attach, step, remove. Gives what was recorded."""
+    """Everything for one step: attach, step, remove. Returns what was recorded."""
     read: Callable[[Any], SeenAll] = lambda _recorded: SeenAll()
     attach: Attach | None = None
-    """The hooks alone; ``None`` where it runs the model itself."""
+    """The hooks alone; ``None`` if the contender runs the model itself."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     """What is set up around its turns, and not timed."""
     every: int = 1
-    """In which rounds it takes its turn."""
+    """It takes its turn once in so many rounds."""
     absent: str = ""
-    """Why it cannot be used here."""
+    """Why it cannot be used here, or ``""``."""
     peer: bool = False
-    """Whether it is another project's: an error of it is a result."""
+    """Whether it is another project's: then an error counts as a result."""
     version: str = ""
 
 
 def with_hooks(name: str, records: str, attach: Attach, **more: Any) -> Contender:
-    """Return a contender that attaches hooks to a model which somebody else runs."""
+    """Return a contender that only attaches hooks and leaves running to the caller."""
 
     def use(net: Net) -> Any:
         with attach(net.model) as recorded:

@@ -13,7 +13,7 @@ from benchmarks.peers import peers
 
 
 def contenders() -> list[Contender]:
-    """Return every contender, the two that the others are held against first."""
+    """Return every contender; the first two are what the others are compared with."""
     return [
         with_hooks(NONE, "nothing", lambda _: nullcontext()),
         with_hooks(
@@ -77,7 +77,7 @@ def _read_by_hand(recorded: by_hand.Calls, grad_input: str) -> SeenAll:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    # It warns that the first module's input needs no gradient.
+    # The hook warns that the first module's input needs no gradient.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing")
         yield

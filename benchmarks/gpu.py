@@ -1,11 +1,11 @@
 """Both benchmarks on a GPU, with larger networks, compiled ways and kernel launches.
 
 make bench DEVICE=cuda             writes benchmarks/results/<name of the GPU>.json
-python -m benchmarks.gpu --resume  carries on with that file, where a run was cut off
+python -m benchmarks.gpu --resume  continues that file after an interrupted run
 python -m benchmarks.gpu --quick   tiny networks, on any device: does it work at all?
 
-What was measured is in the file at once, and an error is a row of it: a machine that
-is lent for minutes may go away at any time.
+Each measurement is written to the file at once, and an error as a row of it: a machine
+that is lent for minutes may go away at any time.
 """
 
 import argparse
@@ -39,19 +39,19 @@ COMPILED = (
     JACREV_OF_SUM,
     REPLICATED,
 )
-"""The ways that are measured under torch.compile too: it would unroll the others."""
+"""The ways also measured under torch.compile, which would unroll the others."""
 
 REPLAYED = (OURS, BATCHED)
-"""Those that a CUDA graph of the benchmark's own replays too: without any Python."""
+"""The ways also replayed by a CUDA graph of the benchmark, without any Python."""
 
 ONE_BY_ONE = f"{OURS}, kernel by kernel"
-"""Ours without the CUDA graph that it makes by itself where it can."""
+"""gradlib without the CUDA graph that it makes by itself where it can."""
 
 PAYS = 1.5
-"""From how many times as long without it a CUDA graph is worth the memory it keeps."""
+"""A CUDA graph is worth its memory if a call takes this many times as long without."""
 
 COMPARED = (OURS, BATCHED, JACREV)
-"""Those that are measured in each of `NUMBERS`."""
+"""The ways that are measured in each of `NUMBERS`."""
 
 NUMBERS = {
     "float32": (torch.float32, False),
@@ -71,7 +71,7 @@ Result = dict[str, Any]
 
 
 class Step(NamedTuple):
-    """One part of the benchmark on one network: what is lost where it is cut off."""
+    """One part of the benchmark on one network: the most an interruption loses."""
 
     part: str
     net: str
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the results file after each step, and print the tables."""
     options = _options(arguments)
     device = torch.device(options.device)
-    if device.index is not None:  # streams and events are of the current one
+    if device.index is not None:  # streams and events belong to the current device
         torch.cuda.set_device(device)
     if options.quick:
         recorded = [nets.mlp(device, modules=6, width=4, batch=2)]
@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
             unfinished = out.with_suffix(".unfinished")
             unfinished.write_text(json.dumps(results, indent=1) + "\n")
-            unfinished.replace(out)  # whole, whenever the machine goes away
+            unfinished.replace(out)  # a whole file, whenever the machine goes away
 
-    with tf32(allowed=False):  # where a row says nothing else
+    with tf32(allowed=False):  # unless a row says otherwise
         results = measure(
             _steps(recorded, differentiated, options.rounds, device), begun, save
         )
@@ -116,8 +116,8 @@ def measure(
 
     Args:
         steps: What to measure.
-        begun: The results of a run that was cut off; ``None`` to begin anew.
-        save: Called with what there is after each step.
+        begun: The results of an interrupted run; ``None`` to begin anew.
+        save: Called after each step with the results so far.
     """
     here = {
         "benchmark": "gpu",
@@ -133,7 +133,7 @@ def measure(
         name = [step.part, step.net]
         if name in results["done"]:
             continue
-        torch.compiler.reset()  # it compiles code so many times only, of all networks
+        torch.compiler.reset()  # else the limit on recompiling counts earlier networks
         try:
             _add(results, step.part, step.run())
         except Exception as error:
@@ -148,7 +148,7 @@ def measure(
 
 
 def _add(results: Result, part: str, found: Result | list[Result]) -> None:
-    """Add what was found to the rows of a part; the first says how it was measured."""
+    """Add results to a part, whose first results also say how it was measured."""
     if isinstance(found, list):
         results.setdefault(part, []).extend(found)
         return
@@ -164,7 +164,7 @@ def _steps(
     rounds: int,
     device: torch.device,
 ) -> list[Step]:
-    """Return what to measure; last what may leave the device in a bad state."""
+    """Return what to measure, with what may leave the device in a bad state last."""
     ways = [ready(it) for it in contenders()]
     with_compiled = ways[:1]
     with_compiled += [compiled(it) for it in contenders() if it.name in COMPILED]
@@ -205,7 +205,7 @@ def _steps(
 
 
 def ready(one: Contender) -> Contender:
-    """Return a way that was used once: torch loads a GPU's code at its first use."""
+    """Return a way that was used once, as torch loads a GPU's code at first use."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
         call = one.prepare(model, x, shape)
@@ -216,7 +216,7 @@ def ready(one: Contender) -> Contender:
 
 
 def compiled(one: Contender) -> Contender:
-    """Return a way under torch.compile; what compiling takes is not timed."""
+    """Return a way under torch.compile; compiling is not timed."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
         return torch.compile(one.prepare(model, x, shape))
@@ -225,7 +225,7 @@ def compiled(one: Contender) -> Contender:
 
 
 def one_by_one(one: Contender) -> Contender:
-    """Return ours without a CUDA graph, as where somebody limits its memory."""
+    """Return gradlib without a CUDA graph, as with a limit on its memory."""
     room = 2**40
     call = partial(gradlib.per_sample_jacobian, check=False, max_bytes=room)
     return replace(
@@ -234,9 +234,10 @@ def one_by_one(one: Contender) -> Contender:
 
 
 def capturable(one: Contender) -> Contender:
-    """Return a way, ours so that a CUDA graph can be captured: nothing is asked for.
+    """Return a way; gradlib in a form that a CUDA graph can capture.
 
-    Not how much memory is free, and no number: a chain or rows, and no proof.
+    That form asks the device for nothing, neither free memory nor a number: it is a
+    chain or rows, without a check.
     """
     if one.name != OURS:
         return one
@@ -257,15 +258,15 @@ def capturable(one: Contender) -> Contender:
 
 
 def replayed(one: Contender) -> Contender:
-    """Return a way whose kernels a CUDA graph replays; capturing them is not timed."""
+    """Return a way whose kernels a CUDA graph replays; the capture is not timed."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
         call = one.prepare(model, x, shape)
         aside = torch.cuda.Stream(x.device)
         aside.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(aside):  # as torch asks for it, so that all is set up
+        with torch.cuda.stream(aside):  # as torch asks for: a warm-up in a side stream
             call()
-            with no_waiting():  # else it would raise while it is captured, for good
+            with no_waiting():  # a wait within the capture would break it for good
                 call()
         torch.cuda.current_stream(x.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
@@ -283,8 +284,8 @@ def replayed(one: Contender) -> Contender:
 
 @contextmanager
 def tf32(*, allowed: bool) -> Generator[None]:
-    """Say whether products and convolutions may use TF32."""
-    # The stubs take torch.backends.cudnn for a module that has no such attribute.
+    """Set whether products and convolutions may use TF32."""
+    # To the stubs torch.backends.cudnn is a module without such an attribute.
     matmul, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed
@@ -300,7 +301,7 @@ def tf32(*, allowed: bool) -> Generator[None]:
 def _numbers(
     ways: list[Contender], rounds: int, device: torch.device, net: jacobian_nets.Net
 ) -> list[Result]:
-    """Return what other numbers than float32's take, and how far off they are."""
+    """Return the times and the errors of the ways in each of `NUMBERS`."""
     truth = loop(deepcopy(net.model).double(), net.x.double())
     rows: dict[str, Result] = {}
     turns: dict[str, timing.Turn] = {}
@@ -349,9 +350,9 @@ _LAUNCH = re.compile("LaunchKernel|GraphLaunch")
 
 
 def launches(call: Callable[[], object], device: torch.device) -> int | None:
-    """Return how often a call launches kernels, one or a graph of them.
+    """Return how often a call launches a kernel or a graph of kernels.
 
-    ``None`` where none is seen.
+    ``None`` if no launch is seen.
     """
     if device.type != "cuda":
         return None
@@ -366,7 +367,7 @@ def launches(call: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _kept(rounds: int, device: torch.device, net: nets.Net) -> list[Result]:
-    """Return what recording a step takes, by where what is recorded is kept."""
+    """Return the cost of recording a step, by where the recording is kept."""
     calls = {name: _recording(net, options) for name, options in OPTIONS.items()}
     turns = {name: timing.Turn(_turn(call, device)) for name, call in calls.items()}
     samples = timing.interleave(turns, rounds, f"{net.name}, kept")
@@ -409,7 +410,7 @@ def _turn(
 
 
 def _require_ratios(rows: list[Result]) -> None:
-    """Raise where there is nothing that the ways could be held against."""
+    """Raise unless both gradlib and another way were measured."""
     skipped = {row["contender"]: row["skipped"] for row in rows if row.get("skipped")}
     if OURS in skipped or all(
         row["contender"].startswith(OURS) for row in rows if "ms" in row

@@ -1,4 +1,4 @@
-"""The networks that take a GPU: of the size of those that people train."""
+"""The networks that need a GPU, as large as those that people train."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from benchmarks import jacobian_nets, nets
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions with batch normalisation, and a way around them."""
+    """Three convolutions with batch normalisation, and a shortcut around them."""
 
     def __init__(self, ins: int, width: int, stride: int) -> None:
         """Make the layers, which give four times `width` channels."""
@@ -57,7 +57,7 @@ def encoder(layers: int, width: int) -> nn.TransformerEncoder:
 
 
 def recorded(device: torch.device) -> list[nets.Net]:
-    """Return the networks that are recorded: those of the CPU's table, and larger."""
+    """Return the networks to record: those of the CPU's table, and larger ones."""
     torch.manual_seed(0)
     images = torch.randn(32, 3, 224, 224, device=device)
     classifier = resnet((3, 4, 6, 3), 1000).to(device)
@@ -76,11 +76,11 @@ def recorded(device: torch.device) -> list[nets.Net]:
 
 
 def differentiated(device: torch.device) -> list[jacobian_nets.Net]:
-    """Return those whose Jacobians are computed: the CPU's, and larger ones."""
+    """Return the networks to compute Jacobians of: the CPU's, and larger ones."""
     torch.manual_seed(0)
     blocks = nn.Sequential(encoder(12, 512), nn.Flatten(), nn.Linear(16 * 512, 10))
     larger = [
-        # Among so many ReLUs rounding switches a few, whichever way is taken.
+        # With so many ReLUs, rounding switches a few, whichever way is taken.
         ("ResNet-50 to 10, 64x64", resnet((3, 4, 6, 3), 10), (16, 3, 64, 64), 1e-2),
         ("12 transformer blocks, 16 tokens of 512, to 10", blocks, (16, 16, 512), 1e-4),
     ]

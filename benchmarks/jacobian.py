@@ -5,7 +5,7 @@
     python -m benchmarks.jacobian --device cuda
     python -m benchmarks.jacobian --quick         the smallest: does it work at all?
 
-The networks' weights require no grad. Every result is held against one in float64.
+The networks' weights require no grad. Every result is compared with one in float64.
 """
 
 import argparse
@@ -33,17 +33,17 @@ from gradlib.render import Table
 
 RESULTS = Path(__file__).parent / "results"
 PATIENCE = 5e3
-"""How many milliseconds a use may take before a way is left out."""
+"""The most milliseconds a use may take; a slower way is left out."""
 PASSES = 2000
-"""How many passes one after the other a way may make where each waits for a GPU."""
+"""The most successive passes a way may make on a GPU, as each waits for it."""
 TRACED = 400
-"""How many milliseconds a use may take for its memory to be traced, event by event."""
+"""The most milliseconds a use may take for its memory to be traced by event."""
 REPEATS = 3
-"""How many timed uses make a turn, at least, where one does not take long."""
+"""The fewest timed uses in a turn, unless a use takes long."""
 MOST_REPEATS = 100
-"""How many at most, where a use takes next to nothing."""
+"""The most timed uses in a turn, if a use takes next to nothing."""
 FILLED = 10
-"""How many milliseconds a turn shall take: what is used first has to be fetched."""
+"""The milliseconds a turn should take, as what it uses first has to be fetched."""
 
 Result = dict[str, Any]
 
@@ -122,7 +122,7 @@ def _of_net(
     device: torch.device,
     label: str,
 ) -> list[Result]:
-    """Measure all ways on a network; with other threads all was tried before."""
+    """Measure all ways on a network; `known` has what other threads have shown."""
     truth = loop(net.model.double(), net.x.double())
     net.model.to(net.x.dtype)
     shape, size = truth.shape, truth.numel() * net.x.element_size()
@@ -153,7 +153,7 @@ def _of_net(
 
 
 def _plan(net: Net) -> Result:
-    """Say which way gradlib takes, and what each takes in multiply-adds."""
+    """Return which way gradlib takes, and the multiply-adds of each way."""
     plan = gradlib.plan_jacobian(net.model, net.x)
     return {
         "net": net.name,
@@ -166,7 +166,7 @@ def _plan(net: Net) -> Result:
 def _tried(
     one: Contender, net: Net, truth: Tensor, device: torch.device, known: Result | None
 ) -> Result:
-    """Use a way once; return what came of it, or why it is left out."""
+    """Use a way once; return its first results, or why it is left out."""
     if known is not None and known.get("skipped"):
         return {"skipped": known["skipped"]}
     needs = one.needs(net.x, truth.shape)
@@ -204,7 +204,7 @@ def too_many_passes(
 
 def _turn(call: Any, uses: int, device: torch.device) -> Any:
     def turn() -> float:
-        if uses > 1:  # what takes long is none the longer for it
+        if uses > 1:  # warm up, unless a use takes so long that it does not matter
             call()
         taken = sorted(timing.milliseconds(call, device) for _ in range(uses))
         return taken[len(taken) // 2]
@@ -213,7 +213,7 @@ def _turn(call: Any, uses: int, device: torch.device) -> Any:
 
 
 def _uses(call: Any, row: Result, device: torch.device) -> int:
-    """Return how many timed uses make a turn: few of what takes long."""
+    """Return how many timed uses make a turn: few if each takes long."""
     if row["first_ms"] > PATIENCE / 10:
         return 1
     use = timing.milliseconds(call, device)
@@ -221,7 +221,7 @@ def _uses(call: Any, row: Result, device: torch.device) -> int:
 
 
 def _every(row: Result, rounds: int) -> int:
-    """Return in which rounds a way takes part: slow ones in few, but two at least."""
+    """Return every how many rounds a way takes part: slow ones in at least two."""
     return max(1, min(rounds // 2, int(row["first_ms"] / 500)))
 
 

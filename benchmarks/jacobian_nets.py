@@ -18,7 +18,7 @@ class Net:
     model: nn.Module
     x: Tensor
     close: float = 1e-4
-    """How far a float32 result may be from the one in float64, of its largest entry."""
+    """The error allowed against float64, as a fraction of the largest entry."""
 
 
 def nets(device: torch.device) -> list[Net]:
@@ -57,7 +57,7 @@ def cnn() -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two convolutions with group normalisation, and a way around them."""
+    """Two convolutions with group normalisation, and a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         """Make the layers."""
@@ -115,7 +115,7 @@ class Bottleneck(nn.Module):
 
 
 class InCode(nn.Module):
-    """A gated block, written out with tensors of its own, and perhaps their energy."""
+    """A gated block written out with its own tensors, and perhaps a sum of squares."""
 
     def __init__(self, width: int, inside: int, *, sums: bool) -> None:
         """Draw the tensors."""
@@ -134,7 +134,7 @@ class InCode(nn.Module):
 
 
 def random_nets(count: int, device: torch.device) -> list[Net]:
-    """Return networks of other sizes and kinds than those of `nets`, by chance."""
+    """Return random networks, of other sizes and kinds than those of `nets`."""
     chance = random.Random(0)
     made: list[Net] = []
     for number in range(count):

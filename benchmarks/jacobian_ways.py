@@ -1,4 +1,4 @@
-"""The ways people compute a Jacobian for every sample today, and ours.
+"""The ways people compute a Jacobian for every sample today, and gradlib's.
 
 Each takes a network and a batch and returns ``(batch, *out, *in)``, as a view or not.
 """
@@ -31,7 +31,7 @@ from benchmarks.names import (
 )
 
 MOST = 2**32
-"""How many bytes a way may need by its own nature before it is left out."""
+"""The most bytes a way may inherently need; one that needs more is left out."""
 
 Way = Callable[[nn.Module, Tensor], Tensor]
 
@@ -42,11 +42,11 @@ class Contender:
 
     Attributes:
         name: What the table calls it.
-        prepare: Makes, of a network, its batch and the result's shape, the call that
-            is timed.
-        needs: How many bytes it needs at least, of the same.
-        against: What its time is divided by.
-        passes: How many passes it makes one after the other, of the same as `needs`.
+        prepare: Returns the call to time, for a network, its batch and the result's
+            shape.
+        needs: Returns the bytes it needs at least, for the batch and that shape.
+        against: The way by whose time its own is divided.
+        passes: Returns its number of successive passes, for the same as `needs`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Contender:
 
 
 def contenders() -> list[Contender]:
-    """Return all of them, ours first."""
+    """Return all ways, gradlib's first."""
     return [
         _plain(OURS, partial(gradlib.per_sample_jacobian, check=False)),
         _plain(OURS_CHECKED, gradlib.per_sample_jacobian),
@@ -77,7 +77,7 @@ def contenders() -> list[Contender]:
         Contender(
             JACFWD,
             lambda model, x, _: lambda: vmap(jacfwd(_single(model)))(x),
-            # Some tangents as large as the input, one for each of its entries.
+            # A few tangents for each entry of the input, each as large as the input.
             lambda x, _: 32 * x.numel() * x[0].numel(),
         ),
         _plain(JACREV_OF_SUM, jacrev_of_sum),
@@ -107,7 +107,7 @@ def contenders() -> list[Contender]:
 
 
 def serious() -> list[Contender]:
-    """Return those that are the fastest somewhere, ours first."""
+    """Return the ways that are the fastest somewhere, gradlib's first."""
     names = (
         OURS,
         LOOP,
@@ -122,12 +122,12 @@ def serious() -> list[Contender]:
 
 
 def serious_and_checked() -> list[Contender]:
-    """Return the same, and ours with its check."""
+    """Return the same ways, and gradlib's with its check."""
     return serious() + [it for it in contenders() if it.name == OURS_CHECKED]
 
 
 def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
-    """Compute dY/dX of all pairs of samples, and keep those of one and the same."""
+    """Compute dY/dX of all pairs of samples, and keep each sample's with itself."""
     full = torch.autograd.functional.jacobian(model, x, vectorize=False)
     assert isinstance(full, Tensor)
     outs = full.dim() - x.dim() - 1
@@ -135,7 +135,7 @@ def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def loop(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
-    """Go back once for each entry of the output."""
+    """Run one backward pass for each entry of the output."""
     x = x.detach().requires_grad_()
     y = model(x)
     flat = y.flatten(1)
@@ -149,7 +149,7 @@ def loop(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
 
 
 def grads_batched(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
-    """Go back once, with a unit vector for each entry of the output."""
+    """Run one batched backward pass: a unit vector for each entry of the output."""
     x = x.detach().requires_grad_()
     y = model(x)
     flat = y.flatten(1)
@@ -163,7 +163,7 @@ def grads_batched(model: nn.Module, x: Tensor, create_graph: bool = False) -> Te
 
 
 def jacrev_of_sum(model: nn.Module, x: Tensor) -> Tensor:
-    """Differentiate the sum over the batch, which has no other samples' parts."""
+    """Differentiate the sum over the batch: only a sample's own part is not zero."""
     rows = jacrev(lambda it: model(it).sum(0))(x)  # (*out, batch, *in)
     assert isinstance(rows, Tensor)
     return rows.movedim(rows.dim() - x.dim(), 0)
@@ -182,7 +182,7 @@ def replicate(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def unit_jvps(model: nn.Module, x: Tensor) -> Tensor:
-    """Call the network once for each entry of the input, with its tangent."""
+    """Call the network once for each entry of the input, with a unit tangent."""
     flat = x.flatten(1)
     columns: list[Tensor] = []
     for i in range(flat.shape[1]):
@@ -193,7 +193,7 @@ def unit_jvps(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def torchjd(model: nn.Module, x: Tensor) -> Tensor:
-    """Have TorchJD differentiate the sum over the batch."""
+    """Differentiate the sum over the batch with TorchJD."""
     from torchjd.autojac import jac  # pyright: ignore (not a dependency)
 
     x = x.detach().requires_grad_()
@@ -207,7 +207,7 @@ def _plain(name: str, way: Way) -> Contender:
 
 
 def _in_a_loss(name: str, way: Way) -> Contender:
-    """Return a way whose result goes into a loss, with gradients to the weights."""
+    """Return a way whose result goes into a loss that is differentiated by weights."""
 
     def prepare(model: nn.Module, x: Tensor, _: torch.Size) -> Callable[[], Tensor]:
         trained = deepcopy(model).requires_grad_(True)
@@ -225,12 +225,12 @@ def _in_a_loss(name: str, way: Way) -> Contender:
 
 
 def _in_a_function(model: nn.Module, x: Tensor) -> Tensor:
-    """Name the network in a function."""
+    """Call gradlib with a function that calls the network."""
     return gradlib.per_sample_jacobian(lambda x: model(x), x, check=False)
 
 
 def _in_other_code(model: nn.Module, x: Tensor, *, check: bool = False) -> Tensor:
-    """Do something else besides: so its layers show only when they have run."""
+    """Call gradlib with other code, whose layers show only when they have run."""
     calls = 0
 
     def fn(x: Tensor) -> Tensor:

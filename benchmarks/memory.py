@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Memory(NamedTuple):
-    """Bytes allocated for tensors on top of those that were there before."""
+    """Bytes allocated for tensors on top of those allocated before."""
 
     peak: int
     held: int
-    """When it is over, while what it returned is alive."""
+    """After the call, while what it returned is alive."""
 
 
 def measure_memory(call: Callable[[], object], device: torch.device) -> Memory:
@@ -43,7 +43,7 @@ def _on_cuda(call: Callable[[], object], device: torch.device) -> Memory:
 
 
 def _on_cpu(call: Callable[[], object]) -> Memory:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it announces start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it logs its start and stop
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()
         gc.collect()
@@ -53,7 +53,7 @@ def _on_cpu(call: Callable[[], object]) -> Memory:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = [event for event in events if event.get("name") == "[memory]"]
-    blocks: dict[int, int] = {}  # by address; what was there before is none of them
+    blocks: dict[int, int] = {}  # sizes by address, without blocks allocated before
     peak = allocated = 0
     for change in sorted(changes, key=lambda event: event["ts"]):
         address, size = change["args"]["Addr"], change["args"]["Bytes"]

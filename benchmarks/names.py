@@ -1,4 +1,4 @@
-"""What results call the contenders, for those who look for one of them."""
+"""The names of contenders in the results."""
 
 NONE = "no hooks"
 BY_HAND = "tensor hooks by hand"

@@ -18,7 +18,7 @@ class Net:
     target: Tensor
 
     def loss(self, output: Tensor) -> Tensor:
-        """Return the loss of what the model gave."""
+        """Return the loss of the model's output."""
         return F.mse_loss(output, self.target)
 
     def step(self) -> None:
@@ -56,7 +56,7 @@ def mlp(device: torch.device, *, modules: int, width: int, batch: int) -> Net:
 
 
 def transformer(device: torch.device, *, layers: int, width: int, batch: int) -> Net:
-    """Return an encoder in training mode, which rules out its fused fast path."""
+    """Return an encoder in training mode, which does not take the fused fast path."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
     model = nn.TransformerEncoder(layer, layers).to(device)

@@ -1,4 +1,4 @@
-"""Other projects, where they do the same work. They are used if they are installed."""
+"""Other projects' recorders. They are used if they are installed."""
 
 import importlib.metadata
 import warnings
@@ -55,7 +55,7 @@ def _use_torchlens(net: Net) -> Any:
 
 @contextmanager
 def _torchlens_at_work() -> Generator[None]:
-    """Let it wrap torch's functions, and unwrap them before the others' turns."""
+    """Let TorchLens wrap torch's functions, and unwrap them for the others' turns."""
     from torchlens.backends.torch import wrappers  # pyright: ignore (not a dependency)
 
     wrappers.wrap_torch()

@@ -4,8 +4,9 @@
     python -m benchmarks.recorder --device cuda
     python -m benchmarks.recorder --quick         tiny networks: does it work at all?
 
-Two times: of a whole use (attach the hooks, forward, loss, backward, remove the hooks,
-drop what was recorded), and of a step alone, one of several under the same hooks.
+Two times are taken: of a whole use (attach the hooks, forward, loss, backward, remove
+the hooks, drop what was recorded), and of a step alone, one of several under the same
+hooks.
 """
 
 import argparse
@@ -29,14 +30,14 @@ from benchmarks.recorder_report import as_text
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 3
-"""How many timed uses make a turn."""
+"""The number of timed uses in a turn."""
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """What is measured: the networks that are timed, and those whose memory is."""
 
     timed: list[Net]
     weighed: list[Net]
@@ -154,7 +155,7 @@ def why_not(contender: Contender, net: Net) -> str:
 def _use_turn(
     contender: Contender, net: Net, device: torch.device
 ) -> Callable[[], float]:
-    def use() -> None:  # what was recorded is dropped here, within the time
+    def use() -> None:  # drops what was recorded, while it is timed
         contender.use(net)
 
     def turn() -> float:
@@ -202,7 +203,7 @@ def _memory(everyone: list[Contender], net: Net, device: torch.device) -> list[R
         row: Result = {"contender": one.name, "skipped": reason or None}
         if not reason:
             with one.around():
-                one.use(net)  # what stays for good, as workspaces, is there before
+                one.use(net)  # allocates what stays for good, such as workspaces
                 net.model.zero_grad()
                 found = measure_memory(lambda one=one: one.use(net), device)
             row |= {"peak_bytes": found.peak, "held_bytes": found.held}
@@ -215,7 +216,7 @@ def _memory(everyone: list[Contender], net: Net, device: torch.device) -> list[R
 def _full(device: torch.device, rounds: int) -> Plan:
     wide = mlp(device, modules=150, width=256, batch=64)
     narrow = mlp(device, modules=150, width=16, batch=64)
-    # Hardly any arithmetic: nobody would train it, but overhead shows at its worst.
+    # With hardly any arithmetic nobody would train it, but overhead is at its worst.
     narrow = replace(narrow, name=f"{narrow.name} (the worst case)")
     return Plan(
         timed=[

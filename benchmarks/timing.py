@@ -1,4 +1,4 @@
-"""Timing several ways of doing the same thing in turn, in one run.
+"""Timing several ways of doing the same thing, taken in turn in one run.
 
 A machine's speed drifts while it is measured. So the contenders take turns, in a new
 order each round, and a ratio is the median of the ratios within each round.
@@ -36,9 +36,9 @@ class Turn:
     """What a contender does when it is its turn."""
 
     sample: Callable[[], float]
-    """Take the time once, and return it in milliseconds."""
+    """Takes the time once, and returns it in milliseconds."""
     every: int = 1
-    """In which rounds: in each, in every second one, ... (for very slow ones)."""
+    """It takes part once in so many rounds: more than 1 for very slow contenders."""
 
 
 Samples = dict[int, float]
@@ -46,7 +46,7 @@ Samples = dict[int, float]
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return how long a call takes; on CUDA until the device has done the work."""
+    """Return how long a call takes; on CUDA, until the device has done its work."""
     if device.type != "cuda":
         start = time.perf_counter()
         call()
@@ -68,7 +68,7 @@ def interleave(
     Args:
         turns: What each contender does.
         rounds: How many rounds, at least two.
-        label: What the line of progress says is measured.
+        label: What is measured, for the line of progress.
     """
     shuffled = random.Random(0)
     samples: dict[str, Samples] = {name: {} for name in turns}
@@ -102,7 +102,7 @@ def ratio(samples: Samples, base: Samples) -> dict[str, float]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """Describe what is measured on."""
+    """Describe the machine."""
     found: dict[str, object] = {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -127,14 +127,14 @@ def progress(text: str) -> None:
 
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
-    """Keep what is alive now, torch above all, out of the collector's rounds."""
+    """Keep what is alive now, torch above all, out of garbage collections."""
     frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        if not frozen_before:  # somebody else's, as that of tests, stays
+        if not frozen_before:  # else the caller, such as a test, froze some itself
             gc.unfreeze()
 
 

@@ -1,4 +1,4 @@
-"""Looking whether a piece of code waits for the device."""
+"""Finding out whether code waits for the device."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Raise where something waits for the CUDA device."""
+    """Raise wherever code in the block waits for the CUDA device."""
     torch.cuda.synchronize()
     _set("error")
     try:
@@ -19,6 +19,6 @@ def no_waiting() -> Iterator[None]:
 
 
 def _set(mode: str) -> None:
-    with warnings.catch_warnings():  # it says once that it does not see everything
+    with warnings.catch_warnings():  # torch warns once that it does not see every wait
         warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)

@@ -43,7 +43,7 @@ def forget_compiled() -> None:
     codes = getattr(frames, "input_codes", None)
     if codes is not None and codes.seen:
         with warnings.catch_warnings():
-            # With a GPU, reset() imports a module that warns that it is deprecated.
+            # With a GPU, reset() imports code whose import warns.
             warnings.simplefilter("ignore", DeprecationWarning)
             dynamo.reset()
 
