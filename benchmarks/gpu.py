@@ -262,13 +262,13 @@ def replayed(one: Contender) -> Contender:
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
         call = one.prepare(model, x, shape)
-        aside = torch.cuda.Stream(x.device)
-        aside.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(aside):  # as torch asks for: a warm-up in a side stream
+        side = torch.cuda.Stream(x.device)
+        side.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(side):  # as torch asks for: a warm-up in a side stream
             call()
             with no_waiting():  # a wait within the capture would break it for good
                 call()
-        torch.cuda.current_stream(x.device).wait_stream(aside)
+        torch.cuda.current_stream(x.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = call()

@@ -92,7 +92,7 @@ def gradient_flow(
         ax.set_xticks([])
     columns = [(i, column) for it in every for i, column in enumerate(it) if column]
     _mark_zero({i for i, column in columns if 0 in column}, ax)
-    _mark_lost({i for i, column in columns if any(map(_is_lost, column))}, ax)
+    _mark_nonfinite({i for i, column in columns if any(map(_is_nonfinite, column))}, ax)
     _name_rows(labels, ax)
     ax.set_ylabel(_upright("the gradient", "flows upwards", ax))
     ax.set_xlabel(f"norm of {of}")
@@ -125,7 +125,7 @@ def heat_map(
     if colours:
         _draw_colours(norms, colours, of, ax)
     _mark_cells(norms, lambda v: v == 0, ax, label="zero", color="0.5", marker="o")
-    _mark_cells(norms, _is_lost, ax, label="nan or inf", color=WARNING, marker="x")
+    _mark_cells(norms, _is_nonfinite, ax, label="nan or inf", color=WARNING, marker="x")
     _name_rows(labels, ax)
     ax.set_xlim(-0.5, max(len(steps), 1) - 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -172,8 +172,8 @@ def errors(
         _scale(ax)
     else:
         ax.set_xticks([])
-    lost = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
-    _mark_beside(lost, 1.02, ax, label="incomparable", color=WARNING, marker="x")
+    infinite = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
+    _mark_beside(infinite, 1.02, ax, label="incomparable", color=WARNING, marker="x")
     if first and first[1] == math.inf:
         _mark_beside({first[0]}, 1.02, ax, label=first[2], **RING)
     _name_rows(labels, ax)
@@ -239,7 +239,7 @@ def ridges(
     if not any(any(ridge.counts) for ridge in distributions):
         ax.set_xticks([])
     _tell_zeros(distributions, named, ax)
-    _mark_lost({i for i, it in enumerate(distributions) if it.nonfinite}, ax)
+    _mark_nonfinite({i for i, it in enumerate(distributions) if it.nonfinite}, ax)
     ax.set_xlabel(f"magnitude of the entries of {kind}")
     ax.grid(axis="x", alpha=0.3)
     ax.set_axisbelow(True)
@@ -331,7 +331,7 @@ def _mark_cells(
         ax.scatter(across, down, max(36 / (1 + cells / 20), 3), **style)
 
 
-def _is_lost(norm: float) -> bool:
+def _is_nonfinite(norm: float) -> bool:
     return not math.isfinite(norm)
 
 
@@ -349,7 +349,7 @@ def _tell_zeros(distributions: Sequence[Ridge], named: Sequence[int], ax: Axes) 
             ax.text(1.05, row, text, transform=beside, va="center")
 
 
-def _mark_lost(rows: set[int], ax: Axes) -> None:
+def _mark_nonfinite(rows: set[int], ax: Axes) -> None:
     """Put a cross beside every module whose gradients hold NaN or infinity."""
     _mark_beside(rows, 1.02, ax, label="nan or inf", color=WARNING, marker="x")
 

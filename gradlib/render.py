@@ -44,10 +44,10 @@ class Table:
         Long cells of the last column are wrapped.
         """
         lines = [self.columns, *self.rows] if self.columns else []
-        lines = [(*map(_in_one_line, it[:-1]), _in_words(it[-1])) for it in lines]
+        lines = [(*map(_in_one_line, it[:-1]), _as_prose(it[-1])) for it in lines]
         widths = _widths(lines)
         body = [below for line in lines for below in _lines(line, widths)]
-        lines = [_filled(self.title), *body, *map(_filled, self.footer)]
+        lines = [_wrapped(self.title), *body, *map(_wrapped, self.footer)]
         return "\n".join(line.rstrip() for line in lines if line)
 
     def html(self) -> str:
@@ -73,7 +73,7 @@ def _in_one_line(cell: str) -> str:
     )
 
 
-def _in_words(prose: str) -> str:
+def _as_prose(prose: str) -> str:
     """Return prose in one line, with spaces for its newlines."""
     return _in_one_line(prose.translate(_SPACES))
 
@@ -85,7 +85,7 @@ def _escaped(text: str) -> str:
     return escape(_in_one_line(text))
 
 
-def _room(text: str) -> int:
+def _width(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
@@ -94,7 +94,7 @@ def _room(text: str) -> int:
 
 def _widths(lines: list[tuple[str, ...]]) -> list[int]:
     """Return the widths of all columns but the last."""
-    every = [max(map(_room, cells)) for cells in zip(*lines, strict=True)]
+    every = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
     *widths, last = every or [0]
     if widths:
         whole = sum(widths) + 2 * len(widths) + min(last, NARROWEST)
@@ -106,15 +106,15 @@ def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
     """Return the lines of a row; `widths` are those of all columns but the last."""
     *cells, last = row
     alone: list[str] = []
-    if cells and _room(cells[0]) > widths[0]:
+    if cells and _width(cells[0]) > widths[0]:
         alone, cells[0] = [cells[0]], ""
     head = "".join(
-        it + " " * (width - _room(it) + 2)
+        it + " " * (width - _width(it) + 2)
         for it, width in zip(cells, widths, strict=True)
     )
     indent = " " * (sum(widths) + 2 * len(widths))
     room = max(WIDTH - len(indent), NARROWEST)
-    if _room(last) <= room:
+    if _width(last) <= room:
         return [*alone, head + last]
     return alone + wrap(
         last,
@@ -126,9 +126,9 @@ def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
     )
 
 
-def _filled(line: str) -> str:
+def _wrapped(line: str) -> str:
     return fill(
-        _in_words(line),
+        _as_prose(line),
         WIDTH,
         subsequent_indent="  ",
         break_long_words=False,  # an address, or the name of a module

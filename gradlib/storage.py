@@ -145,8 +145,8 @@ class _Writer:
             case None | bool() | str():
                 return value
             case int():  # Python writes no decimal number of thousands of digits
-                few = value.bit_length() <= 64
-                return value if few else {"int": hex(value)}
+                is_short = value.bit_length() <= 64
+                return value if is_short else {"int": hex(value)}
             case float():
                 return value if math.isfinite(value) else {"float": repr(float(value))}
             case complex():
@@ -198,10 +198,10 @@ class _Writer:
             names = [field.name for field in dataclasses.fields(value)]
             values = [getattr(value, name) for name in names]
             return self._named("dataclass", value, names, values)
-        opened = cast(Any, optree)
-        if opened.tree_is_leaf(value, none_is_leaf=True):
+        untyped = cast(Any, optree)
+        if untyped.tree_is_leaf(value, none_is_leaf=True):
             return {"not saved": repr(value)}
-        children = opened.tree_flatten_one_level(value, none_is_leaf=True)[0]
+        children = untyped.tree_flatten_one_level(value, none_is_leaf=True)[0]
         return {"tuple": self._all(children)}
 
     def _named(self, tag: str, value: Any, names: Any, values: Any) -> dict[str, Any]:
@@ -275,14 +275,14 @@ class _Reader:
 
 def _distinct(pairs: list[Any]) -> list[tuple[Any, Any]]:
     """Return a dict's pairs; keys that the file no longer tells apart get numbers."""
-    met: dict[Any, Any] = {}
+    distinct: dict[Any, Any] = {}
     for key, value in pairs:
         own, count = key, 1
-        while own in met:
+        while own in distinct:
             count += 1
             own = NotSaved(f"{getattr(key, 'text', repr(key))} ({count})")
-        met[own] = value
-    return [*met.items()]
+        distinct[own] = value
+    return [*distinct.items()]
 
 
 class _Made(type):

@@ -218,13 +218,13 @@ def _made_open(kind: type[Any]) -> bool:
     if kind in _OPEN:
         return False  # it is a leaf only if it contains itself
     if issubclass(kind, dict):
-        opened = _flatten_dict
+        flattener = _flatten_dict
     elif dataclasses.is_dataclass(kind):
-        opened = _flatten_dataclass
+        flattener = _flatten_dataclass
     else:
         return False
     register = cast(Any, optree).register_pytree_node
-    register(kind, opened, _unflatten, namespace=NAMESPACE)
+    register(kind, flattener, _unflatten, namespace=NAMESPACE)
     return True
 
 
