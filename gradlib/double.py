@@ -11,7 +11,7 @@ from gradlib.tree import tensors_in
 
 
 class Double(TorchFunctionMode):
-    """Widens each dtype that a function of torch is given, as float32 to float64.
+    """Widens each dtype that a torch function is given, such as float32 to float64.
 
     A result that has the narrow default dtype is widened as well. The default itself is
     left alone: it holds for all threads.

@@ -29,7 +29,7 @@ def with_article(kind: str) -> str:
 
 
 def no_module(given: object, otherwise: str) -> str:
-    """Return the words of a message on why `given` is no module, and what to do."""
+    """Return the part of a message on why `given` is no module, and what to do."""
     if isinstance(given, type):
         name = given.__name__
         return f"it is the class {name}, not an instance: make one, as {name}(...)."
@@ -80,7 +80,7 @@ class AmbiguousCallError(GradlibError, LookupError):
 
 
 class NotCopyableError(GradlibError, RuntimeError):
-    """GL203: a module cannot be copied, and only a copy of it may be tried out."""
+    """GL203: a module cannot be copied, so it cannot be tried on a copy."""
 
     code = "GL203"
 
@@ -158,7 +158,7 @@ class NoGradOutputsError(GradOutputsError):
 
 
 class GradOutputsShapeError(GradOutputsError):
-    """GL102: a ``grad_outputs`` has a shape different from its output's."""
+    """GL102: a ``grad_outputs`` does not have its output's shape."""
 
     code = "GL102"
 

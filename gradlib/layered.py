@@ -48,7 +48,8 @@ def laid_out(
             own, at least one; the boxes of a layer keep their order unless the arrows
             ask for another.
         widths: The width of each box in inches.
-        arrows: Start and end of each, never in a lower zone; without cycles.
+        arrows: The boxes that each leads from and to, never to a lower zone; without
+            cycles.
     """
     layer, first = _layers(zones, arrows)
     lines = [_lanes(arrow, layer) for arrow in arrows]

@@ -139,7 +139,7 @@ def all_are_ours(modules: Iterable[nn.Module]) -> bool:
 
 
 AHEAD = "ahead of ours"
-"""The key of how many forward pre-hooks run before ours."""
+"""The key under which `hooks_of_others` counts the forward pre-hooks before ours."""
 
 NO_HOOKS: dict[str, Any] = {
     AHEAD: 0,

@@ -49,12 +49,12 @@ NO_PASS = "no backward pass was recorded"
 LINE = 0.34  # inches per module
 ROW = 0.2  # inches per module in a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
-NAME = 0.15  # inches down that the name of a module needs
-LETTER = 0.085  # inches across per letter of a name, about
+NAME = 0.15  # height of a module's name, in inches
+LETTER = 0.085  # width of a letter of it, about, in inches
 SHORT = 24  # letters of a name that fit a figure of the usual width
-NUMBER = 0.6  # inches a number below an axis needs
+NUMBER = 0.6  # width of a number below an axis, in inches
 DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches per decade to label these digits in it
-ENTRY = 1.4  # inches an entry of the legend needs
+ENTRY = 1.4  # width of an entry of the legend, in inches
 
 
 def gradient_flow(

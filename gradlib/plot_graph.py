@@ -73,7 +73,7 @@ def framed_graph(
         title: What is written into the frame.
         boxes: The boxes of the graph. Those of a layer stand in this order unless the
             arrows ask for another.
-        arrows: Start and end of each; the end is in the same zone or a higher one.
+        arrows: The boxes that each leads from and to, in the same zone or a higher one.
         legend: The text and the colour of each line. A line without a colour tells what
             the arrows mean.
         ax: Where to draw; a new figure if left out.

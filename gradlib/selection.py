@@ -64,7 +64,7 @@ COMPILED = "_orig_mod"
 def selector(
     model: nn.Module, choice: Choice | None
 ) -> Callable[[str, nn.Module], bool]:
-    """Return the function of name and module that tells whether `choice` means it.
+    """Return a function of name and module that tells if `choice` means the module.
 
     Args:
         model: The model whose modules are chosen.
@@ -143,7 +143,7 @@ def _require_both(choice: Callable[..., Any], model: nn.Module) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint which of `names` the user may have meant by `name`."""
+    """Return a hint at which of `names` the user may have meant by `name`."""
     if name == "(root)":  # its name in tables
         return 'The model itself has the name "".'
     names = list(names)

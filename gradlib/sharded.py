@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def _fsdp() -> Any:
-    """Return FSDP's module if it is imported, and not just now by another thread."""
+    """Return FSDP's module if its import, perhaps in another thread, is complete."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     names = "FSDPModule", "FullyShardedDataParallel"
     return fsdp if all(hasattr(fsdp, it) for it in names) else None

@@ -25,7 +25,8 @@ Number: TypeAlias = Tensor | float | complex
 class TensorStats:
     """Eight facts about a tensor, computed on its device.
 
-    The numbers stay on a GPU until you read one, so `tensor_stats` never waits for it.
+    The numbers stay on a GPU until you read one, so `tensor_stats` never waits for the
+    GPU.
 
     Attributes:
         shape: The tensor's shape.
@@ -259,7 +260,7 @@ def wide(tensor: Tensor) -> Tensor:
     """Return a dense tensor of at least float32; a nested one in one row.
 
     Masked-out entries are zeros, as their gradients are. A DTensor gives this process's
-    part: the others would have to be waited for.
+    part: getting the others would mean waiting.
     """
     tensor = own_part(tensor)
     if tensor.is_nested:

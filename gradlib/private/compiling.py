@@ -28,7 +28,7 @@ def never_compiled(function: Function, because: str) -> Function:
     cast(Any, function)._torchdynamo_disable_msg = because
     evaluator = _C._dynamo.eval_frame
     skip = evaluator._FrameAction.SKIP
-    strategy = evaluator._FrameExecStrategy(skip, skip)  # for it, and what it calls
+    strategy = evaluator._FrameExecStrategy(skip, skip)  # for it and its callees
     evaluator.set_code_exec_strategy(cast(Any, function).__code__, strategy)
     return function
 

@@ -47,7 +47,7 @@ def every_hook_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
-    """Set a forward pre-hook before all others of each module, a forward hook after.
+    """Set on each module a forward pre-hook before all others, a forward hook after.
 
     Both get keyword arguments, and the second runs even if the call raises. This does
     what ``register_forward_pre_hook`` and ``register_forward_hook`` do, at a fifth of
@@ -93,7 +93,7 @@ _HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
 
 @contextmanager
 def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Take the hooks off tensors meanwhile, so that they change no gradient."""
+    """Take the hooks off tensors for a block, so that they change no gradient in it."""
     every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
     before = [(hooks, dict(hooks)) for hooks in every if hooks]
     for hooks, _ in before:
@@ -118,7 +118,7 @@ BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
 backward_hooks: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]]
 backward_hooks = attrgetter(*BACKWARD_HOOKS)
 
-# The attributes of all of a module's hooks, and of how to call them, by their numbers.
+# The attributes that hold, by a hook's number, a module's hooks and how to call them.
 HOOKS = (*_BEFORE_FORWARD, *_AFTER_FORWARD, *BACKWARD_HOOKS)
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 

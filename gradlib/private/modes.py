@@ -151,7 +151,7 @@ _HAD_HIDDEN, _HAD_SHOWN = (
 def values_are_fake() -> bool:
     """Tell whether tensors have no values, or are only traced.
 
-    It is so in a FakeTensorMode, as in torch.export, and in make_fx.
+    This is so in a FakeTensorMode, as in torch.export, and in make_fx.
     """
     return bool(dispatch_modes()) and any(map(_dispatch_mode, _STANDING_IN))
 
@@ -166,7 +166,7 @@ def for_several(
         values: Several values, along the first axis.
 
     Returns:
-        The outputs of `function`, each for all values along a first axis.
+        The outputs of `function`, each stacked over the values along a first axis.
     """
     _functorch_vmap.lazy_load_decompositions()
     functorch, count = _C._functorch, len(values)
@@ -179,7 +179,7 @@ def for_several(
 
 
 def graph_is_captured() -> bool:
-    """Tell whether a CUDA graph captures this thread's work for a GPU, not yet run."""
+    """Tell whether this thread's GPU work is captured for a CUDA graph, and not run."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS
 
 CLASSES = 256
-"""The size of caches by class: a cache keeps its classes alive."""
+"""The most classes that a cache by class holds, as it keeps them alive."""
 
 
 def put_in_for_one_call() -> set[int]:
     """Return the ids of the tensors that a running `functional_call` has put in.
 
-    It will put the module's own tensors back where they were.
+    `functional_call` itself puts back the tensors that were there before.
     """
     found: set[int] = set()
     frame = sys._getframe(1)
@@ -59,7 +59,7 @@ _WHERE = str(Path(torch.__file__).parent)
 
 
 def torchs_own(value: Any) -> Any:
-    """Return a function or class if it is torch's own, else an object unlike any other.
+    """Return a function or class if it is torch's own, else a new object.
 
     Another library may have replaced torch's own before gradlib was imported.
     """
@@ -86,9 +86,9 @@ own_parameters, own_buffers, own_children = map(
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the numbers of children of several modules, their names, and themselves.
+    """Return the numbers of several modules' children, their names, and the children.
 
-    Without a Python loop: this is asked at each forward, and rarely tells anything new.
+    There is no Python loop: this runs at each forward, and its answer rarely changes.
     """
     children = [*map(own_children, modules)]
     inside = [*filter(None, children)]

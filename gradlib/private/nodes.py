@@ -51,9 +51,9 @@ sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
 def is_packed(node: Node) -> bool:
     """Tell whether what a node has saved is unpacked by saved-tensors hooks.
 
-    A checkpoint's hooks compute all of it again, each time one asks outside a backward
-    pass. Before torch 2.10 nodes do not tell, so their saved tensors are read: that is
-    slower, but they are right all the same.
+    A checkpoint's hooks compute all of it again, each time it is read outside a
+    backward pass. Before torch 2.10 a node does not show its hooks, so this is
+    ``False`` and the saved tensors are read: they are right all the same.
     """
     for name in _raw_names(type(node)):
         if getattr(getattr(node, name), "unpack_hook", None) is not None:
@@ -69,7 +69,7 @@ def _raw_names(kind: type[Node]) -> tuple[str, ...]:
 def changed_since_saved(node: Node) -> list[Tensor]:
     """Return the tensors that a node has saved and that were changed in place since.
 
-    Before torch 2.10 that does not show. Tensors that hooks have packed do not count.
+    Before torch 2.10 none are found. Tensors that hooks have packed do not count.
     """
     found: list[Tensor] = []
     for name in _raw_names(type(node)):

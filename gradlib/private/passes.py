@@ -72,7 +72,7 @@ _BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__
 def is_passed_elsewhere(node: Node) -> bool:
     """Tell whether backward passes run through a node in its device's own thread.
 
-    The nodes that they make there have sequence numbers of that thread's own counting.
+    The nodes made there get sequence numbers that this thread counts for itself.
     """
     return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
 
@@ -100,7 +100,7 @@ _VMAP = _C._dispatch_key_parse("VmapMode")
 
 
 def gradients_are_batched() -> bool:
-    """Tell whether several backward passes run at once, in which tensors stand in."""
+    """Tell whether backward passes run at once, on tensors that stand for several."""
     # The key, not the level of vmap: a pass through a GPU's tensors runs in the
     # device's own thread, which is handed the dispatch keys but not the level.
     return _key_is_included(_VMAP) or values_are_stand_ins()

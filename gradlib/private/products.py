@@ -12,8 +12,8 @@ from torch import Tensor
 
 _C = cast(Any, torch._C)
 
-# Whether this build has oneDNN with the operation below, as 2.13 has and other releases
-# may have; and whether torch may use it now.
+# Whether this build has oneDNN with the operation below (2.13 has it, other releases
+# may), and whether torch may use it now.
 _has_onednn_linear = torch.backends.mkldnn.is_available() and hasattr(
     torch.ops.mkldnn, "_linear_pointwise"
 )
@@ -41,7 +41,7 @@ def onednn_linear(
 
 
 def how_products_are_computed() -> tuple[object, ...]:
-    """Return the settings that choose kernels and precision for a GPU's float32."""
+    """Return the settings of kernels and precision for float32 products on a GPU."""
     return tuple([it() for it in _PRODUCTS])
 
 

@@ -62,7 +62,7 @@ def memory_is_held(tensor: Tensor) -> bool:
 
 
 ALONE = 2
-"""How many hold the memory of only one tensor: the tensor, and `memory_is_held`."""
+"""The use count of one tensor's own memory: by the tensor, and `memory_is_held`."""
 
 # The rtol and atol of torch.testing.assert_close, the coarser of all dtypes given.
 default_tolerances: Callable[..., tuple[float, float]] = (
