@@ -50,7 +50,7 @@ class Contender:
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     """What is set up around its turns, and not timed."""
     every: int = 1
-    """It takes its turn once in so many rounds."""
+    """It takes its turn once every so many rounds."""
     absent: str = ""
     """Why it cannot be used here, or ``""``."""
     peer: bool = False
@@ -59,7 +59,7 @@ class Contender:
 
 
 def with_hooks(name: str, records: str, attach: Attach, **more: Any) -> Contender:
-    """Return a contender that only attaches hooks and leaves running to the caller."""
+    """Return a contender that attaches hooks to a model, which its caller then runs."""
 
     def use(net: Net) -> Any:
         with attach(net.model) as recorded:

@@ -234,7 +234,7 @@ def one_by_one(one: Contender) -> Contender:
 
 
 def capturable(one: Contender) -> Contender:
-    """Return a way; gradlib in a form that a CUDA graph can capture.
+    """Return a way; gradlib's in a form that a CUDA graph can capture.
 
     That form asks the device for nothing, neither free memory nor a number: it is a
     chain or rows, without a check.

@@ -221,7 +221,7 @@ def _uses(call: Any, row: Result, device: torch.device) -> int:
 
 
 def _every(row: Result, rounds: int) -> int:
-    """Return every how many rounds a way takes part: slow ones in at least two."""
+    """Return the n of every n-th round in which a way takes part, in at least two."""
     return max(1, min(rounds // 2, int(row["first_ms"] / 500)))
 
 

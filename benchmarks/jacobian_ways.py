@@ -207,7 +207,7 @@ def _plain(name: str, way: Way) -> Contender:
 
 
 def _in_a_loss(name: str, way: Way) -> Contender:
-    """Return a way whose result goes into a loss that is differentiated by weights."""
+    """Return a way whose result goes into a loss, with gradients for the weights."""
 
     def prepare(model: nn.Module, x: Tensor, _: torch.Size) -> Callable[[], Tensor]:
         trained = deepcopy(model).requires_grad_(True)

@@ -38,7 +38,7 @@ class Turn:
     sample: Callable[[], float]
     """Takes the time once, and returns it in milliseconds."""
     every: int = 1
-    """It takes part once in so many rounds: more than 1 for very slow contenders."""
+    """It takes part once every so many rounds: more than 1 for very slow contenders."""
 
 
 Samples = dict[int, float]

@@ -42,7 +42,7 @@ Ways = dict[str, dict[str, Any]]
 """The rows of a network, by contender."""
 
 FEW = 3
-"""The most networks that a sentence names; if there are more, it names none."""
+"""The most networks that a sentence names; more are only in a table."""
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:

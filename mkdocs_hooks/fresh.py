@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 if sys.platform == "linux":
     PROCESSES = multiprocessing.get_context("forkserver")
-    # torch imports the last one only when used: for any optimizer, and mostly for vmap.
+    # torch would import the last one later: for any optimizer, and most of it for vmap.
     PROCESSES.set_forkserver_preload(
         ["matplotlib.pyplot", "matplotlib.backends.backend_svg", "torch._dynamo"]
     )

@@ -396,7 +396,7 @@ def unhooked(one, device):
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 found[name] = kept(parameter.grad)
-    if not one.hooked:  # An output's hook would get what other outputs pass it, too.
+    if not one.hooked:  # A hook would also get gradients through the other outputs.
         weights = drawn_weights(outputs, one.used)
         found.update({f"out{i}": kept(weights[i]) for i in weights})
     in_order = sorted(found, key=lambda label: (rank(label), label))
