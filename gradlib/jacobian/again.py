@@ -1,7 +1,7 @@
-"""Calling the function again, in float64, and leaving everything as it was.
+"""Calls the function again, in float64, and leaves everything as it was.
 
-The modules it calls get copies of their parameters, buffers and other attributes while
-it runs, and torch's generators begin where they did for the first call.
+During a call its modules have copies of their parameters, buffers and other attributes,
+and torch's generators start in the state that they had for the first call.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -21,18 +21,18 @@ from gradlib.private.compiling import run_eagerly
 from gradlib.tree import Tree
 
 Steps: TypeAlias = Sequence[tuple[float, Mapping[int | str, Tensor]]]
-"""How far inputs, by place, and parameters, by name, go along what."""
+"""How far to move, and along what: inputs by their place, parameters by their name."""
 
 
 @dataclass
 class Called:
-    """What a call of the function gave.
+    """The result of a call of the function.
 
     Attributes:
         outputs: Its outputs.
-        leaves: The tensors it was called with that can be differentiated for: by
-            place the inputs, by name the parameters.
-        lifted: What was seen meanwhile.
+        leaves: The inputs, by place, and parameters, by name, that it was called with
+            and that gradients can be taken of.
+        lifted: What was noted during the call.
     """
 
     outputs: Tree
@@ -40,7 +40,7 @@ class Called:
     lifted: Lifted
 
     def without_graph(self) -> "Called":
-        """Return the same with outputs that have no graph, which holds memory."""
+        """Return the same with detached outputs, to free the memory of the graph."""
         leaves = self.outputs.leaves
         values = [it.detach() if isinstance(it, Tensor) else it for it in leaves]
         return Called(Tree(values, self.outputs.spec), {}, self.lifted)
@@ -62,27 +62,27 @@ def call_again(
 
     Args:
         arguments: The call.
-        random: Where torch's generators stand when it begins.
-        moves: How far the inputs and parameters go that are moved.
-        order: Which samples it is called with, ``(batch,)``; ``None`` for all as they
-            are.
-        double: Whether everything is computed in float64.
-        graph: Whether autograd records it. In any case the same inputs require grad
-            as in the first call, for functions that look.
-        watched: Whether functions of torch are watched, in their own dtypes too, for
-            generators that they are given. Some are others then, as one of
-            torch.nn.functional that somebody has replaced.
-        times: How often in a row: modules keep what the calls before have left there.
-        widened: What each parameter is in that dtype, for the next calls too: to make
-            it takes as long as many a call. Those of modules that the function makes
-            are gone after each.
+        random: The states of torch's generators to start from.
+        moves: How far inputs and parameters move, and along what.
+        order: The numbers of the samples to call with, ``(batch,)``; ``None`` for all
+            in their order.
+        double: Whether to compute everything in float64.
+        graph: Whether autograd records the call. The inputs require grad as in the
+            first call either way, for functions that ask.
+        watched: Whether, without `double`, calls of torch are watched for generators
+            passed to them. Watching may change which function is called, as where one
+            of torch.nn.functional was replaced.
+        times: How often in a row; each call has the module state of the one before.
+        widened: Each parameter in its wider dtype, kept for the next calls, as making
+            it takes as long as many calls. Parameters of modules that the function
+            itself makes are dropped after each call.
     """
     change = _doubled if double else copied
     leaves: dict[int | str, Tensor] = {}
     lifted = Lifted(random.own)
     seeing = lifted if double else random.own if watched else nullcontext()
     named = leaves if graph else {}
-    parameter_of = _parameters(arguments, moves, change, widened, named)
+    parameter_of = _moved_parameters(arguments, moves, change, widened, named)
     with (
         torch.set_grad_enabled(graph),
         run_eagerly(),
@@ -105,14 +105,14 @@ def call_again(
     return Called(outputs, leaves, lifted)
 
 
-def _parameters(
+def _moved_parameters(
     arguments: Arguments,
     moves: Steps,
     change: Callable[[Tensor], Tensor],
     widened: MutableMapping[Tensor, Tensor],
     named: dict[int | str, Tensor],
 ) -> Callable[[nn.Parameter], nn.Parameter]:
-    """Return what gives the parameter that takes the place of another, and names it."""
+    """Return a function from a parameter to its stand-in, which it notes in `named`."""
     names: dict[int, str] = {}
     if isinstance(arguments.fn, nn.Module):
         names = {id(it): name for name, it in arguments.fn.named_parameters()}
@@ -146,7 +146,7 @@ def _given(
     order: Tensor | None,
     change: Callable[[Tensor], Tensor],
 ) -> dict[int, Tensor]:
-    """Return what takes the place of each input that is a tensor."""
+    """Return the stand-in of each input that is a tensor, by place."""
     given: dict[int, Tensor] = {}
     tracked = arguments.tracked()
     for place, leaf in enumerate(arguments.inputs.leaves):

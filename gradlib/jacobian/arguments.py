@@ -1,4 +1,4 @@
-"""What a Jacobian is asked of: the function, its inputs, and which of them count."""
+"""The arguments of ``per_sample_jacobian``, read and validated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from gradlib.private.tensors import has_values
 from gradlib.tree import NAMESPACE, Tree
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
-"""Which inputs, or ``"parameters"``."""
+"""The number of an input, a tuple of them, or ``"parameters"``."""
 
 AS_TENSOR = "torch.as_tensor makes one of a list or a NumPy array."
 
 
 class Call(NamedTuple):
-    """The arguments of ``per_sample_jacobian`` by their names, not looked at yet."""
+    """The arguments of ``per_sample_jacobian`` by their names, not validated yet."""
 
     fn: Callable[..., Any]
     inputs: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def is_open(call: Call) -> bool:
-    """Tell whether any way will do, for the first input and each row of it."""
+    """Tell whether mode and chunk size are left to us, and the input is the first."""
     if not (is_auto(call.mode) and is_auto(call.chunk_size)):
         return False
     argnums, in_dims = call.argnums, call.in_dims
@@ -51,15 +51,15 @@ def is_open(call: Call) -> bool:
 
 
 def is_auto(given: object) -> bool:
-    """Tell whether it is for us to choose; it may be an array, which compares else."""
+    """Tell whether a value is ``"auto"``; an array compares with it by entry."""
     return isinstance(given, str) and given == "auto"
 
 
 def as_flag(name: str, given: object) -> bool:
-    """Return whether something is on: True or False, or what Python has for them.
+    """Return a flag as a bool, from a bool, an int, a bool of NumPy or ``None``.
 
-    A word or an array is a mistake: ``"no"`` counts as true, and of several numbers
-    nobody can tell.
+    A string or an array is a mistake: ``"no"`` would be true, and an array has no truth
+    value.
 
     Raises:
         JacobianArgumentError: It is something else.
@@ -73,19 +73,19 @@ def as_flag(name: str, given: object) -> bool:
 
 
 def asks_no_more(call: Call) -> bool:
-    """Tell whether only the Jacobian is asked for, in as much memory as it takes."""
+    """Tell whether the call has no limit of memory, no `out` and no `create_graph`."""
     return call.max_bytes is None and call.out is None and not call.create_graph
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One tensor that is differentiated for.
+    """A tensor that the Jacobian is with respect to.
 
     Attributes:
         name: What messages call it: ``inputs[0]['mask']``, or a parameter's name.
         value: The tensor, as the caller gave it.
         shared: Whether all samples share it: then it has no batch axis.
-        place: Where it stands among the inputs' leaves; ``None`` for a parameter.
+        place: Its place among the inputs' leaves; ``None`` for a parameter.
     """
 
     name: str
@@ -96,14 +96,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A call of ``per_sample_jacobian``, looked at and found good.
+    """The arguments of a call of ``per_sample_jacobian``, validated.
 
     Attributes:
         fn: The function, or module.
         inputs: Its positional arguments.
-        shared: For each leaf of them, whether all samples share it.
-        asked: What is differentiated for.
-        inner: The structure of `asked`, with its positions as leaves.
+        shared: For each leaf of `inputs`, whether all samples share it.
+        asked: The tensors that the Jacobian is with respect to.
+        inner: The structure of what is asked for, with positions in `asked` as leaves.
         batch: The number of samples.
     """
 
@@ -116,18 +116,18 @@ class Arguments:
 
     @property
     def of_parameters(self) -> bool:
-        """Whether it is the parameters that are differentiated for."""
+        """Whether the Jacobian is with respect to parameters."""
         return any(it.place is None for it in self.asked)
 
     def used(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that a Jacobian is computed from, each after its name."""
+        """Yield the inputs, parameters and buffers, with names."""
         for place, leaf in enumerate(self.inputs.leaves):
             if isinstance(leaf, Tensor):
                 yield input_path(self.inputs, place), leaf
         yield from self.held()
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters and buffers of modules that the function may call."""
+        """Yield the parameters and buffers that the function may use, with names."""
         for module in modules_known_to(self.fn):
             yield from module.named_parameters()
             yield from module.named_buffers()
@@ -141,7 +141,7 @@ class Arguments:
         ]
 
     def tracked(self) -> set[int]:
-        """Return the places of the inputs that require grad in calls of a check."""
+        """Return the places of the inputs that require grad in the check's calls."""
         leaves = self.inputs.leaves
         return {
             *(it.place for it in self.asked if it.place is not None),
@@ -153,11 +153,11 @@ class Arguments:
 def read(
     fn: Callable[..., Any], inputs: tuple[Any, ...], argnums: Argnums, in_dims: Any
 ) -> Arguments:
-    """Look at what was passed.
+    """Validate the arguments.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: What is asked for is no real floating tensor.
+        NotDifferentiableDtypeError: A tensor asked for is not real floating.
     """
     if not callable(fn) or _is_class_of_modules(fn):
         raise JacobianArgumentError(
@@ -186,7 +186,7 @@ def read(
 
 
 def _instead(tree: Tree, asked: Asked) -> str:
-    """Return what to ask for where an input is an integer."""
+    """Return advice on what to ask for in place of an integer input."""
     if any(map(_is_floating, tree.leaves)):
         return set_apart(tree, asked) or "Leave it out of argnums."
     return (
@@ -196,7 +196,7 @@ def _instead(tree: Tree, asked: Asked) -> str:
 
 
 def set_apart(tree: Tree, asked: Asked) -> str:
-    """Return how not to ask for a tensor that an input holds beside others.
+    """Return advice on how to leave out a tensor but not those in the same input.
 
     Returns:
         A sentence; ``""`` where the whole input may be left out.
@@ -215,7 +215,7 @@ def set_apart(tree: Tree, asked: Asked) -> str:
 
 
 def _taken_apart(inputs: tuple[Any, ...], number: int, inside: Sequence[Any]) -> str:
-    """Return the code that puts an input together from a part of it and the rest."""
+    """Return code for a function that takes part of an input, and the rest, apart."""
     whole, key = inputs[number], inside[0]
     if type(whole) is not dict or len(inside) > 1 or number:
         return "lambda rest, it: fn(...), which puts the two together"
@@ -228,7 +228,7 @@ def _taken_apart(inputs: tuple[Any, ...], number: int, inside: Sequence[Any]) ->
 
 
 def _as_name(key: object, otherwise: str) -> str:
-    """Return what a parameter for an entry of a dict may be called."""
+    """Return a key as a parameter name in code, or `otherwise` where it cannot be."""
     is_name = isinstance(key, str) and key.isidentifier() and not iskeyword(key)
     return str(key) if is_name and key not in ("fn", "others") else otherwise
 
@@ -238,15 +238,15 @@ def _is_floating(leaf: object) -> bool:
 
 
 def require_real(tensor: Tensor, name: str, fix: str) -> None:
-    """Raise unless a tensor has a real floating dtype.
+    """Raise unless a tensor is dense, has values, and a real floating dtype.
 
     Args:
         tensor: Any tensor.
         name: What messages call it.
-        fix: What to do where it is one of integers.
+        fix: What to do where it holds integers.
 
     Raises:
-        NotDifferentiableDtypeError: It has another dtype.
+        NotDifferentiableDtypeError: It does not.
     """
     if not is_dense(tensor) or not has_values(tensor):
         raise NotDifferentiableDtypeError(
@@ -275,7 +275,7 @@ def require_real(tensor: Tensor, name: str, fix: str) -> None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Tell whether there is a number in memory for each entry of a tensor."""
+    """Tell whether a tensor is strided, neither sparse, nested nor masked."""
     is_strided = tensor.layout == torch.strided and not tensor.is_nested
     return is_strided and not isinstance(tensor, MaskedTensor)
 
@@ -320,7 +320,7 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
 
 
 def _is_zero(dim: object) -> bool:
-    """Tell whether it is the whole number 0, of whatever kind."""
+    """Tell whether a dim is the integer 0, of any integer type."""
     try:
         return not isinstance(dim, bool) and index(cast(Any, dim)) == 0
     except TypeError:
@@ -365,7 +365,7 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
 
 
 def _is_class_of_modules(fn: object) -> bool:
-    """Tell whether `fn` is callable, but takes what makes a module of it."""
+    """Tell whether `fn` is a class of modules: callable, but not on inputs."""
     return isinstance(fn, type) and issubclass(fn, nn.Module)
 
 
@@ -444,5 +444,5 @@ def _name(fn: object) -> str:
 
 
 def on_device(arguments: Arguments) -> torch.device:
-    """Return the device that the Jacobian lives on."""
+    """Return the device of the Jacobian."""
     return arguments.asked[0].value.device

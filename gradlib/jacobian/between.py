@@ -1,4 +1,4 @@
-"""The nodes between what was computed and what it was computed from."""
+"""The nodes of a graph between its outputs and its inputs."""
 
 from collections.abc import Iterator, Sequence, Set
 
@@ -9,37 +9,37 @@ from gradlib.private.nodes import AccumulateGrad
 
 
 def between(starts: Sequence[Node], ends: Set[Edge]) -> dict[Node, list[Edge]]:
-    """Return the nodes below some from which an end can be reached.
+    """Return the nodes on a way from `starts` to `ends`.
 
     Returns:
-        Each before those that it leads to, with the edges that lead on to an end; and
-        the nodes that ends are at.
+        Each node before those that it leads to, with its edges that lead on to an end;
+        the nodes of the ends are included.
     """
-    found: dict[Node, list[Edge]] = {}
+    way: dict[Node, list[Edge]] = {}
     at_ends = {node for node, _ in ends}
     for node, edges in _from_below(starts):
-        led = edges and [it for it in edges if it in ends or found.get(it[0])]
+        led = edges and [it for it in edges if it in ends or way.get(it[0])]
         if led or node in at_ends:
-            found[node] = led
-    return dict(reversed(found.items()))
+            way[node] = led
+    return dict(reversed(way.items()))
 
 
 def in_order(starts: Sequence[Node]) -> list[Node]:
-    """Return the nodes below some, each before those that it leads to."""
+    """Return all nodes reached from `starts`, each before those that it leads to."""
     return [node for node, _ in _from_below(starts)][::-1]
 
 
 def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, list[Edge]]]:
-    """Go through the nodes below some, each after those that it leads to.
+    """Yield all nodes reached from `starts`, each after those that it leads to.
 
-    What a node leads to is made anew whenever it is asked, so it is asked once.
+    torch makes a node's list of edges anew for each call, so each is asked once.
     """
     seen: set[Node] = set()
     stack: list[tuple[Node, list[Edge] | None]] = [(start, None) for start in starts]
     while stack:
         node, edges = stack.pop()
         if edges is not None:
-            yield node, edges  # all below it is done
+            yield node, edges  # all nodes that it leads to are done
         elif node not in seen:
             seen.add(node)
             led = edges_of(node)
@@ -47,7 +47,7 @@ def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, list[Edge]]]:
             for below, _ in led:
                 if below in seen:
                     continue
-                if below.__class__ is AccumulateGrad:  # of a leaf: it leads nowhere
+                if below.__class__ is AccumulateGrad:  # of a leaf: leads nowhere
                     seen.add(below)
                     yield below, []
                 else:

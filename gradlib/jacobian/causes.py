@@ -1,4 +1,4 @@
-"""What a cut path may come from, in words."""
+"""The error for a path that autograd does not see, with its possible causes."""
 
 from torch import Tensor
 
@@ -16,13 +16,13 @@ from gradlib.selection import modules_of
 def cut_path(
     caller: Caller, graph: Graph, root: int, rows: Tensor
 ) -> DetachedPathError:
-    """Return the error that says so, with what may be the reason.
+    """Return the error for an output whose slope is not the Jacobian's.
 
     Args:
         caller: Calls the function.
-        graph: What its first call left.
+        graph: The graph of its first call.
         root: Which output has another slope.
-        rows: For which samples, ``(batch,)``.
+        rows: Whether each sample has, ``(batch,)``.
     """
     name = output_path(graph.outputs, graph.places[root])
     apart = (
@@ -45,17 +45,17 @@ def cut_path(
 
 
 def samples_in(rows: Tensor) -> str:
-    """Return the first of the samples that are meant.
+    """Return the numbers of the first marked samples, in words.
 
     Args:
-        rows: Whether each is, ``(batch,)``.
+        rows: The mark of each sample, ``(batch,)``.
     """
     samples = [sample for sample, is_one in enumerate(rows) if is_one]
     return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"
 
 
 def _hook(fn: object, graph: Graph) -> str:
-    """Return which hook may be at work: one that a module has, or that was set."""
+    """Return which hook may change gradients: a module's, or one that fn has set."""
     for model in modules_known_to(fn):
         for name, module in modules_of(model).items():
             if any(map(without_ours, backward_hooks(module))):
@@ -68,7 +68,7 @@ def _hook(fn: object, graph: Graph) -> str:
 
 
 def _half_read(meant: Meant) -> str:
-    """Return what may take a matrix for another than it is."""
+    """Return which operation may read only half of a matrix."""
     if meant.symmetric is None and meant.triangular is not None:
         return f"{meant.triangular} takes a matrix A for triangular, and wants A.tril()"
     taken = "an operation may take"

@@ -1,10 +1,10 @@
-"""Whether a Jacobian says how the output changes: coupled samples, cut paths, chance.
+"""Checks that a Jacobian is the truth: against coupled samples, cut paths and chance.
 
 The first look takes one backward pass, with a vector that is zero for half the samples:
-then so is their gradient. And it holds the Jacobian against the slope of the function
-along a random direction, by a pair of calls. Where these are apart a shorter step may
-leave out the kink that was met. Only where it does not there is a second look, which
-tells a kink from a path that autograd does not see.
+their gradients must be zero too. It also compares the Jacobian with the slope of the
+function along a random direction, by a pair of calls. Where the two differ, a shorter
+step may avoid the kink that was met. Only where it does not, a second look tells a kink
+from a path that autograd does not see.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,24 +47,24 @@ from gradlib.sharded import is_distributed, is_sharded
 Result = TypeVar("Result")
 
 MANY = 16
-"""Which part of the samples, at the most, is in doubt as their slopes happen to cancel.
+"""At most one in this many samples is in doubt only because its slopes cancel.
 
-Of thousands a few do, along a random direction.
+Along a random direction, those of a few samples in thousands do.
 """
 
 SMALL = 100
-"""By how many units in the last place of a sample's slopes one of them may be apart."""
+"""By how many eps of a sample's slopes, taken together, a single one may be off."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a function, to hold its Jacobian against.
+    """What was measured of a function, to compare its Jacobian with.
 
     Attributes:
-        caller: Calls it again.
+        caller: Calls the function again.
         mode: How its Jacobian is computed.
-        look: One backward pass, where columns are to be held against it.
-        slopes: How steep it is along a direction; ``None`` where nobody can tell.
+        look: One VJP, where the Jacobian comes by columns; else ``None``.
+        slopes: Its slopes along a direction; ``None`` where they cannot be computed.
     """
 
     caller: Caller
@@ -74,10 +74,10 @@ class Seen:
 
 
 def may_look(values: Iterable[object]) -> bool:
-    """Tell whether there is something to look at, and warn if there is not.
+    """Tell whether the check can run, and warn where sharding keeps it from that.
 
     Args:
-        values: What a function is given, and the modules that it may call.
+        values: The inputs of the function, and the modules that it may call.
     """
     if not any(
         is_sharded(it) if isinstance(it, nn.Module) else is_distributed(it)
@@ -100,17 +100,17 @@ def see(
     *,
     mode: str,
 ) -> Seen | None:
-    """Go back once, and call the function again. The Jacobian need not be there yet.
+    """Go back once, and call the function again, before or after the Jacobian is there.
 
     Args:
         arguments: The call.
-        graph: What it left.
-        points: For each leaf of the inputs what stands for it in the graph.
-        random: Where torch's generators stood before.
-        mode: How the Jacobian will be computed, if nobody else proves it.
+        graph: The graph of its forward pass.
+        points: For each leaf of the inputs, the tensor that stands for it in the graph.
+        random: The states of torch's generators before the call.
+        mode: How the Jacobian is computed; ``"auto"`` where `compute` proves columns.
 
     Returns:
-        ``None`` where there is nothing to look at.
+        What to compare the Jacobian with; ``None`` where there is nothing to check.
 
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
@@ -140,20 +140,20 @@ def require_truth(
     points: Sequence[Tensor | None],
     blocks: Mapping[Block, Tensor],
 ) -> None:
-    """Raise where a Jacobian is not how the output changes.
+    """Raise where a Jacobian does not say how the output changes.
 
     Args:
-        seen: What was seen of the function.
-        graph: What its call left.
-        points: For each leaf of the inputs what stands for it in the graph.
-        blocks: The Jacobian.
+        seen: What was measured of the function.
+        graph: The graph of its forward pass.
+        points: For each leaf of the inputs, the tensor that stands for it in the graph.
+        blocks: The Jacobian, ``(batch, *out, *in)`` for each block.
 
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
         DetachedPathError: An output depends on an input in a way that autograd does
             not see.
         NotRepeatableError: Two calls with the same numbers differ.
-        NoSuchWayError: It is not what a backward pass gives.
+        NoSuchWayError: The Jacobian is not what a backward pass gives.
     """
     slopes = seen.slopes
 
@@ -176,8 +176,8 @@ def require_truth(
         require_as_first(found.caller, graph)
         for root, entries in unclear.items():
             look_again(found.caller, graph, root, entries)
-            # It says that autograd is right. Is what was computed what autograd gives?
-            if seen.mode != "loop":  # which asked it for each row
+            # Now autograd is right. Does the Jacobian agree with autograd?
+            if seen.mode != "loop":  # a loop takes each row from it
                 entries = entries.expand(-1, graph.rows(root))
                 look = Look.at_entries(graph, root, entries)
                 _require_rows(seen, look, graph, points, blocks)
@@ -197,24 +197,24 @@ def require_loss(seen: Seen, graph: Graph) -> None:
     """Raise where gradients of a loss of the Jacobian would be wrong.
 
     Args:
-        seen: What was seen of the function.
-        graph: What its call left.
+        seen: What was measured of the function.
+        graph: The graph of its forward pass.
 
     Raises:
-        NoSuchWayError: They would.
+        NoSuchWayError: A custom backward leaves a wrong graph.
     """
     with seen.caller.random.kept():
         require_derivatives(seen.caller, graph)
 
 
 def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
-    """Return how many bytes a call in float64 takes, by our count."""
+    """Return how many bytes a call in float64 takes, by an estimate."""
     given = [it for it in arguments.inputs.leaves if isinstance(it, Tensor)]
     for module in modules_known_to(arguments.fn):
         given += [*module.parameters(), *module.buffers()]
     wide = torch.float64.itemsize
     copies = sum(wide * it.numel() for it in {id(it): it for it in given}.values())
-    # A direction, what it is drawn from, and a gradient.
+    # A direction, the random numbers it is made of, and a gradient.
     moves = 3 * sum(it.numel() * it.element_size() for it in graph.points)
     outputs = 2 * wide * sum(it.numel() for it in graph.roots)
     inside = bytes_of_pass(graph.drawing) * wide // narrowest_dtype(graph).itemsize
@@ -224,7 +224,7 @@ def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
 def _in_float64_or_less(
     caller: Caller, graph: Graph, ask: Callable[[Caller], Result]
 ) -> Result | None:
-    """Ask something of a function that may not be able to run in float64."""
+    """Call `ask` in float64 or, where the function fails there, in its own dtypes."""
     try:
         return ask(caller)
     except GradlibError:
@@ -240,7 +240,7 @@ def _in_float64_or_less(
 
 
 def _done(error: Exception) -> str:
-    """Return what a function did in float64 that kept us from looking."""
+    """Return what a function did in float64 that prevents the check, in words."""
     if isinstance(error, OtherOutputsError):
         return str(error)
     return f"raised {type(error).__name__}: {error}"
@@ -253,7 +253,7 @@ def _require_rows(
     points: Sequence[Tensor | None],
     blocks: Mapping[Block, Tensor],
 ) -> None:
-    """Raise where columns are no Jacobian; where samples are coupled, that is why."""
+    """Raise where the Jacobian disagrees with a VJP; name coupled samples as cause."""
     try:
         require_rows(graph, blocks, look, mode=seen.mode)
     except NoSuchWayError:
@@ -266,14 +266,14 @@ def _require_rows(
 
 
 def _has_script(fn: object) -> bool:
-    """Tell whether a module holds one that torch.jit made."""
+    """Tell whether a module holds a ScriptModule."""
     return isinstance(fn, torch.nn.Module) and any(
         isinstance(it, torch.jit.ScriptModule) for it in modules_of(fn).values()
     )
 
 
 def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Return the entries that are in both, of the outputs that have some."""
+    """Return for each output the entries unclear in both; without outputs of none."""
     both = {root: it & other[root] for root, it in one.items() if root in other}
     return {root: it for root, it in both.items() if it.any()}
 
@@ -281,7 +281,7 @@ def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tens
 def _unclear_entries(
     found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
 ) -> dict[int, Tensor]:
-    """Return the outputs whose slope is not the Jacobian's, and in which entries."""
+    """Return for each output the entries whose slope is not the Jacobian's."""
     every: dict[int, Tensor] = {}
     close = found.caller.how.sure or closeness(graph)
     eps = torch.finfo(narrowest_dtype(graph)).eps
@@ -316,13 +316,20 @@ def _rounding(
     root: int,
     samples: Tensor,
 ) -> Tensor:
-    """Return what rounding of the Jacobian may make of some samples' slopes.
+    """Return how far rounding of the Jacobian may move some samples' slopes.
 
-    It goes with the terms whose sum a slope is, and these may cancel.
+    It grows with the terms of a slope's sum, which may cancel.
+
+    Args:
+        found: The slopes.
+        graph: The graph of the forward pass.
+        blocks: The Jacobian.
+        root: Which output.
+        samples: Which samples, ``(batch,)``.
     """
     total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
     for block, u in _factors(found, graph, blocks, root):
-        if block.dtype.itemsize < 4:  # for these much less is asked
+        if block.dtype.itemsize < 4:  # their tolerance is wide already
             continue
         here = samples.to(block.device)
         terms = block[here] * (u if u.dim() == 1 else u[here].mT)
@@ -334,9 +341,10 @@ def _rounding(
 def _factors(
     found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each block of an output, ``(batch, out, in)``, and the direction.
+    """Yield each block of an output, ``(batch, out, in)``, and its direction.
 
-    That is ``(in,)`` for what samples share, and ``(batch, in, 1)`` otherwise.
+    The direction is ``(in,)`` where all samples share the input, else ``(batch, in,
+    1)``.
     """
     for point, it in enumerate(found.caller.arguments.asked):
         block = blocks[root, point].detach()
@@ -350,19 +358,20 @@ def _factors(
 def _unclear(
     known: Tensor, slope: Tensor, noise: Tensor, close: float, eps: float
 ) -> Tensor:
-    """Return where two slopes are apart, or rounding hides whether, ``(batch, out)``.
+    """Return where two slopes differ, or may by rounding, as ``(batch, out)``.
 
-    Samples are judged as a whole, and then entries that are small beside others, which
-    may be wrong and not show: ``(batch, 1)`` is enough to say that there are none. Of a
-    sample that is apart only the entries are meant that are, by their mean square: so
-    there is one at least.
+    Each sample is judged as a whole, then each entry, as a wrong one that is small
+    beside others would not show. ``(batch, 1)``, all False, is returned where all
+    agree.
+    In a sample that differs, the entries that do are marked, by their mean square: so
+    at least one is.
 
     Args:
-        known: The slopes by the Jacobian.
-        slope: Those by differences.
-        noise: What rounding may make of the latter, ``(batch,)``.
-        close: By which part they may be apart.
-        eps: That of the Jacobian.
+        known: The slopes by the Jacobian, ``(batch, out)``.
+        slope: The slopes by finite differences, ``(batch, out)``.
+        noise: How far rounding may move the latter, ``(batch,)``.
+        close: By which part of the larger one they may differ.
+        eps: The eps of the Jacobian's dtype.
     """
     size = torch.maximum(length(known), length(slope))
     off = known - slope

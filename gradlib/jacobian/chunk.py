@@ -1,4 +1,4 @@
-"""How many rows or columns of a Jacobian one pass is to take."""
+"""How many rows or columns of a Jacobian one pass computes."""
 
 import math
 import sys
@@ -10,27 +10,27 @@ from gradlib.errors import OutOfBytesError
 from gradlib.jacobian.plan import BATCHED, in_words
 
 FAST = 2**25
-"""How many bytes of gradients a batched pass takes at most on a CPU: more is slower."""
+"""How many bytes a batched pass holds at most on a CPU: more is slower."""
 
 FILLING = 2**31
-"""The same on other devices, which want much at once: an H100 gains by every row."""
+"""The same on other devices: an H100 gains by every row."""
 
 CONVOLVED = 3 * 2**20
-"""The same where there are convolutions, before it is counted how often it is held.
+"""How many bytes of gradients, counted once, a pass through convolutions has on a CPU.
 
 With torch 2.13 on a core of an Intel Xeon that has 2 MiB of cache, passes of 2 to 3 MiB
 were the fastest, and took half to nine tenths of the time of a loop.
 """
 
 WHOLE = 2**24
-"""With `create_graph`, how many bytes all rows together may take, for each thread.
+"""With `create_graph`, how many bytes per thread all rows may take in a single pass.
 
 With two threads of an Intel Xeon, 32 MiB took a tenth less time than row by row, and
 64 MiB a tenth more.
 """
 
 PAIR = 2
-"""Up to how many rows a CPU takes one after the other: there is little to share.
+"""With at most this many rows, a CPU computes one at a time.
 
 With torch 2.13 on a core of an Intel Xeon, 2 rows of small nets, of a layer of a
 transformer and of a convolution took 3 to 11 per cent longer in one pass.
@@ -41,13 +41,13 @@ class Passes(NamedTuple):
     """What backward passes through a graph are like.
 
     Attributes:
-        rows: How many rows there are to ask for.
+        rows: How many rows there are.
         each: How many bytes of gradients a pass has for each row or column.
-        on_cpu: Whether they run there.
+        on_cpu: Whether they run on a CPU.
         convolution: Whether they go through convolutions.
-        convolved: How many bytes of gradients a pass of rows has then, at most, on a
-            CPU.
-        singly: What torch goes wrong for where several rows go at once, or ``""``.
+        convolved: How many bytes of gradients a pass of rows through convolutions has
+            at most on a CPU.
+        singly: The node that torch gets wrong for several rows at once, or ``""``.
     """
 
     rows: int
@@ -61,17 +61,17 @@ class Passes(NamedTuple):
 def chunk_of(
     mode: str, count: int | str, asked: int | str, passes: Passes, *, room: int
 ) -> int:
-    """Return how many rows or columns a pass is to take.
+    """Return how many rows or columns a pass computes.
 
     Args:
-        mode: The way.
-        count: How many it asks for in all.
+        mode: The mode.
+        count: How many rows or columns it computes in all, or why it is out.
         asked: How many the caller wants in a pass, or ``"auto"``.
-        passes: What these are like.
-        room: How many bytes a pass may take.
+        passes: What backward passes are like.
+        room: How many bytes a pass may hold.
 
     Raises:
-        OutOfBytesError: What was asked for does not fit.
+        OutOfBytesError: `asked` does not fit.
     """
     if mode == "loop" or passes.singly:
         return 1
@@ -106,15 +106,16 @@ def at_once(
     on_cpu: bool,
     convolved: int = CONVOLVED,
 ) -> int:
-    """Return how many vectors a pass is to take: as many as fit, while more is faster.
+    """Return how many vectors a pass takes: as many as fit, while more is faster.
 
     Args:
-        room: How many bytes it may take.
-        held: How many it holds for each vector.
-        each: How many of them are gradients, counted once.
+        room: How many bytes it may hold.
+        held: How many bytes it holds for each vector.
+        each: How many bytes of gradients it has for each vector.
         convolution: Whether it goes through convolutions.
-        on_cpu: Whether it runs there.
-        convolved: How many bytes of gradients it takes then, at most, on a CPU.
+        on_cpu: Whether it runs on a CPU.
+        convolved: How many bytes of gradients it has at most on a CPU, if it goes
+            through convolutions.
     """
     fast = max(FAST, BATCHED * convolved) if on_cpu else FILLING
     many = min(room, fast) // max(1, held)
@@ -124,10 +125,10 @@ def at_once(
 
 
 def convolved_at_once(whole: int) -> int:
-    """Return `convolved` for passes that somebody goes back through.
+    """Return `convolved` for passes that a loss goes back through.
 
     Args:
-        whole: How many all rows take together.
+        whole: How many bytes of gradients all rows have together.
     """
     return whole if whole <= WHOLE * torch.get_num_threads() else CONVOLVED
 

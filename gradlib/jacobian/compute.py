@@ -1,4 +1,4 @@
-"""Carrying a plan out, and what to do where torch cannot."""
+"""Carries out a plan, and falls back to another where torch cannot."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -34,25 +34,26 @@ def compute(
     """Return the blocks of a Jacobian.
 
     Args:
-        graph: What it is of.
-        plan: How to compute it.
-        may_change: Whether another mode may serve, where this one cannot.
-        may_shorten: Whether a way that is no mode may serve, where one is shorter.
-        prove: Whether columns are held against a backward pass.
-        check: Whether rows are that came several at once: one at a time is what torch's
-            own tests look at.
-        out: Where to write them.
-        create_graph: Whether gradients flow through them.
-        progress: Whether to say on the terminal how far it is.
+        graph: The graph of the forward pass.
+        plan: How to compute the Jacobian.
+        may_change: Whether to take rows where columns fail.
+        may_shorten: Whether to take a shorter way, which is no mode, where there is
+            one.
+        prove: Whether to compare columns with a backward pass.
+        check: Whether to compare rows too that were computed several at once: torch's
+            own tests look at single ones.
+        out: Where to write the blocks, ``(batch, *out, *in)`` each.
+        create_graph: Whether gradients flow through the blocks.
+        progress: Whether to show progress on the terminal.
 
     Raises:
         NoSuchWayError: torch cannot go back through the graph, in this mode.
-        OutOfBytesError: Memory ran out, with single rows or columns too.
+        OutOfBytesError: Memory ran out, even with single rows or columns.
     """
     if may_shorten and not create_graph:
-        found = _shortened(graph, plan, out, check=check)
-        if found is not None:
-            return found
+        shortened = _shortened(graph, plan, out, check=check)
+        if shortened is not None:
+            return shortened
 
     def carry(attempt: Plan) -> dict[Block, Tensor]:
         blocks = _carried_out(graph, attempt, out, create_graph, progress)
@@ -66,8 +67,8 @@ def compute(
         try:
             return _in_memory(graph, _as_attempted(plan, *attempt), carry)
         except RuntimeError:
-            # Not every node can work on batched values, or be gone through twice.
-            # The graph is still there, so nothing is lost but the time.
+            # Not every node takes batched values or can be differentiated twice. The
+            # graph is still there, so only time is lost.
             continue
     try:
         return _in_memory(graph, _as_attempted(plan, *last), carry)
@@ -80,24 +81,24 @@ def compute(
 def _shortened(
     graph: Graph, plan: Plan, out: dict[Block, Tensor] | None, *, check: bool
 ) -> dict[Block, Tensor] | None:
-    """Return the blocks where the graph offers a shorter way to them.
+    """Return the blocks by a shorter way, or ``None`` where the graph offers none.
 
-    They are held against a backward pass where that may say something else, as hooks
-    do, which nobody sees in a graph, zeros that meet infinity, and kernels of a GPU.
+    They are compared with a backward pass where that may differ: by hooks, which a
+    graph does not show, by zero times infinity, or by kernels of a GPU.
     """
     if plan.needs_graph:
         return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
-    found = find_shorter(graph, plan)
-    if found is None:
+    shorter = find_shorter(graph, plan)
+    if shorter is None:
         return None
     try:
-        doubtful = graph.may_have_hooks or found.needs_proof
+        doubtful = graph.may_have_hooks or shorter.needs_proof
         prove = check or doubtful or graph.points[0].device.type != "cpu"
-        # It comes first, while the graph is still in the caches.
+        # The backward pass comes first, while the graph is still in the caches.
         look = Look.at_all(graph) if prove else None
-        blocks = found.blocks(graph, out)
+        blocks = shorter.blocks(graph, out)
         if look is None and not are_finite(blocks.values()):
             look = Look.at_all(graph)
         if look is not None:
@@ -108,7 +109,7 @@ def _shortened(
 
 
 def _attempts(plan: Plan, may_change: bool) -> list[tuple[str, int]]:
-    """Return which modes to try, each with how many rows or columns at once."""
+    """Return the modes to try, each with its rows or columns per pass."""
     modes = [plan.mode]
     if may_change and plan.mode in BY_COLUMNS:
         modes.append("reverse")
@@ -125,9 +126,9 @@ def _as_attempted(plan: Plan, mode: str, chunk: int) -> Plan:
 def _in_memory(
     graph: Graph, plan: Plan, carry: Callable[[Plan], dict[Block, Tensor]]
 ) -> dict[Block, Tensor]:
-    """Carry a plan out, with ever smaller chunks where memory runs out.
+    """Carry a plan out, halving its chunks each time memory runs out.
 
-    What was free when it was made others may have taken, or be in pieces too small.
+    Memory that was free when the plan was made may be taken by now, or fragmented.
     """
     while True:
         try:
@@ -137,7 +138,7 @@ def _in_memory(
                 raise
             if plan.chunk == 1:
                 raise OutOfBytesError(_too_large(graph, plan)) from error
-        # Not sooner: the error holds on to all that the attempt had made.
+        # After the except block: the error keeps alive all that the attempt made.
         plan = replace(plan, chunk=plan.chunk // 2)
 
 
@@ -171,7 +172,7 @@ def _written(
 
 
 def _share_done(graph: Graph) -> Callable[[Piece], str]:
-    """Return what says how much of a Jacobian has been computed."""
+    """Return a function that is given each piece and says how much is computed."""
     total = sum(math.prod(graph.shape(*block)) for block in graph.blocks())
     done = 0
 
@@ -192,7 +193,7 @@ def _too_large(graph: Graph, plan: Plan) -> str:
 
 
 def explained(error: RuntimeError) -> str:
-    """Return why torch cannot go back, in words that say what to do."""
+    """Return why torch cannot go back, and what to do about it."""
     text = str(error)
     if "use_reentrant" in text or "Checkpointing is not compatible" in text:
         return (

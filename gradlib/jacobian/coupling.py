@@ -1,4 +1,4 @@
-"""Whether samples influence each other, and which module makes them."""
+"""Whether samples influence each other, and through which module."""
 
 import threading
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
 
 FEW_SAMPLES = 4
-"""Of so many each pair is looked at."""
+"""With at most this many samples, each pair of them is checked."""
 
 
 def require_own_samples(
@@ -37,20 +37,21 @@ def require_own_samples(
 ) -> Look:
     """Raise where the output of a sample depends on an input of another one.
 
-    One half of the samples is asked about the other half. That is enough of inputs that
-    the Jacobian is with respect to: the rest shows in its slopes. Of few samples all
-    those may be in one half that influence each other, as two views of two things.
+    One VJP from a random half of the samples must be zero in the other half. For inputs
+    that the Jacobian is with respect to that is enough: other coupling shows in its
+    slopes. Where there are few samples, those that influence each other may all be in
+    one half, as two views each of two things, so each pair is checked.
 
     Args:
         caller: Calls the function again.
-        graph: What its first call left.
-        points: For each leaf of the inputs what stands for it in the graph.
+        graph: The graph of its first call.
+        points: For each leaf of the inputs, the tensor that stands for it in the graph.
 
     Returns:
-        What one backward pass gave for each of the graph's points.
+        The VJP, with a gradient for each of the graph's points.
 
     Raises:
-        CoupledSamplesError: They do.
+        CoupledSamplesError: Samples are coupled.
     """
     half = caller.chance.half(graph.batch)
     own = {
@@ -82,7 +83,7 @@ def require_no_pair(
     """Raise where the output of any sample depends on an input of any other.
 
     Raises:
-        CoupledSamplesError: It does.
+        CoupledSamplesError: Samples are coupled.
     """
     found = first_coupled(caller.chance, roots, points)
     if found:
@@ -92,10 +93,10 @@ def require_no_pair(
 def require_own_rows(graph: Graph) -> None:
     """Raise where a sample's output leads to an input of another sample.
 
-    There is nothing to call again, so nobody tells where.
+    There is no function to call again, so the error names no module.
 
     Raises:
-        CoupledSamplesError: It does.
+        CoupledSamplesError: Samples are coupled.
     """
     found = first_coupled(Chance(), graph.roots, graph.points)
     if found:
@@ -108,7 +109,7 @@ def require_own_rows(graph: Graph) -> None:
 
 
 def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
-    """Return the error, with the first module that couples samples in it."""
+    """Return the error, which names the first module that couples samples."""
     found = _first_module(caller, half)
     where = "" if found is None else f" The first module that mixes them is {found}."
     fix = (
@@ -129,10 +130,10 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
 
 
 WITHIN_SAMPLES = ("Linear", "Conv1d", "Conv2d", "Conv3d")
-"""What takes a sample alone too, whose first axis then looks like the batch."""
+"""Modules that take a single sample too, whose first axis then looks like the batch."""
 
 BATCHED_SEQUENCE = 3
-"""How many axes it has: the batch, the steps and the features."""
+"""How many axes a batch of sequences has: batch, steps and features."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ class _Found:
 
 
 def _first_module(caller: Caller, half: Tensor) -> _Found | None:
-    """Return the first module whose outputs follow what other samples are."""
+    """Return the first module whose outputs, unlike its inputs, mix the samples."""
     try:
         as_it_was, beside_others = (_recorded(caller, it) for it in (None, half))
-    except Exception:  # it cannot run in float64, and so nobody can tell
+    except Exception:  # it cannot run in float64, so the module stays unknown
         return None
     fn = caller.arguments.fn
     names: dict[nn.Module, str] = {}
@@ -167,7 +168,7 @@ def _first_module(caller: Caller, half: Tensor) -> _Found | None:
 
 
 def _fix(module: nn.Module, given: list[Tensor]) -> str:
-    """Return what to do about a batch on axis 1, or a norm of the batch, or ``""``."""
+    """Return advice for a batch on axis 1 or a batch norm, or ``""``."""
     is_batched = bool(given) and given[0].dim() == BATCHED_SEQUENCE
     if is_batched and getattr(module, "batch_first", None) is False:
         return (
@@ -191,12 +192,12 @@ _Seen = tuple[nn.Module, list[Tensor], list[Tensor]]
 
 
 def _recorded(caller: Caller, half: Tensor | None) -> list[_Seen]:
-    """Return what each module was given and returned, the innermost first."""
+    """Return the inputs and outputs of each module call, in the order they end."""
     seen: list[_Seen] = []
     here = threading.get_ident()
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == here:  # others may run modules of their own
+        if threading.get_ident() == here:  # other threads may run modules too
             seen.append((module, _values(args), _values(output)))
 
     handle = register_module_forward_hook(hook)
@@ -208,7 +209,7 @@ def _recorded(caller: Caller, half: Tensor | None) -> list[_Seen]:
 
 
 def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
-    """Return the outputs where the samples that are not in `half` are others."""
+    """Return the outputs with the samples outside `half` replaced by some inside."""
     if half is None:
         return tensors_of(caller.at())
     order = torch.arange(len(half), device="cpu")
@@ -218,9 +219,9 @@ def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
 
 
 def _require_same_beside_others(caller: Caller) -> None:
-    """Raise where outputs change with the other samples: for inputs of integers.
+    """Raise where outputs change with other samples; for inputs that are all integers.
 
-    All stay in their places, as what is random, or somebody's own, may go by them.
+    Each sample stays in its place, which may decide what is drawn for it.
     """
     try:
         alone = beside(caller, None)
@@ -236,7 +237,7 @@ def _require_same_beside_others(caller: Caller) -> None:
 
 
 def _require_again(caller: Caller, half: Tensor | None, outputs: list[Tensor]) -> None:
-    """Raise where outputs beside others are others in the very same calls."""
+    """Raise where the very same call gives other outputs."""
     close = close_for(caller)
     if not all(alike(beside(caller, half), outputs, close) for _ in range(REPEATS)):
         raise not_repeatable()

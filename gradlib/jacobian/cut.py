@@ -1,4 +1,4 @@
-"""The narrowest tensor that everything has to pass on its way to an output."""
+"""Finds the narrowest tensor that every way through a graph passes."""
 
 import math
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from gradlib.jacobian.graph import Graph
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor h inside a graph, of which only the edge in the graph is left.
+    """A tensor h inside a graph, known by its edge alone.
 
     Attributes:
-        edge: Where its gradient flows.
+        edge: The edge that its gradient flows through.
         shape: ``(batch, *h)``.
-        dtype: Of h.
-        device: Of h.
+        dtype: The dtype of h.
+        device: The device of h.
     """
 
     edge: GradientEdge
@@ -34,20 +34,20 @@ class Cut:
 
 
 def narrowest(graph: Graph) -> Cut | None:
-    """Return the tensor with the fewest entries that all ways go through.
+    """Return the tensor ``(batch, *h)`` with the fewest entries that all ways pass.
 
     Args:
-        graph: Of one output. It must have the batch as its first axis.
+        graph: The graph of a single output.
 
     Returns:
-        ``None`` where every way has something to itself.
+        The tensor; ``None`` where there is none.
     """
     best: Cut | None = None
     for edge in _bottlenecks(graph):
         shape, dtype, device, _ = graph.forms[edge]
         if shape[:1] != (graph.batch,) or not dtype.is_floating_point:
             continue
-        if not math.prod(shape):  # nothing goes through it
+        if not math.prod(shape):  # no gradient goes through it
             continue
         if best is None or math.prod(shape) < math.prod(best.shape):
             best = Cut(GradientEdge(*edge), shape, dtype, device)
@@ -55,14 +55,14 @@ def narrowest(graph: Graph) -> Cut | None:
 
 
 def _bottlenecks(graph: Graph) -> Iterator[Edge]:
-    """Return every edge that all ways pass, between the ends."""
+    """Yield every edge between outputs and points that all ways pass."""
     ends = {node for node, _ in graph.ends}
-    # Going down in topological order: the edges that lead from nodes behind us to
-    # nodes before us. Where there is just one, everything passes it.
+    # Going down in topological order, `ahead` holds the edges from nodes that are done
+    # to nodes that are not. Where it holds just one, all ways pass that edge.
     ahead: set[Edge] = set()
     coming: dict[Node, set[Edge]] = {}
     for node, edges in graph.way.items():
-        if node not in ends:  # what leads to an end leads on past everything else
+        if node not in ends:  # edges to an end stay ahead, past all other nodes
             ahead -= coming.pop(node, set())
             ahead.update(edges)
             for edge in edges:

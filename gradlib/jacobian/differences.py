@@ -1,4 +1,4 @@
-"""How steep a function is along a direction, by pairs of calls."""
+"""Calls a function around a point, to take its slope along a direction."""
 
 import math
 from collections.abc import MutableMapping, Sequence
@@ -19,16 +19,17 @@ from gradlib.jacobian.generators import RandomState
 
 @dataclass(frozen=True)
 class Closeness:
-    """How closely to look.
+    """The steps and tolerances of finite differences.
 
     Attributes:
         double: Whether the calls are made in float64.
-        step: How far the first pair goes from the point, as a part of each entry.
-        looks: How far from the point, and how far from there, further pairs go.
-        coarse: From which step on rounding is as little as it gets.
-        sure: By which part two slopes may be apart; ``None`` where dtypes decide it.
-        surer: By which part of their terms sums of slopes may be, which are small by
-            chance where these cancel.
+        step: How far the first pair of calls goes, as a part of each entry.
+        looks: For each further pair, how far beside the point it is taken, and its
+            step.
+        coarse: From this step on, rounding is as small as it gets.
+        sure: By which part two slopes may differ; ``None`` where dtypes decide it.
+        surer: By which part of their terms two sums of slopes may differ: the sums
+            themselves may be small, as terms cancel.
     """
 
     double: bool
@@ -39,8 +40,8 @@ class Closeness:
     surer: float
 
 
-# A kink at the point itself (an input of ReLU that is exactly 0, two equal ones of a
-# maximum) fools the look there, and none beside it.
+# A kink at the point itself (an input of ReLU that is exactly 0, two equal inputs of a
+# maximum) misleads a look at the point, but not one beside it.
 IN_DOUBLE = Closeness(
     double=True,
     step=1e-6,
@@ -54,27 +55,27 @@ IN_FLOAT = Closeness(
     step=3e-3,
     looks=((0.0, 3e-3), (1e-2, 1e-3), (3e-2, 3e-3), (1e-2, 1e-2)),
     coarse=1e-2,
-    # Of 96 random nets kinks leave three in doubt; with two thirds of `surer`, five.
-    # With five thirds of it one, and one slope of fifty that is off by a fourteenth is
-    # taken for right.
+    # Kinks leave three of 96 random nets in doubt; with two thirds of `surer`, five.
+    # With five thirds of it, one, but then one of fifty slopes that are off by a
+    # fourteenth is taken for right.
     sure=0.05,
     surer=0.015,
 )
 
 
 ROUNDING = 30
-"""How many times its dtype's eps a function may be off in its value."""
+"""By how many eps of its dtype a function's value may be off."""
 
 HIDING = 0.1
-"""From which part of a slope on rounding may hide something."""
+"""Rounding of more than this part of a slope may hide a cut path."""
 
 
 class Caller:
     """Calls a function again, around the point it was called at.
 
     Attributes:
-        needs_graph: Whether autograd records every call. Without that one takes half
-            the memory; but the function may need it, or be another without it.
+        needs_graph: Whether autograd records every call. A call without recording takes
+            half the memory, but the function may need it, or compute something else.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Caller:
         how: Closeness,
         roots: Sequence[Tensor],
     ) -> None:
-        """Take the call, where torch's generators stood, and what it returned."""
+        """Take the first call: its arguments, generator states and outputs, `roots`."""
         self.arguments, self.meant, self.how = arguments, meant, how
         self.random = random
         self.chance = Chance()
@@ -94,11 +95,11 @@ class Caller:
         self._widened: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 
     def in_float(self) -> "Caller":
-        """Return one that calls in the dtypes the function was written for."""
+        """Return a caller that keeps the dtypes of inputs and parameters."""
         return Caller(self.arguments, self.random, self.meant, IN_FLOAT, self._roots)
 
     def direction(self) -> Moves:
-        """Return a random direction, in which each entry goes by its own size."""
+        """Return a random direction, in which each entry moves by its own size."""
         return direction(self.chance, self.arguments, self.meant)
 
     def at(
@@ -107,17 +108,17 @@ class Caller:
         order: Tensor | None = None,
         graph: bool = False,
     ) -> Called:
-        """Call the function at the point moved so far along each direction.
+        """Call the function at the point, moved along each direction.
 
         Args:
-            moves: How far along what.
-            order: The samples it is called with, by their numbers.
-            graph: Whether the outputs shall have one.
+            moves: Pairs of how far to move and the direction.
+            order: The numbers of the samples to call it with, ``(batch,)``.
+            graph: Whether autograd records the call.
 
         Raises:
-            OtherOutputsError: There are not as many outputs as at first, of those
-                shapes.
-            NotRepeatableError: The same in the dtypes that it was called in at first.
+            OtherOutputsError: In float64 the outputs are not as many as at first, or
+                of other shapes.
+            NotRepeatableError: The same in the dtypes of the first call.
         """
         call = partial(
             call_again,
@@ -133,7 +134,7 @@ class Caller:
                 called = call(graph=False)
                 if self._has_forms(called):
                     return called
-            except Exception:  # if that was not the reason, it will raise again
+            except Exception:  # if recording does not help, it will raise again
                 pass
             self.needs_graph = True
         called = call(graph=True)
@@ -142,10 +143,11 @@ class Caller:
         return called
 
     def as_first(self, times: int = 1) -> Called:
-        """Call the function as it was called first: at the point, and in its dtypes.
+        """Call the function as it was called first: at the point, in the same dtypes.
 
         Args:
-            times: How often in a row, from where the call before has left its modules.
+            times: How often in a row, each call with the module state of the one
+                before.
         """
         return call_again(
             self.arguments,
@@ -160,7 +162,7 @@ class Caller:
         )
 
     def _has_forms(self, called: Called) -> bool:
-        """Tell whether outputs are as those of the first call, but for their values."""
+        """Tell whether the outputs have the shapes of those of the first call."""
         return _forms(tensors_of(called)) == _forms(self._roots)
 
     def _other_outputs(self, called: Called) -> Exception:
@@ -178,7 +180,7 @@ class Caller:
 
 
 class OtherOutputsError(Exception):
-    """In float64 a function has other outputs than in the dtypes of its inputs."""
+    """In float64 a function has other outputs than in its own dtypes."""
 
 
 def _forms(outputs: Sequence[Tensor]) -> list[tuple[torch.Size, bool]]:
@@ -190,7 +192,7 @@ def _in_words(outputs: Sequence[Tensor]) -> str:
 
 
 def slopes(ahead: Called, behind: Called, step: float) -> list[Tensor]:
-    """Return how steep each output is, ``(batch, out)``, between two calls."""
+    """Return the slope of each output between two calls, ``(batch, out)``."""
     return [
         by_sample(a - b) / (2 * step)
         for a, b in zip(tensors_of(ahead), tensors_of(behind), strict=True)

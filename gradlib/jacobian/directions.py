@@ -1,4 +1,4 @@
-"""Random directions to move the inputs in: those that derivatives are meant for."""
+"""Random directions to move inputs in, of those that torch's derivatives hold for."""
 
 import math
 from dataclasses import dataclass
@@ -13,34 +13,36 @@ from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
 
 Moves: TypeAlias = dict[int | str, Tensor]
-"""What is added to inputs, by place, and to parameters, by name; in their dtypes."""
+"""A direction: by place for inputs, by name for parameters; in their dtypes."""
 
 FOR_SYMMETRIC = {
     "LinalgCholeskyExBackward0": "torch.linalg.cholesky",
     "LinalgEighBackward0": "torch.linalg.eigh",
     "CholeskyBackward0": "torch.cholesky",
-    # Nothing tells it from the one that reads all of the matrix.
+    # Its node is the same without hermitian=True.
     "LinalgPinvBackward0": "torch.linalg.pinv(hermitian=True)",
 }
 """Nodes whose derivatives hold for symmetric changes, as only half the matrix is read,
-and the functions that made them."""
+and the functions that make them."""
 
 FOR_TRIANGULAR = {
     "CholeskyInverseBackward0": "torch.cholesky_inverse",
     "CholeskySolveBackward0": "torch.cholesky_solve",
 }
-"""Nodes whose derivatives hold for triangular changes: they fill both halves of a
-matrix of which the function reads one."""
+"""Nodes whose derivatives hold for triangular changes, as the function reads half of
+the
+matrix and its gradient fills both, and the functions that make them."""
 
 
 @dataclass(frozen=True)
 class Meant:
-    """What torch's derivatives leave out.
+    """The limits on directions that torch's derivatives hold for.
 
     Attributes:
-        symmetric: What takes a matrix for symmetric: those that are so stay so.
-        triangular: What takes a matrix for triangular: those that are so stay so.
-        constant: The rows of tables that torch takes for constant, by their key.
+        symmetric: A function that takes a matrix for symmetric, if there is one:
+            symmetric matrices stay so.
+        triangular: The same for triangular matrices.
+        constant: For each embedding table, by its key, the rows that have no gradient.
     """
 
     symmetric: str | None
@@ -54,11 +56,11 @@ def key(it: Asked) -> int | str:
 
 
 def meant(arguments: Arguments, graph: Graph) -> Meant:
-    """Look through a graph for what derivatives leave out.
+    """Return the limits on directions that a graph's nodes set.
 
     Args:
         arguments: The call.
-        graph: What it left.
+        graph: The graph of its forward pass.
     """
     keys = {
         node: key(it) for it, (node, _) in zip(arguments.asked, graph.ends, strict=True)
@@ -77,12 +79,12 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
 
 
 def direction(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
-    """Return a random direction, in which each entry goes by its own size.
+    """Return a random direction, in which each entry moves by its own size.
 
     Args:
-        chance: Where the numbers come from.
-        arguments: What is asked for.
-        meant: What stays as it is.
+        chance: Draws the numbers.
+        arguments: The tensors that move are those in `asked`.
+        meant: The limits on directions.
     """
     moves: Moves = {}
     for it in arguments.asked:
@@ -101,10 +103,10 @@ def _by_size(chance: Chance, value: Tensor) -> Tensor:
     sizes = value.abs()
     if sizes.numel():
         least, most = sizes.aminmax()
-        if least > 0 and most < math.inf:  # nor is any NaN
+        if least > 0 and most < math.inf:  # so no NaN either
             return sizes.mul_(chance.vector(value))
     others = sizes[sizes.isfinite() & (sizes != 0)]
-    # Each entry by its own size: a time of day beside an angle.
+    # Sizes may differ by much, as of a time of day beside an angle.
     sizes[sizes == 0] = others.median() if others.numel() else 1.0
     sizes[~sizes.isfinite()] = 0
     return sizes.mul_(chance.vector(value))
@@ -119,7 +121,7 @@ def _is_symmetric(value: Tensor) -> bool:
 
 
 def _as_triangular_as(value: Tensor, made: Tensor) -> Tensor:
-    """Return a direction in which a half that is zero stays so."""
+    """Return the direction `made`, zero in a half of the matrix that is zero."""
     for half in (torch.tril, torch.triu):
         if torch.equal(value, half(value)):
             made = half(made)
@@ -128,11 +130,11 @@ def _as_triangular_as(value: Tensor, made: Tensor) -> Tensor:
 
 def _table_of(node: Node) -> Node | None:
     table = node.next_functions[0][0]
-    if table is not None and table.name() == "CloneBackward0":  # an input's, of ours
+    if table is not None and table.name() == "CloneBackward0":  # our clone of an input
         table = table.next_functions[0][0]
     return table
 
 
 def _padding_of(node: Any) -> int | None:
     row: int = node._saved_padding_idx
-    return row if row < 2**63 else None  # -1 without a sign says that there is none
+    return row if row < 2**63 else None  # -1, read as unsigned, means none

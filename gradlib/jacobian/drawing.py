@@ -1,7 +1,7 @@
-"""What a graph looks like, without its values: most calls of a function draw the same.
+"""The structure of a graph, without its values: most calls of a function have the same.
 
-What follows from the looks alone is worked out for the first of equal graphs, and kept
-by functions of a `Drawing`, as `kept_for_each` makes them.
+What follows from the structure alone is computed for the first of equal graphs, and
+kept: see `kept_for_each`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,26 +20,27 @@ from gradlib.jacobian.form import NESTED, Form, form
 from gradlib.private.nodes import forms_at, sequence_number
 
 Spot: TypeAlias = tuple[int, int]
-"""An edge by the number of its node, and which of its operation's outputs it is."""
+"""An edge: the number of its node, and which output of that node's operation it is."""
 
 Made = TypeVar("Made")
 
 KEPT, MOST = 16, 1000
-"""How many drawings are remembered, and of how many nodes at most: half a KiB each."""
+"""How many drawings are kept, and of how many nodes at most: half a KiB each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """What a graph looks like. Equal graphs have one and the same.
+    """The structure of a graph. Equal graphs share one.
 
     Attributes:
-        names: What autograd calls each node; each comes before those that it leads to.
-        led: For each node the spots that lead on to an end.
-        positions: Which of what went into a node's operation those are.
-        forms: What gradients come in at each spot, the outputs' included.
-        roots: Where the outputs' come in.
-        ends: Where those of what is differentiated for do, if they do.
-        order: In which order autograd passes the nodes, the one made last first.
+        names: Autograd's name of each node; a node comes before those it leads to.
+        led: For each node, the spots it leads to on the way to an end.
+        positions: For each node, which inputs of its operation these spots are.
+        forms: The form of the gradient at each spot, those of the outputs included.
+        roots: The spot of each output.
+        ends: The spot of each tensor that the Jacobian is with respect to; ``None``
+            where no output depends on it.
+        order: The nodes in the order in which autograd runs them, the last made first.
     """
 
     names: tuple[str, ...]
@@ -53,35 +54,36 @@ class Drawing:
 
     @cached_property
     def kinds(self) -> list[Form]:
-        """The forms, each once or a few times: there are fewer than spots."""
+        """The forms, without most repetitions: there are fewer than spots."""
         return list({id(it): it for it in self.forms.values()}.values())
 
 
 def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Made]:
-    """Return the function, which answers again what it has answered for a drawing."""
+    """Return `function` with its results kept, in each drawing it is called with."""
 
     @wraps(function)
-    def asked(drawing: Drawing) -> Made:
-        known = drawing._known  # pyright: ignore[reportPrivateUsage] (it is its own)
+    def kept(drawing: Drawing) -> Made:
+        known = drawing._known  # pyright: ignore[reportPrivateUsage] (ours)
         if function not in known:
             known[function] = function(drawing)
         return known[function]
 
-    return asked
+    return kept
 
 
 def drawn(
     way: Mapping[Node, Sequence[Edge]], roots: Sequence[Edge], ends: Sequence[Edge]
 ) -> Drawing:
-    """Return what a graph looks like.
+    """Return the drawing of a graph.
 
     Args:
-        way: Its nodes, each before those that it leads to, with the edges that lead
+        way: Its nodes, each before those that it leads to, with its edges that lead
             on to an end.
-        roots: Where the outputs' gradients come in.
-        ends: Where those of what is differentiated for do; some may not be on the way.
+        roots: The edge of each output.
+        ends: The edge of each tensor that the Jacobian is with respect to; some may
+            not be on the way.
     """
-    # Each call goes through this, so the lists are flat, and made in few steps.
+    # Each call of a user runs this, so the lists are flat, and made in few steps.
     nodes, led = list(way), list(way.values())
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     edges = [edge for some in led for edge in some]
@@ -91,7 +93,7 @@ def drawn(
     metas = list(map(forms_at, nodes))
     try:
         looks = [_look(metas[node][number]) for node, number in spots]
-    except RuntimeError as error:  # of a nested one nobody knows the shape
+    except RuntimeError as error:  # a nested tensor's shape is not known
         raise NoSuchWayError(NESTED) from error
     made = list(map(sequence_number, nodes))
     return (_kept if len(nodes) <= MOST else _kept.__wrapped__)(
@@ -111,7 +113,7 @@ _look = attrgetter("shape", "dtype", "device")
 
 
 def _positions(node: Node, led: Sequence[Edge]) -> tuple[int, ...] | None:
-    """Return which of what went in leads on; ``None`` for all."""
+    """Return which inputs of a node's operation lead on; ``None`` for all."""
     before = node.next_functions
     if len(before) == len(led):
         return None
@@ -130,7 +132,7 @@ def _kept(
     ends: tuple[Spot | None, ...],
     order: tuple[int, ...],
 ) -> Drawing:
-    """Put a drawing together, of lists that have an entry for each node or spot."""
+    """Make a drawing from flat tuples, which are the key that it is kept by."""
     remaining = iter(led)
     return Drawing(
         names,

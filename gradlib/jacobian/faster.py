@@ -1,6 +1,6 @@
-"""The one door to the folder `fast`: is there a shorter way?
+"""The only import of the folder `fast`, which finds shorter ways to a Jacobian.
 
-Without that folder there is none, and every answer is the same.
+Without that folder `find_shorter` finds none, and every result is the same.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ else:
         from gradlib.jacobian.fast.door import find_shorter
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("gradlib.jacobian.fast"):
-            raise  # the folder is there, and something that it needs is not
+            raise  # the folder is there, but not something it imports
 
         def find_shorter(*_: Any) -> None:
             """Find nothing."""

@@ -1,4 +1,4 @@
-"""Whether numbers are finite: of others, zero times them is NaN."""
+"""Whether numbers are finite: zero times infinity or NaN is NaN."""
 
 import math
 from collections import defaultdict
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Tell whether all entries are finite, and so are their sums, which are soon had.
+    """Tell whether all entries are finite, by sums, which must not overflow either.
 
     Args:
-        tensors: Of any dtype. A GPU is waited for once.
+        tensors: Of any dtype. This waits for each GPU once.
     """
     sums: dict[torch.device, list[Tensor]] = defaultdict(list)
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The slope along one direction, by a pair of calls, and by another where it is odd."""
+"""The slope of a function along a direction, by a pair of calls."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,30 +20,30 @@ from gradlib.jacobian.lifted import Cast
 from gradlib.jacobian.repeatable import REPEATS, close_for, not_repeatable
 
 CLOSER = 0.1
-"""How much shorter the step is that a slope in doubt is asked for with once more.
+"""A slope in doubt is computed once more, with a step shorter by this factor.
 
-Among a million ReLUs one or two have a kink as near as the first step goes.
+Among a million ReLUs one or two have a kink within the first step.
 """
 
 LEAP = 1e-4
-"""By which part of itself an output moves, at most, between calls that are so near.
-Kinks move it by a hundredth of that, and chance by more."""
+"""By which part of its size an output may move between calls that are so near. Kinks
+move it by a hundredth of that, and randomness by more."""
 
 SAME_CAST = 1e-3
-"""By which part of what a step makes of them the same numbers may differ."""
+"""By which part of a step's change a sum may differ when the same call is repeated."""
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """How steep each output is along a direction, and what of it may be rounding.
+    """The slope of each output along a direction.
 
     Attributes:
         caller: Calls the function.
         along: The direction.
-        step: How far a pair of calls went.
-        rounding: How many times its dtype's eps an output may be off.
-        steep: How steep each output is, ``(batch, out)``.
-        sizes: How large it is there, ``(batch,)``.
+        step: How far each of a pair of calls went along it.
+        rounding: By how many eps of its dtype an output may be off.
+        steep: The slope of each output, ``(batch, out)``.
+        sizes: The norm of each output for each sample, ``(batch,)``.
     """
 
     caller: Caller
@@ -54,44 +54,46 @@ class Slopes:
     sizes: list[Tensor]
 
     def noise(self, root: int) -> Tensor:
-        """Return what rounding may make of each sample's slope, ``(batch,)``."""
+        """Return how far rounding may move each sample's slope, ``(batch,)``."""
         size = self.sizes[root]
         return self.rounding * torch.finfo(size.dtype).eps * size / self.step
 
     def closer(self) -> "Slopes":
-        """Ask along the same direction with a shorter step, which meets few kinks.
+        """Return the slopes along the same direction by a shorter step.
 
-        Nothing is allowed for rounding, of which there is more.
+        It meets few kinks.
+
+        Rounding is larger then, and no allowance is made for it.
         """
         return _slopes(self.caller, self.along, CLOSER * self.step, 0)
 
     def leaps(self, closer: "Slopes") -> bool:
-        """Tell whether an output moves as no kink moves it, within two pairs of calls.
+        """Tell whether an output moves more, within two pairs of calls, than by a kink.
 
         Args:
-            closer: The pair with a shorter step.
+            closer: The slopes by a shorter step.
         """
         for root, sizes in enumerate(self.sizes):
-            size, there = length(sizes, 0), length(closer.sizes[root], 0)
+            size, nearer = length(sizes, 0), length(closer.sizes[root], 0)
             pairs = (self.step, self.steep), (closer.step, closer.steep)
             rises = [2 * step * length(it[root].flatten(), 0) for step, it in pairs]
-            moved = ((size - there).abs(), *rises)
+            moved = ((size - nearer).abs(), *rises)
             if any(bool(it > LEAP * size) for it in moved):
                 return True
         return False
 
     def repeated(self, times: int = 1) -> "Slopes":
-        """Ask for the same again, with calls that autograd records.
+        """Compute the slopes again, with calls that autograd records.
 
         Args:
             times: How often.
 
         Returns:
-            The slopes themselves; or others, where recording alone makes them others.
-            Then all further calls are recorded.
+            These slopes; or the new ones, where recording alone changes them. Then all
+            further calls are recorded.
 
         Raises:
-            NotRepeatableError: The very same calls give others.
+            NotRepeatableError: The very same calls give other slopes.
         """
         recorded = self
         for _ in range(times):
@@ -120,7 +122,7 @@ class Slopes:
 
 
 def first_slopes(caller: Caller) -> Slopes:
-    """Ask along a random direction.
+    """Return the slopes along a random direction.
 
     Raises:
         DetachedPathError: Numbers that depend on an input become integers.
@@ -129,7 +131,7 @@ def first_slopes(caller: Caller) -> Slopes:
 
 
 def length(values: Tensor, axis: int = 1) -> Tensor:
-    """Return how long each row is."""
+    """Return the norm of each row."""
     return cast(Any, torch.linalg).vector_norm(values, dim=axis)
 
 
@@ -161,7 +163,7 @@ def _slopes(
 
 
 def _cast_of_input(ahead: Called, behind: Called) -> Cast | None:
-    """Return where numbers that depend on the input become integers, and numbers."""
+    """Return a cast to integers that depends on the input and is used as numbers."""
     for a, b in zip(ahead.lifted.casts, behind.lifted.casts, strict=False):
         if a.used and b.used and not torch.equal(a.sums, b.sums):
             return a
@@ -169,7 +171,7 @@ def _cast_of_input(ahead: Called, behind: Called) -> Cast | None:
 
 
 def _require_same_casts(ahead: Called, behind: Called, again: Called) -> None:
-    """Raise where numbers that became integers are others in the very same call."""
+    """Raise where the same call casts other numbers to integers when repeated."""
     before, now = ahead.lifted.casts, again.lifted.casts
     is_same = len(before) == len(now) and all(
         (a.sums - c.sums).abs() <= SAME_CAST * (a.sums - b.sums).abs()

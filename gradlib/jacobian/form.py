@@ -1,4 +1,4 @@
-"""What a gradient looks like that flows through an edge of a graph."""
+"""The shape, dtype and device of the gradient at an edge of a graph."""
 
 import math
 from functools import lru_cache
@@ -21,22 +21,22 @@ class Form(NamedTuple):
 
 
 def form_at(edge: Edge) -> Form:
-    """Return what flows through an edge. It is made anew whenever it is asked."""
+    """Return the form of the gradient at an edge; torch makes it anew each time."""
     node, number = edge
-    found = forms_at(node)[number]
-    return form(tuple(found.shape), found.dtype, found.device)
+    meta = forms_at(node)[number]
+    return form(tuple(meta.shape), meta.dtype, meta.device)
 
 
-@lru_cache(maxsize=1024)  # most are like one before
+@lru_cache(maxsize=1024)  # most forms repeat
 def form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
-    """Return what a gradient of that shape, dtype and device looks like.
+    """Return the form of a gradient of that shape, dtype and device.
 
     Raises:
-        NoSuchWayError: It is nested, and has no such shape.
+        NoSuchWayError: The tensor is nested, so its shape is not made of integers.
     """
     try:
         sizes = tuple(map(int, shape))
-    except AttributeError as error:  # a size of the jagged layout is no number
+    except AttributeError as error:  # a jagged size is no integer
         raise NoSuchWayError(NESTED) from error
     return Form(sizes, dtype, device, math.prod(sizes) * dtype.itemsize)
 
@@ -45,4 +45,4 @@ NESTED = (
     "fn computes with nested tensors, whose rows differ in size. Pad them before, with "
     "torch.nested.to_padded_tensor, and let fn compute with a mask."
 )
-"""What is said of what has no shape of its own."""
+"""The message for nested tensors."""

@@ -1,8 +1,8 @@
 """Forward: the Jacobian column by column, each a JVP with a unit vector.
 
 The VJP is linear in its vector v, so its own VJP with respect to v is the JVP (J.
-Townsend, "A new trick for calculating Jacobian vector products", 2017). All of it uses
-the graph of the one forward pass; nothing is computed with other numbers than that.
+Townsend, "A new trick for calculating Jacobian vector products", 2017). So columns use
+the graph and the numbers of the one forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +20,17 @@ from gradlib.jacobian.passes import chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import COLUMNS, Piece
 
 BY_COLUMNS = ("forward", "split")
-"""The modes that ask for columns, and so differentiate twice."""
+"""The modes that compute columns, and so differentiate twice."""
 
 
 def count_columns(graph: Graph) -> int:
-    """Return how many columns there are to ask for."""
+    """Return how many JVPs the whole Jacobian takes."""
     return sum(graph.columns(i) for i in range(len(graph.points)))
 
 
 Push: TypeAlias = Callable[[int, Tensor], Sequence[Tensor | None]]
-"""From which input, and tangents of it, ``(count, *x.shape)``, to those of each output;
-``None`` where it does not depend."""
+"""A function of an input's number and its tangents, ``(count, *x.shape)``, that gives
+those of each output, ``(count, *y.shape)``; ``None`` where it does not depend."""
 
 
 def pieces(
@@ -43,10 +43,10 @@ def pieces(
     """Return the Jacobian in chunks of columns.
 
     Args:
-        graph: Where it comes from.
-        chunk: How many columns a pass asks for.
+        graph: The graph of the forward pass.
+        chunk: How many columns a pass computes.
         create_graph: Whether the pieces have a graph too.
-        push: What makes a pass, if not autograd.
+        push: What computes JVPs in place of autograd.
 
     Raises:
         NoSuchWayError: The graph cannot be differentiated twice.
@@ -54,17 +54,16 @@ def pieces(
     for i, point in enumerate(graph.points):
         columns = graph.columns(i)
         if push:
-            go = partial(push, i)
+            push_point = partial(push, i)
         else:
             linear = Linearized(graph.roots, point)
-            go = partial(linear.push, create_graph=create_graph)
+            push_point = partial(linear.push, create_graph=create_graph)
         for start, length in chunks(columns, chunk):
             if graph.shared[i]:
                 u = one_hot(length, point, start, columns).view(length, *point.shape)
             else:
                 u = one_hot_for_all(length, point, start, point.shape)
-            found = go(u)
-            for root, tangents in enumerate(found):
+            for root, tangents in enumerate(push_point(u)):
                 if tangents is not None:
                     rows = graph.rows(root)
                     tangents = tangents.reshape(length, graph.batch, rows)
@@ -76,16 +75,15 @@ NO_COLUMNS = (
     "The backward pass of an operation here leaves no graph of its own, so it has no "
     'columns to give. Use mode="reverse".'
 )
-"""What is said of a function that cannot be linearized."""
+"""The message for a function that cannot be linearized."""
 
 
 class Linearized:
-    """The map from a tangent at one place of the graph to those of the outputs."""
+    """The linear map from tangents at a tensor or edge to those of the outputs."""
 
     def __init__(self, outputs: Sequence[Tensor], place: Differentiable) -> None:
-        """Go back once, with vectors that stay variable."""
-        # Which these are does not matter. But some backward passes answer zeros with
-        # nothing.
+        """Go back once, with vectors v that require grad."""
+        # Any v will do, but for zeros: some backward passes return nothing for them.
         self._v = [torch.ones_like(y).requires_grad_() for y in outputs]
         grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
         found = grad(outputs, [place], self._v, create_graph=True, allow_unused=True)
@@ -94,10 +92,10 @@ class Linearized:
             raise NoSuchWayError(NO_COLUMNS)
 
     def push(self, tangents: Tensor, create_graph: bool = False) -> list[Tensor | None]:
-        """Return J u for several u.
+        """Return the JVPs of several tangents.
 
         Args:
-            tangents: ``(count, *x.shape)``.
+            tangents: The tangents of x, ``(count, *x.shape)``.
             create_graph: Whether the result has a graph too.
 
         Returns:
@@ -112,7 +110,7 @@ class Linearized:
             return pull(self._pulled, self._v, tangents, create_graph=create_graph)
         except RuntimeError as error:
             if len(tangents) > 1 or is_out_of_memory(error):
-                raise  # it may be that they cannot run together
+                raise  # maybe only for several tangents at once
             raise NoSuchWayError(
                 "An operation here cannot be differentiated twice, which columns need: "
                 f'{str(error).rstrip(".")}. Use mode="reverse".'

@@ -1,4 +1,4 @@
-"""Fresh memory, which is slow to get: where possible on huge pages, or used again."""
+"""Memory for results: fresh pages are slow, so huge ones are used, or freed memory."""
 
 import ctypes
 import mmap
@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 HUGE = 2**22
-"""From how many bytes on a result is put on huge pages: fresh ones are slow to get.
+"""From how many bytes on a result is put on huge pages.
 
-With torch 2.13 on an Intel Xeon that gives huge pages to who asks for them, a product
-of 78 MB was written to fresh ones in half the time that it took to others.
+With torch 2.13 on an Intel Xeon that gives huge pages on request, a product of 78 MB
+was
+written to fresh huge pages in half the time that it took with others.
 """
 
 
 KEPT = 2**24
-"""How large a block is freed once so that later ones are kept, in bytes."""
+"""How many bytes are allocated and freed once, so that freed memory is kept later."""
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return a tensor with nothing written in it.
+    """Return a tensor without values.
 
     Args:
         shape: Its shape.
-        like: Where its kind, dtype and device come from.
+        like: The tensor whose class, dtype and device it has.
     """
     made = like.detach().new_empty(shape)
     size = made.numel() * made.element_size()
@@ -33,19 +34,19 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if size >= HUGE and plain and (advise := _advise()):
         start = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = made.data_ptr() + size - start
-        # It is advice: where it is not taken, nothing else changes.
+        # It is advice: a system that ignores it changes nothing else.
         advise(start, length - length % mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
     return made
 
 
 @cache
 def keep_what_is_freed() -> None:
-    """Have the C library keep freed memory, up to twice `KEPT`, for who asks next.
+    """Have the C library keep freed memory, up to twice `KEPT`, for later tensors.
 
-    glibc hands back to the system what is free beyond twice the largest block that it
-    has mapped and freed. So in a process that has freed only small ones, tensors of
-    some MiB are on fresh pages each time, which a Jacobian of that size may take twice
-    as long for. Such a block is mapped here once, and nothing is written to it.
+    glibc returns to the system what is free beyond twice the largest block that it has
+    mapped and freed. In a process that has freed only small blocks, tensors of some MiB
+    are on fresh pages each time, and a Jacobian of that size may take twice as long. So
+    a block of that size is mapped and freed here once, without writing to it.
     """
     torch.empty(KEPT, dtype=torch.uint8, device="cpu")
 

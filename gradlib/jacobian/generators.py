@@ -1,4 +1,4 @@
-"""Where torch's random generators stand: those of devices, and those of a function."""
+"""The states of torch's random generators: those of devices, and a function's own."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,16 +17,16 @@ from gradlib.random_state import (
 
 
 class Met(TorchFunctionMode):
-    """Keeps where generators stood when they were first passed as ``generator=``."""
+    """Keeps the state that a generator had when first passed as ``generator=``."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without any generator."""
         super().__init__()
         self._states: dict[torch.Generator, Tensor] = {}
 
     @property
     def has_met(self) -> bool:
-        """Whether there was one."""
+        """Whether a generator was passed."""
         return bool(self._states)
 
     def __torch_function__(
@@ -42,21 +42,21 @@ class Met(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def meet(self, kwargs: dict[str, Any]) -> None:
-        """Look for a generator among what a function of torch is called with."""
+        """Note the generator among the keywords of a function of torch, if any."""
         generator = kwargs.get("generator")
         if generator is None or generator in self._states or _is_devices(generator):
             return
         self._states[generator] = generator.get_state()
 
     def set(self) -> None:
-        """Have them stand there again."""
+        """Set the noted generators back to their kept states."""
         for generator, state in self._states.items():
             generator.set_state(state)
 
 
 @contextmanager
 def generators_kept() -> Generator[None]:
-    """Put the generators back that functions of torch are given meanwhile."""
+    """Restore generators that functions of torch are given in the block."""
     met = Met()
     try:
         with met:
@@ -67,12 +67,12 @@ def generators_kept() -> Generator[None]:
 
 @dataclass(frozen=True)
 class RandomState:
-    """Where torch's generators stood.
+    """The states of torch's generators.
 
     Attributes:
-        cpu: That of the CPU.
-        cuda: Those of the CUDA devices.
-        own: Those that the function brings, once it has used them.
+        cpu: The state of the CPU's generator.
+        cuda: The states of the CUDA devices' generators.
+        own: The generators of the function's own, noted once it has used them.
     """
 
     cpu: Tensor
@@ -81,16 +81,16 @@ class RandomState:
 
     @classmethod
     def now(cls) -> "RandomState":
-        """Return where they stand."""
+        """Return the present states."""
         cuda = [torch.cuda.get_rng_state(device) for device in cuda_devices()]
         for device, state in enumerate(cuda):
-            # Once it was set, cuDNN draws the dropout of RNNs anew from it: all calls
-            # have the same then, the first one too.
+            # After the state is set, cuDNN draws the dropout of RNNs anew from it: so
+            # the first call draws the same as later ones.
             torch.cuda.set_rng_state(state, device)
         return cls(torch.get_rng_state(), cuda)
 
     def set(self) -> None:
-        """Have them stand there again."""
+        """Set all generators to these states."""
         torch.set_rng_state(self.cpu)
         for device, state in enumerate(self.cuda):
             torch.cuda.set_rng_state(state, device)
@@ -98,7 +98,7 @@ class RandomState:
 
     @contextmanager
     def kept(self) -> Generator[None]:
-        """Put all generators back: a device's, the function's, NumPy's and Python's."""
+        """Restore all generators: of devices, the function, NumPy and Python."""
         with random_state_kept():
             try:
                 yield
@@ -107,5 +107,5 @@ class RandomState:
 
 
 def _is_devices(generator: torch.Generator) -> bool:
-    """Tell whether it is the one that a device uses by itself."""
+    """Tell whether a generator is the default one of a device."""
     return any(generator is it for it in generators_of_devices())

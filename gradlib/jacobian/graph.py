@@ -1,4 +1,4 @@
-"""The one forward pass, and the graph it leaves: what every way starts from."""
+"""The one forward pass, and its graph, which every mode starts from."""
 
 import itertools
 import math
@@ -36,18 +36,18 @@ from gradlib.vjp.connection import unconnected
 
 @dataclass(frozen=True)
 class Graph:
-    """Outputs, what they are differentiated for, and the graph between them.
+    """Outputs, the tensors their Jacobian is with respect to, and the graph between.
 
     Attributes:
         outputs: What the function returned.
-        places: Which leaves of `outputs` are differentiated: all that are tensors.
-        points: The tensors that are differentiated for.
-        shared: For each of them whether all samples share it.
-        names: What messages call them.
+        places: The places of the tensors among the leaves of `outputs`.
+        points: The tensors that the Jacobian is with respect to.
+        shared: For each point whether all samples share it.
+        names: For each point what messages call it.
         batch: The number of samples.
-        others: Tensors of the caller's whose ``.grad`` a pass may fill.
-        may_have_hooks: Whether somebody may have set hooks while the outputs were
-            computed; on what was computed from parameters before, some may be too.
+        others: Tensors of the user's whose ``.grad`` a pass may fill.
+        may_have_hooks: Whether hooks may have been set while the outputs were computed.
+            Tensors computed from parameters before that may have some too.
     """
 
     outputs: Tree
@@ -66,38 +66,38 @@ class Graph:
 
     @cached_property
     def ends(self) -> list[Edge]:
-        """Where the gradient of each point flows."""
+        """The edge that the gradient of each point flows through."""
         return list(map(edge_of, self.points))
 
     @property
     def starts(self) -> list[Node]:
-        """The nodes that made the outputs, where autograd followed."""
+        """The nodes that made the outputs, of those that have a graph."""
         return [edge_of(root)[0] for root in self.roots if root.requires_grad]
 
     @cached_property
     def way(self) -> dict[Node, list[Edge]]:
-        """The nodes that gradients pass, in order, each with the edges that lead on."""
+        """The nodes from outputs to points, in order, with their edges that lead on."""
         return between(self.starts, set(self.ends))
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The same nodes, as a drawing numbers them."""
+        """The same nodes, in the order that `drawing` numbers them."""
         return list(self.way)
 
     @cached_property
     def drawing(self) -> Drawing:
-        """What this looks like, without its values."""
+        """The structure of this graph, without its values."""
         return drawn(self.way, list(map(edge_of, self.roots)), self.ends)
 
     @cached_property
     def forms(self) -> dict[Edge, Form]:
-        """What gradients flow through each edge, the outputs' included."""
+        """The form of the gradient at each edge, those of the outputs included."""
         forms = self.drawing.forms.items()
         return {(self.nodes[node], number): form for (node, number), form in forms}
 
     @cached_property
     def is_packed(self) -> bool:
-        """Whether what a node has saved is had through somebody's hooks."""
+        """Whether a node's saved tensors were packed by saved-tensor hooks."""
         return any(is_packed(node) for node, edges in self.way.items() if edges)
 
     def rows(self, root: int) -> int:
@@ -105,7 +105,7 @@ class Graph:
         return per_sample(self.roots[root])
 
     def columns(self, point: int) -> int:
-        """Return how many entries, for each sample, a Jacobian's row has."""
+        """Return how many entries a row of the Jacobian of one sample has."""
         tensor = self.points[point]
         return tensor.numel() if self.shared[point] else per_sample(tensor)
 
@@ -116,7 +116,7 @@ class Graph:
         return (*self.roots[root].shape, *inside)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Return each pair of an output and what it is differentiated for."""
+        """Return each pair of the number of an output and that of a point."""
         return itertools.product(range(len(self.places)), range(len(self.points)))
 
     def size(self) -> int:
@@ -134,20 +134,19 @@ def run(
 
     Args:
         arguments: The call.
-        create_graph: Whether gradients flow on into what the caller's inputs were
-            made of.
+        create_graph: Whether gradients flow on into the graph of the caller's inputs.
         track_inputs: Whether autograd follows every batched input, asked for or not.
 
     Returns:
-        The graph, and for each input's leaf the tensor that stands for it there, or
-        ``None`` where autograd does not follow it.
+        The graph, and for each leaf of the inputs the tensor that stands for it there,
+        or ``None`` where autograd does not follow it.
 
     Raises:
-        NotPerSampleError: The function returned no tensors, or not one row a sample.
+        NotPerSampleError: An output is no tensor, or has not one row for each sample.
         NotDifferentiableDtypeError: An output is integer or complex.
         IndependentOutputError: An output or input is not part of the graph.
         JacobianArgumentError: The function froze a parameter that is asked for, or
-            needs what was made under ``torch.inference_mode()``.
+            uses a tensor made under ``torch.inference_mode()``.
     """
     points, given = _points(
         arguments, create_graph=create_graph, track_inputs=track_inputs
@@ -189,26 +188,26 @@ def _points(
         if not isinstance(leaf, Tensor):
             continue
         if create_graph and leaf.requires_grad:
-            # Its own place in the graph: fn may have the same tensor from elsewhere.
-            # Not view_as(): for one sample that gives strides of channels_last that
-            # batch norm's second derivative is wrong for.
+            # A node of its own: fn may get the same tensor by another way too. Not
+            # view_as(): for one sample that gives strides of channels_last, for which
+            # batch norm's second derivative is wrong.
             point = leaf.expand_as(leaf)
         else:
             point = (leaf.clone() if leaf.is_inference() else leaf).detach()
         if place in asked or (place in batched and leaf.is_floating_point()):
             points[place] = point.requires_grad_()
-        elif leaf.requires_grad:  # fn may differentiate for it itself
+        elif leaf.requires_grad:  # fn may differentiate by it
             point.requires_grad_()
-        # The function may overwrite what it is given, and no caller's tensor.
+        # The function may overwrite its inputs, but not the caller's tensors.
         given[place] = point.clone()
     return points, given
 
 
 def _called(arguments: Arguments, given: list[Any]) -> Any:
-    """Return what the function returns.
+    """Call the function.
 
     Raises:
-        JacobianArgumentError: It needs what was made under ``torch.inference_mode()``.
+        JacobianArgumentError: It uses a tensor made under ``torch.inference_mode()``.
     """
     try:
         return arguments.fn(*Tree(given, arguments.inputs.spec).build())
@@ -254,7 +253,7 @@ def _require_apart(arguments: Arguments) -> None:
 
 
 def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
-    """Return the graph between tensors that are there already.
+    """Return the graph between tensors that were computed already.
 
     Returns:
         The graph, and the structure of `inputs` with positions as leaves.
@@ -262,8 +261,8 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     Raises:
         JacobianArgumentError: There is no tensor among `inputs`, or a tensor has no
             graph.
-        NotPerSampleError: The tensors have not one row for each sample.
-        NotDifferentiableDtypeError: One is integer or complex.
+        NotPerSampleError: A tensor does not have one row for each sample.
+        NotDifferentiableDtypeError: A tensor is integer or complex.
         IndependentOutputError: An output or input is not part of the graph.
     """
     given, made = Tree.of(inputs), Tree.of(outputs)
@@ -303,7 +302,7 @@ def per_sample(tensor: Tensor) -> int:
 
 
 def _batch_first(name: str, output: Tensor, batch: int) -> str:
-    """Return how to have the batch on the first axis."""
+    """Return advice on how to have the batch on the first axis."""
     moved = ""
     if batch in output.shape:
         axis = output.shape.index(batch)
@@ -315,11 +314,12 @@ def _batch_first(name: str, output: Tensor, batch: int) -> str:
 
 
 def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
-    """Return which leaves are tensors with a row for each sample.
+    """Return the places of the leaves that are tensors, having looked at each.
 
     Raises:
-        NotPerSampleError: There is none, or one is something else.
-        NotDifferentiableDtypeError: One is integer or complex.
+        NotPerSampleError: A leaf is no tensor with a row for each sample, or there is
+            none.
+        NotDifferentiableDtypeError: An output is integer or complex.
     """
     places: list[int] = []
     for place, leaf in enumerate(outputs.leaves):
@@ -353,11 +353,11 @@ def output_path(outputs: Tree, place: int) -> str:
 
 
 def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
-    """Raise where autograd knows no way from an output to any point, or to one.
+    """Raise where an output leads to no point, or a point is reached from no output.
 
     Args:
-        graph: What lies between them.
-        arguments: The call that left it, if there was one.
+        graph: The graph.
+        arguments: The call that it comes from, if there was one.
     """
     changed = _changed(graph) if arguments is None else ""
     for place, root in zip(graph.places, graph.roots, strict=True):
@@ -387,7 +387,7 @@ def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
 
 
 def _changed(graph: Graph) -> str:
-    """Say which inputs were changed in place, which may have been after the outputs."""
+    """Return which inputs were changed in place, maybe after the outputs, in words."""
     names = [
         name
         for name, point in zip(graph.names, graph.points, strict=True)

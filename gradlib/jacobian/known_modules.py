@@ -1,4 +1,4 @@
-"""Which modules a function may call, as far as its code and what it holds tell."""
+"""Finds the modules that a function may call, from its code and what it holds."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -10,14 +10,14 @@ from torch import nn
 from gradlib.private.modules import torchs_own
 
 MANY = 1000
-"""How much is looked through for modules: a list that holds more may be data."""
+"""How many objects are searched for modules; a list that holds more may be data."""
 
 
 def modules_known_to(fn: object) -> list[nn.Module]:
     """Return the modules that a function may call, without calling it."""
     known: list[object] = [fn]
     seen: set[int] = set()
-    for it in known:  # which grows meanwhile
+    for it in known:  # the list grows meanwhile
         if id(it) not in seen and len(seen) < MANY:
             seen.add(id(it))
             known += _named_in(it)
@@ -26,7 +26,10 @@ def modules_known_to(fn: object) -> list[nn.Module]:
 
 
 def _named_in(function: object) -> list[object]:
-    """Return what a function that is not torch's own names, or a part of one."""
+    """Return the objects that a function names, or a partial or method holds.
+
+    A function of torch names none.
+    """
     if isinstance(function, partial):
         return [function.func, *function.args, *function.keywords.values()]
     if isinstance(function, MethodType):
@@ -34,13 +37,13 @@ def _named_in(function: object) -> list[object]:
     if not isinstance(function, FunctionType) or torchs_own(function) is function:
         return []
     cells = function.__closure__ or ()
-    found = [it.cell_contents for it in cells if _is_filled(it)]
+    enclosed = [it.cell_contents for it in cells if _is_filled(it)]
     names = _names_of(function.__code__)
-    return found + [function.__globals__.get(name) for name in names]
+    return enclosed + [function.__globals__.get(name) for name in names]
 
 
 def _names_of(code: CodeType) -> list[str]:
-    """Return the names that code uses, and the code of functions made in it."""
+    """Return the names that code uses, those in functions it defines included."""
     inner = [it for it in code.co_consts if isinstance(it, CodeType)]
     return [*code.co_names, *(name for it in inner for name in _names_of(it))]
 

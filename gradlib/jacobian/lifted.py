@@ -1,4 +1,4 @@
-"""Widening all that a function computes with, and seeing what it does meanwhile."""
+"""Widens all tensors that a function computes with, and notes where autograd ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from gradlib.jacobian.generators import Met
 from gradlib.jacobian.warned import theirs
 from gradlib.tree import tensors_in
 
-# Functions of torch after which autograd knows nothing of what becomes of a value.
+# Functions of torch whose results autograd does not follow.
 _LEAVES_AUTOGRAD: dict[Any, str] = {
     Tensor.detach: ".detach()",
     Tensor.detach_: ".detach_()",
@@ -25,8 +25,8 @@ _LEAVES_AUTOGRAD: dict[Any, str] = {
     cast(Any, Tensor.data).__get__: ".data",
 }
 
-# Functions that ask where a tensor is, and how large, and not for its numbers. It may
-# have none: sharded parameters are freed, and get new memory before they are used.
+# Functions that ask for a tensor's place and size, not its numbers. It may have none:
+# sharded parameters are freed, and get new memory before they are used.
 _ASKING = frozenset(
     (
         *("__get__", "data_ptr", "storage", "untyped_storage", "_typed_storage"),
@@ -35,8 +35,8 @@ _ASKING = frozenset(
     )
 )
 
-# Functions to which an integer says which entry is meant, and no amount. By name: what
-# those of torch.nn.functional call inside is not public.
+# Functions that take integers as indices, not amounts. By name, as the functions that
+# torch.nn.functional calls inside are not public.
 _INDEXING = frozenset(
     (
         *("__getitem__", "index_select", "gather", "take", "take_along_dim"),
@@ -58,19 +58,21 @@ _CASTS = frozenset(
 
 @dataclass
 class Cast:
-    """Numbers that became integers."""
+    """A cast of real numbers to integers."""
 
     where: str
-    sums: Tensor  # of the numbers, to see whether they depend on the input
-    whole: list[Tensor] = field(default_factory=list[Tensor])
-    used: bool = False  # as numbers again
+    sums: Tensor  # of the real numbers, to see whether they depend on the input
+    whole: list[Tensor] = field(
+        default_factory=list[Tensor]
+    )  # the integers, and what they become
+    used: bool = False  # as real numbers again
 
 
 class Lifted(Double):
-    """Widens the tensors too that a function brings along, and sees what it does."""
+    """Widens also tensors of the function's own, and notes casts and `left` values."""
 
     def __init__(self, generators: Met) -> None:
-        """Begin with nothing seen."""
+        """Start with nothing noted."""
         super().__init__()
         self._generators = generators
         self.left: dict[str, None] = {}  # where values left autograd
@@ -125,13 +127,13 @@ class Lifted(Double):
 
 
 def _writes(func: Callable[..., Any]) -> int:
-    """Return 1 for a function that writes into its first argument, else 0."""
+    """Return how many arguments a function writes into: 1, the first, or 0."""
     name = getattr(func, "__name__", "")
     return int(name == "__setitem__" or name != _out_of_place(func))
 
 
 def _out_of_place(func: Callable[..., Any]) -> str:
-    """Return the name of a function, or of what does the same out of place."""
+    """Return the name of a function, without the ``_`` of in-place ones."""
     name: str = getattr(func, "__name__", "")
     return name if name.endswith("__") else name.removesuffix("_")
 
@@ -148,7 +150,7 @@ def _is_narrow(tensor: Tensor) -> bool:
 
 
 def _place() -> str:
-    """Return the line of the function that is running: neither torch's nor ours."""
+    """Return the innermost running line that is neither torch's nor ours."""
     frame, _ = theirs()
     if frame is None:
         return "an unknown place"

@@ -20,16 +20,16 @@ from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""By which part of a sample's slope the Jacobian's may be apart, by its dtype."""
+"""By which part of a slope the Jacobian's may differ, for each dtype."""
 
 COARSE = 0.05
 """The same for narrower dtypes, and where a GPU may use TF32."""
 
 
 def closeness(graph: Graph) -> float:
-    """Return by which part two slopes may be apart, by the digits that gradients have.
+    """Return by which part two slopes may differ, given the precision of gradients.
 
-    They lose some on their way where a dtype is narrow, or a GPU uses TF32.
+    It is lower where a dtype on the way is narrow, or a GPU uses TF32.
     """
     dtype, device = narrowest_dtype(graph), graph.points[0].device
     names = (node.name() for node in graph.way)
@@ -50,42 +50,44 @@ def may_use_tf32(device: torch.device, nodes: Iterable[str]) -> bool:
     try:
         in_matmul = bool(torch.backends.cuda.matmul.allow_tf32)
         in_cudnn = bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # set by their newer names, which can say what these cannot
+    except RuntimeError:  # set by the newer names, to what the older cannot express
         return True
     cudnns = any("Convolution" in name or "Cudnn" in name for name in nodes)
     return in_matmul or (in_cudnn and cudnns)
 
 
 ROUNDING = 10
-"""How many times as far as rounding was seen to go a gradient may be off."""
+"""By how many times the rounding that was seen a gradient may be off."""
 
 MANY = 100
-"""By how many units in the last place of the largest gradient on the way rounding is
-taken to move another, at most; in narrow dtypes by the root of one, which is less."""
+"""Rounding is taken to move a gradient by at most this many eps of the largest gradient
+on the way; in narrow dtypes by the root of eps, where that is less."""
 
 TIMES = (1.37, 2.23, 3.71)
-"""What a vector, or a step, is multiplied by, to see how what comes of it is rounded.
-By whole numbers all would be rounded alike."""
+"""Factors of a vector, or a step, that make its results be rounded differently.
+Multiples
+by whole numbers would be rounded alike."""
 
 DRAWS = 3
-"""How many sums of columns are asked for, to see how those are rounded."""
+"""How many random sums of columns are computed, to see their rounding."""
 
 MORE = 20
-"""How many sums, of rows too, before something is refused. Where all terms of a sum but
-one are next to nothing, as after a softmax, few of them show how they are rounded."""
+"""How many sums, of rows too, are computed before a Jacobian is refused. Where a sum
+has
+one large term and tiny ones, as after a softmax, few sums show the rounding."""
 
 Again: TypeAlias = Iterable[tuple[list[Tensor | None], Tensor]]
-"""A VJP computed again in other ways: what comes of each, and the square of the largest
-gradient on its way."""
+"""A VJP computed again in other ways: for each way its gradients, and the square of the
+largest gradient on its way."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A VJP whose vector is zero for all samples but some.
+    """A VJP of random vectors, which may be zero for some samples or entries.
 
     Attributes:
-        vectors: What it began with, for each output.
-        grads: What came of it, for each input it went to.
+        vectors: The cotangent of each output, ``(batch, *out)``.
+        grads: The gradient of each input; ``None`` where no way leads to it.
     """
 
     vectors: list[Tensor]
@@ -99,20 +101,20 @@ class Look:
         points: Sequence[Differentiable],
         half: Tensor,
     ) -> "Look":
-        """Go back once, from random numbers at the samples of a half."""
+        """Return the VJP of vectors that are random in `half`, and zero elsewhere."""
         vectors = [_only(chance.vector(root), half) for root in roots]
         return cls(vectors, _dense(roots, points, vectors))
 
     @classmethod
     def at_all(cls, graph: Graph) -> "Look":
-        """Go back once through a graph, from random numbers at every sample."""
+        """Return the VJP of vectors that are random at every sample."""
         chance = Chance()
         vectors = [chance.vector(root) for root in graph.roots]
         return cls(vectors, _dense(graph.roots, graph.points, vectors))
 
     @classmethod
     def at_entries(cls, graph: Graph, root: int, entries: Tensor) -> "Look":
-        """Go back once through a graph, from some entries of an output.
+        """Return the VJP of a vector that is random at some entries of an output.
 
         Args:
             graph: The graph.
@@ -126,11 +128,11 @@ class Look:
         return cls(vectors, _dense(graph.roots, graph.points, vectors))
 
     def coupled(self, half: Tensor, count: int) -> int | None:
-        """Return which of the first inputs have a gradient at samples of no half."""
+        """Return the first of `count` inputs that has a gradient outside of `half`."""
         for i, grad in enumerate(self.grads[:count]):
             if grad is not None:
                 others = grad[~half.to(grad.device)]
-                # 0 · inf is NaN, and no sign of anything.
+                # NaN may be 0 · inf, and proves nothing.
                 if others.any() and ((others != 0) & ~others.isnan()).any():
                     return i
         return None
@@ -139,15 +141,16 @@ class Look:
 def first_coupled(
     chance: Chance, roots: Sequence[Tensor], points: Sequence[Tensor]
 ) -> tuple[int, Tensor] | None:
-    """Return which point of some samples leads to outputs of others.
+    """Return which input couples samples: it leads to outputs of other samples.
 
     Args:
-        chance: Gives the numbers to go back from.
-        roots: The outputs.
-        points: What they may come from, with a row for each sample.
+        chance: Draws the cotangents.
+        roots: The outputs, ``(batch, *out)``.
+        points: The inputs, ``(batch, *in)``.
 
     Returns:
-        Its number, and the samples; ``None`` where there is none.
+        Its number in `points`, and the samples whose outputs were asked; ``None`` where
+        no input does.
     """
     if not points:
         return None
@@ -159,11 +162,14 @@ def first_coupled(
 
 
 def every_pair(batch: int) -> Iterator[Tensor]:
-    """Return parts of a batch, so that some part has only the first of any two samples.
+    """Yield subsets of a batch that tell any two samples apart.
 
-    Each sample is in as many of them, and no two are in the same: as few parts as can
-    be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen einer endlichen
-    Menge, Mathematische Zeitschrift 27, 1928).
+    For any two samples, one subset has the first and not the second.
+
+    Each sample is in equally many subsets, and no two samples are in the same ones.
+    That
+    takes as few as can be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen
+    einer endlichen Menge, Mathematische Zeitschrift 27, 1928).
     """
     if batch < 2:
         return
@@ -177,20 +183,19 @@ def every_pair(batch: int) -> Iterator[Tensor]:
 def require_rows(
     graph: Graph, blocks: Mapping[Block, Tensor], look: Look, *, mode: str = "reverse"
 ) -> None:
-    """Raise where a Jacobian is another than a backward pass has it.
+    """Raise where a Jacobian disagrees with a VJP.
 
-    Columns come from the graph of a backward pass, and one that is somebody's Python
-    may have none.
+    Columns come from the graph of a backward pass, which a custom backward may lack.
 
     Args:
-        graph: What it is of.
+        graph: The graph of the forward pass.
         blocks: The Jacobian.
-        look: The backward pass.
-        mode: How it was computed: ``"forward"`` by columns, which are rounded in ways
-            of their own, ``"split"`` as a product of rows and columns, or by rows.
+        look: The VJP.
+        mode: How the Jacobian was computed: ``"forward"`` by columns, whose rounding
+            differs, ``"split"`` as a product of rows and columns, or by rows.
 
     Raises:
-        NoSuchWayError: It is.
+        NoSuchWayError: They differ by more than rounding.
     """
     if _is_right_at_once(graph, blocks, look):
         return
@@ -213,7 +218,7 @@ def require_rows(
 
 
 def _why_apart(graph: Graph, mode: str) -> str:
-    """Say what may be wrong, and what to do."""
+    """Return what may be wrong, and what to do."""
     also = "it may also be that samples influence each other, or zero meets infinity"
     if mode not in BY_COLUMNS:
         return (
@@ -231,7 +236,7 @@ def _why_apart(graph: Graph, mode: str) -> str:
 
 
 def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) -> bool:
-    """Tell, by few operations, whether nothing is apart, infinite or cancelled."""
+    """Tell by few operations whether all agree; False where that is in doubt."""
     norm: Callable[[Tensor], Tensor] = partial(
         cast(Any, torch.linalg).vector_norm, dtype=torch.float64
     )
@@ -255,11 +260,11 @@ def _wrong(
     look: Look,
     rounding: Mapping[int, Tensor] | None = None,
 ) -> dict[int, Tensor]:
-    """Return whether the Jacobian by each point is another than a pass gives."""
+    """Return for each point whether the Jacobian disagrees with the VJP."""
     close = closeness(graph)
     wrong: dict[int, Tensor] = {}
     for point, grad in enumerate(look.grads):
-        if grad is None:  # there is no way, or a hook has stopped it
+        if grad is None:  # no way leads there, or a hook stopped it
             mine = [it for (_, of), it in blocks.items() if of == point]
             wrong[point] = torch.stack([it.count_nonzero() for it in mine]).sum() > 0
             continue
@@ -278,9 +283,9 @@ def _wrong(
 def _parts(
     graph: Graph, blocks: Mapping[Block, Tensor], look: Look, point: int
 ) -> Iterator[Tensor]:
-    """Return what each output's vector makes of the Jacobian, like the gradient.
+    """Yield each output's vector times its block, in the shape of the gradient.
 
-    What all samples share has the sum over them all.
+    For a tensor that all samples share this is the sum over samples.
     """
     sums = 1 if graph.shared[point] else graph.batch
     for root, vector in enumerate(look.vectors):
@@ -298,23 +303,23 @@ def _rounding(
     mode: str,
     draws: int,
 ) -> dict[int, Tensor]:
-    """Return the square of what rounding may make of each point's gradient.
+    """Return the square of how far rounding may move each point's gradient.
 
-    Where derivatives cancel there is nothing else. Both ways are linear: what they say
-    of a multiple, or a sum, is that of what they say, but for rounding.
+    Where derivatives cancel, rounding is all that is left. VJPs and JVPs are linear, so
+    those of multiples and sums differ from multiples and sums of them by rounding only.
     """
     found, most = rows
-    if mode in BY_COLUMNS and not _samples_mix(graph):  # which is no rounding
+    if mode in BY_COLUMNS and not _samples_mix(graph):  # mixing is no rounding
         for point, off in found.items():
             in_columns = _rounding_of_columns(graph, blocks, point, draws).to(off)
-            if mode == "split":  # it may have taken another axis for the samples
+            if mode == "split":  # its tensor's first axis may not be the samples
                 in_columns = torch.minimum(in_columns, most.to(off))
             found[point] = torch.maximum(off, in_columns)
     return {point: ROUNDING**2 * off for point, off in found.items()}
 
 
 def _samples_mix(graph: Graph) -> bool:
-    """Tell whether samples influence each other, by what each has of its own."""
+    """Tell whether samples influence each other, through inputs with a batch axis."""
     places = zip(graph.points, graph.shared, strict=True)
     own = [point for point, shared in places if not shared]
     return first_coupled(Chance(), graph.roots, own) is not None
@@ -323,17 +328,17 @@ def _samples_mix(graph: Graph) -> bool:
 def _rounding_of_rows(
     graph: Graph, look: Look, again: Again
 ) -> tuple[dict[int, Tensor], Tensor]:
-    """Return the square of what rounding made of backward passes, by point.
+    """Return the square of how far rounding moved a VJP, by point.
 
-    A hook may be no linear function: then there is more than rounding makes.
+    A hook that is not linear moves it further, so the result is bounded.
 
     Args:
-        graph: What they go through.
-        look: One of them.
-        again: The same in other ways.
+        graph: The graph of the forward pass.
+        look: The VJP.
+        again: The same VJP computed in other ways.
 
     Returns:
-        With it, the most that rounding can make.
+        The squares by point, and the square of the most that rounding can do.
     """
     eps = torch.finfo(narrowest_dtype(graph)).eps
     found: dict[int, Tensor] = {}
@@ -349,14 +354,14 @@ def _rounding_of_rows(
 
 
 def _multiples(graph: Graph, look: Look) -> Again:
-    """Compute a VJP from multiples of its vectors."""
+    """Compute a VJP again from multiples of its vectors."""
     for times in TIMES:
         grads, largest = _seen(graph, [times * it for it in look.vectors])
         yield [it if it is None else it.double() / times for it in grads], largest
 
 
 def _sums(graph: Graph, look: Look) -> Again:
-    """Compute a VJP from two parts of its vectors: each is rounded in its own way."""
+    """Compute a VJP again as the sum of two, each from a part of its vectors."""
     chance = Chance()
     for _ in range(MORE):
         parts = [it * (chance.vector(it) > 0) for it in look.vectors]
@@ -375,10 +380,10 @@ def _sums(graph: Graph, look: Look) -> Again:
 def _rounding_of_columns(
     graph: Graph, blocks: Mapping[Block, Tensor], point: int, draws: int
 ) -> Tensor:
-    """Return the square of what rounding made of the columns of a point.
+    """Return the square of how far rounding moved the columns of a point.
 
-    Columns are asked for along random directions, and held against the others. It is 0
-    where there are no columns.
+    JVPs along random directions are compared with sums of the columns. It is 0 where
+    JVPs cannot be computed.
     """
     chance = Chance()
     tensor = graph.points[point]
@@ -393,16 +398,16 @@ def _rounding_of_columns(
                 if asked is not None
             ]
             found = torch.maximum(found, torch.stack(offs).sum())
-    except RuntimeError as error:  # as somebody's Python has none
+    except RuntimeError as error:  # as through a custom backward without a graph
         if is_out_of_memory(error):
             raise
     return found
 
 
 def _along(graph: Graph, block: Tensor, point: int, u: Tensor) -> Tensor:
-    """Return what a Jacobian makes of a direction, like ``(1, *output)``, in float64.
+    """Return the product of a block and a direction in float64, ``(1, *output.shape)``.
 
-    Sample by sample: a copy in float64 of all of it may have no room.
+    It goes sample by sample: for a whole copy in float64 there may be no room.
     """
     shared = graph.shared[point]
     rows = block.detach().reshape(graph.batch, -1, graph.columns(point))
@@ -414,18 +419,14 @@ def _along(graph: Graph, block: Tensor, point: int, u: Tensor) -> Tensor:
 
 
 def _inside(u: Tensor, shared: bool) -> int:
-    """Return how many axes of a Jacobian are those of the input."""
+    """Return how many axes of a block are those of the input."""
     return u.dim() if shared else u.dim() - 1
 
 
 def _seen(
     graph: Graph, vectors: Sequence[Tensor]
 ) -> tuple[list[Tensor | None], Tensor]:
-    """Go back once.
-
-    Returns:
-        What comes of it, and the square of the largest gradient on its way.
-    """
+    """Return a VJP, and the square of the largest gradient on its way."""
     squares: list[Tensor] = [_square(it) for it in vectors]
 
     def seen(grads: Sequence[Tensor | None]) -> None:
@@ -443,14 +444,14 @@ def _seen(
 def _dense(
     roots: Sequence[Tensor], points: Sequence[Differentiable], vectors: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Go back once."""
+    """Return a VJP with dense gradients, and keep the graph."""
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
     grads = grad(roots, points, vectors, retain_graph=True, allow_unused=True)
     return [it if it is None else it.to_dense() for it in grads]
 
 
 def _square(values: Tensor) -> Tensor:
-    """Return the sum of the squares of what is finite, without waiting for it."""
+    """Return the sum of the squares of finite values, without waiting for a GPU."""
     values = values.detach().double()
     return values.where(values.isfinite(), 0).square().sum()
 

@@ -12,18 +12,18 @@ from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.private.modes import graph_is_captured
 
 SHARE = 0.5
-"""Of the free memory, what a Jacobian may take unless it is told."""
+"""Which part of the free memory a Jacobian may take where `max_bytes` is not given."""
 
 MEMORY, FIRST = Path("/proc/meminfo"), 256
-"""Where Linux says what is free, and how many bytes reach there: it is on line 3."""
+"""Where Linux says what is free, and how many bytes to read: it is on line 3."""
 
 
 UNKNOWN = 2**32
-"""How many bytes are taken to be free where the system does not say."""
+"""How many bytes are taken to be free where the system does not tell."""
 
 
 def room_on(device: torch.device) -> int:
-    """Return how many bytes a Jacobian may take on a device, unless it is told."""
+    """Return how many bytes a Jacobian may take where `max_bytes` is not given."""
     return int(SHARE * free_bytes(device))
 
 
@@ -36,7 +36,7 @@ def free_bytes(device: torch.device) -> int:
                 "memory is free cannot be asked for meanwhile. Pass a number of bytes."
             )
         free, _ = torch.cuda.mem_get_info(device)
-        # One call: memory_reserved() sorts all there is to know, each time it is asked.
+        # One call: memory_reserved() sorts all statistics each time.
         stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
         reserved, allocated = (
             stats[it]["all"]["current"] if stats else 0
@@ -50,14 +50,14 @@ def _free_on_linux() -> int:
     try:
         with MEMORY.open("rb", buffering=0) as file:
             text = file.read(FIRST)
-        # What the files that were read last take can be had, too.
+        # Free memory and what cached files take, which can be had too.
         return 1024 * int(text.partition(b"MemAvailable:")[2].split(maxsplit=1)[0])
     except (OSError, IndexError, ValueError):
         return 0
 
 
 def _free_elsewhere() -> int:
-    """Return what is free, or what there is in all, or `UNKNOWN`."""
+    """Return the bytes that are free, or else those in all, or else `UNKNOWN`."""
     names: dict[str, int] = getattr(os, "sysconf_names", {})
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):  # macOS has only the second
         if name in names and (pages := os.sysconf(name)) > 0:
@@ -75,26 +75,26 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def bytes_of_graph(drawing: Drawing) -> int:
     """Return how many bytes the graph of a backward pass keeps, at most.
 
-    Each of its operations may keep what it was given, as a product does of which both
-    factors require grad.
+    Each of its operations may save the gradient it was given, as a product does whose
+    factors both require grad.
     """
     return sum(form.bytes for form in drawing.forms.values())
 
 
 @kept_for_each
 def bytes_of_pass(drawing: Drawing) -> int:
-    """Return how many bytes of gradients one backward pass holds at its height.
+    """Return how many bytes of gradients one backward pass holds at its peak.
 
-    It goes through the graph as autograd does, the node made last first and only where
-    there is a way to what is differentiated for, and counts what waits at the nodes it
-    has not come to.
+    This goes through the graph as autograd does, the node made last first and only
+    nodes
+    that lead to an end, and counts the gradients waiting at nodes that have not run.
     """
     led, forms = drawing.led, drawing.forms
     come = set(drawing.roots)
     held: dict[int, int] = defaultdict(int)
     for spot in come:
         held[spot[0]] += forms[spot].bytes
-    height = total = sum(held.values())
+    peak = total = sum(held.values())
     for node in drawing.order:
         if not led[node]:
             continue
@@ -102,12 +102,12 @@ def bytes_of_pass(drawing: Drawing) -> int:
         for spot in set(led[node]):
             size = forms[spot].bytes
             given += size
-            # What has come to an end waits for nothing.
+            # A gradient that has reached an end does not wait.
             if spot not in come and led[spot[0]]:
                 come.add(spot)
                 held[spot[0]] += size
                 more += size
-        # An operation has what came in and what goes out at the same time.
-        height = max(height, total + given)
+        # An operation holds its incoming and outgoing gradients at the same time.
+        peak = max(peak, total + given)
         total += more - held[node]
-    return height
+    return peak

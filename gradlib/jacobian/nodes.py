@@ -1,4 +1,4 @@
-"""What torch gets wrong at nodes of a graph, and what else of them decides the way."""
+"""Finds the nodes of a graph that decide the mode: most of them torch gets wrong."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,23 +13,23 @@ from gradlib.jacobian.graph import Graph
 
 @dataclass(frozen=True)
 class Nodes:
-    """What is in a graph.
+    """Which nodes of a graph decide how to compute its Jacobian.
+
+    Each name is that of one such node, or ``None`` where there is none.
 
     Attributes:
-        convolution: Whether there is one: on a CPU batched values slow those down.
-        python: The name of a node whose backward pass is somebody's Python, if there
-            is one: nobody knows whether that has a graph.
-        once: The name of one whose author says that it has none, if there is one.
-        wrong_without_graph: Whether torch goes wrong for a node where the pass itself
-            has no graph.
-        wrong_at_once: The name of a node that torch goes wrong for where several
-            vectors go back at once, if there is one.
-        wrong_at_once_twice: The same where they have a graph, to go back through.
-        wrong_twice: The name of a node that torch differentiates wrongly a second time,
-            if there is one.
-        wrong_thrice: The same for a third time.
-        mixing: The name of a norm over the samples of the batch, if there is one: a
-            column of all samples at once is a sum over those.
+        convolution: Whether there is a convolution: batched values slow it down on a
+            CPU.
+        python: A custom ``torch.autograd.Function``: its backward may have no graph.
+        once: A custom function whose backward is marked with ``once_differentiable``.
+        wrong_without_graph: Whether a node's backward is right only with
+            ``create_graph=True``.
+        wrong_at_once: A node that torch gets wrong for several vectors in one pass.
+        wrong_at_once_twice: The same with ``create_graph=True``.
+        wrong_twice: A node whose second derivative torch gets wrong.
+        wrong_thrice: A node whose third derivative torch gets wrong.
+        mixing: A norm over the samples of the batch. A column that is computed for all
+            samples at once is then a sum over samples.
     """
 
     convolution: bool
@@ -43,33 +43,32 @@ class Nodes:
     mixing: str | None = None
 
 
-# All of these were found by comparison, with single vectors and finite differences, and
-# tests/jacobian/test_jacobian_where_torch_is_wrong.py holds them against these.
+# All of these were found by comparison with single vectors and finite differences, as
+# tests/jacobian/test_jacobian_where_torch_is_wrong.py does.
 
-# Of a singular matrix the gradient is not zero; where it is to be gone back through it
-# is computed in another way.
+# The gradient of a singular matrix is right only with create_graph=True, which computes
+# it in another way.
 _WRONG_WITHOUT_GRAPH = "LinalgDet"
-# vmap of its backward pass, alone too.
+# vmap of its backward is wrong, also for this node alone.
 _WRONG_AT_ONCE = "Cdist"
-# The first is fused: the formula that has a graph of its own is another. The second
-# takes the logarithm of gradients, which may be zero.
+# The first is fused, and has another formula with create_graph=True. The second takes
+# the logarithm of gradients, which may be zero.
 _WRONG_TWICE = ("WeightNormInterface", "Logcumsumexp")
-# The backward pass of their backward pass takes what they have saved for constants, as
-# the mean and the deviation of the input. tests/jacobian/test_jacobian_in_a_loss.py
-# shows which other norms are right. Under vmap already that of the gradient of their
-# weights does.
+# The backward of their double backward takes saved values, as the mean and deviation of
+# the input, for constants. tests/jacobian/test_jacobian_in_a_loss.py shows which other
+# norms are right. Under vmap the backward of their weights' gradient is wrong already.
 _WRONG_THRICE = (
     *("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"),
     *("BatchNormWithUpdate", "BatchNormBackwardBackward"),
 )
-# Where fn differentiates itself, that pass is in the graph already.
+# Where fn takes derivatives itself, its backward pass is in the graph already.
 _OF_A_BACKWARD_PASS = "BackwardBackward"
 # Implicit reparametrization, for samples of Gamma, Beta, Dirichlet, Chi2, StudentT.
 _ON_AVERAGE = ("StandardGamma", "_Dirichlet")
-# What torch.jit has put together: any of these may be in it.
+# A fused node of torch.jit: it may hold any operation.
 _SCRIPTED = "DifferentiableGraphBackward"
-# Every function that once_differentiable returns has the same code. What these compute
-# is a constant to autograd, which raises only where the gradient that came in is none.
+# Every function that once_differentiable returns has the same code. Autograd takes its
+# result for a constant, and raises only where the incoming gradient is not one.
 _MARKED = once_differentiable(lambda _ctx: None).__code__
 # Where one of channels_last computes the gradients of its weights alone; up to torch
 # 2.13, and no longer in 2.14.1.
@@ -77,10 +76,10 @@ _GROUP_NORM_ENDS_THE_PROCESS = torch.__version__ < "2.14"
 
 
 def nodes_of(graph: Graph) -> Nodes:
-    """Go through a graph once.
+    """Return which nodes of a graph decide how to compute its Jacobian.
 
     Raises:
-        NoSuchWayError: A pass through it would end the process.
+        NoSuchWayError: A backward pass would end the process.
     """
     convolution = wrong_without_graph = False
     found: dict[str, str] = {}
@@ -102,7 +101,7 @@ def nodes_of(graph: Graph) -> Nodes:
                 found["mixing"] = name
             if _is_norm_of_a_backward_pass(node):
                 found["wrong_twice"] = name
-            # The first is its input; are its weights asked for?
+            # Position 0 is the norm's input, the others its weights.
             if any(graph.drawing.positions[number]):
                 found["wrong_at_once_twice"] = name
         if "scripted" in kinds:
@@ -112,13 +111,13 @@ def nodes_of(graph: Graph) -> Nodes:
 
 @kept_for_each
 def _noteworthy(drawing: Drawing) -> list[tuple[int, str, frozenset[str]]]:
-    """Return the nodes that there is something to be said of, and what that is."""
+    """Return the number, name and kinds of each node that has a kind."""
     kinds = enumerate(map(_kinds, drawing.names))
     return [(number, drawing.names[number], it) for number, it in kinds if it]
 
 
 def _kinds(name: str) -> frozenset[str]:
-    """Return what the name of a node says of it."""
+    """Return the kinds that the name of a node tells."""
     kinds = {
         "convolution": "Convolution" in name,
         "wrong_without_graph": name.startswith(_WRONG_WITHOUT_GRAPH),
@@ -128,7 +127,7 @@ def _kinds(name: str) -> frozenset[str]:
         "group_norm": _GROUP_NORM_ENDS_THE_PROCESS
         and name.startswith("NativeGroupNormBackward"),
         "scripted": _SCRIPTED in name,
-        # Those end in "Backward"; most of torch's own have a number after that.
+        # Custom ones end in "Backward"; most of torch's have a number after that.
         "perhaps_python": not name[-1].isdigit(),
     }
     return frozenset(kind for kind, is_so in kinds.items() if is_so)
@@ -152,24 +151,24 @@ def _require_survivable(node: Any) -> None:
 
 
 def _is_marked(node: Any) -> bool:
-    """Tell whether a backward of somebody's is marked with once_differentiable."""
+    """Tell whether a custom backward is marked with once_differentiable."""
     backwards = node._forward_cls.backward, node._forward_cls.vjp
     return any(getattr(it, "__code__", None) is _MARKED for it in backwards)
 
 
 def _computes_statistics(node: Any) -> bool:
-    """Tell whether a norm does; in evaluation those of batch norm are constants."""
+    """Tell whether a norm computes its statistics; batch norm in eval does not."""
     return getattr(node, "_saved_training", getattr(node, "_saved_train", True))
 
 
 def _is_over_samples(node: Any) -> bool:
-    """Tell whether a norm is one over samples; an instance norm is one of a single."""
+    """Tell whether a norm is over several samples; an instance norm sees one."""
     given = getattr(node, "_saved_input", None)
     return "BatchNorm" in node.name() and given is not None and given.shape[0] > 1
 
 
 def differs_from_slopes(graph: Graph) -> str:
-    """Return why torch's derivative is not the slope of the output; "" if it may be."""
+    """Return why torch's derivative is not the output's slope, if that is known."""
     for node in graph.way:
         name = node.name()
         if name.startswith(_ON_AVERAGE):
@@ -234,6 +233,7 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
-    """Return the narrowest floating dtype that gradients have on their way."""
-    found = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
-    return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)
+    """Return the narrowest floating dtype of the gradients in a backward pass."""
+    dtypes = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
+    floating = (it for it in dtypes if it.is_floating_point)
+    return min(floating, key=lambda it: it.itemsize)

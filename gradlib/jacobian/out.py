@@ -1,4 +1,4 @@
-"""The nesting of the result, and the memory a caller brings for it."""
+"""The nesting of the result, and the memory passed for it as `out`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ from gradlib.tree import Tree
 
 
 def nested(graph: Graph, inner: Tree, blocks: Mapping[Block, Any]) -> Any:
-    """Return blocks as the outputs' structure, with that of the inputs inside.
+    """Return blocks nested as the outputs and, inside, as the inputs asked for.
 
     Args:
-        graph: What they are blocks of.
-        inner: The structure of what is differentiated for, with positions as leaves.
-        blocks: A leaf for each block.
+        graph: The graph of the forward pass.
+        inner: The structure of the inputs asked for, with positions as leaves.
+        blocks: The value to put in the place of each block.
     """
     return graph.outputs.filled(
         {
@@ -39,7 +39,7 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
     """Return the tensors of `out` by block.
 
     Raises:
-        JacobianArgumentError: It does not fit the result.
+        JacobianArgumentError: `out` does not fit the result.
     """
     blocks = list(graph.blocks())
     numbers = {block: number for number, block in enumerate(blocks)}
@@ -61,10 +61,10 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
 
 
 def require_no_graph(out: object, *, create_graph: bool) -> None:
-    """Raise where gradients should flow through memory that a caller brings.
+    """Raise where both `out` and `create_graph` are given.
 
     Raises:
-        JacobianArgumentError: They should.
+        JacobianArgumentError: They are.
     """
     if out is not None and create_graph:
         raise JacobianArgumentError(
@@ -76,11 +76,11 @@ def require_no_graph(out: object, *, create_graph: bool) -> None:
 def require_own_memory(
     out: Mapping[Block, Tensor], used: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Raise where writing the result would change what it is computed from.
+    """Raise where writing the result would overwrite a tensor that it is computed from.
 
     Args:
-        out: Where the result goes.
-        used: What it is computed from, by what messages call it.
+        out: The tensors to write to.
+        used: The names and tensors that the result is computed from.
 
     Raises:
         JacobianArgumentError: They share memory.
@@ -121,7 +121,7 @@ def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
 
 
 def _require_apart(tensors: Collection[Tensor]) -> None:
-    """Raise where two entries of the result would be in one place of memory."""
+    """Raise where two entries of `out` share a place in memory."""
     taken: dict[object, Tensor] = {}
     for tensor in tensors:
         if len(tensors) == 1 and tensor.is_contiguous():
@@ -143,7 +143,7 @@ def _require_apart(tensors: Collection[Tensor]) -> None:
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Tell whether a step along an axis may end where smaller steps can lead."""
+    """Tell whether entries may overlap: smaller strides reach as far as a larger."""
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -1,4 +1,4 @@
-"""Whether a backward of somebody's leaves the graph that a loss needs."""
+"""Whether a custom backward leaves the graph that a loss of the Jacobian needs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,18 +20,17 @@ from gradlib.jacobian.memory import is_out_of_memory
 
 
 def require_graphs(graph: Graph) -> None:
-    """Go back once, by vectors that require grad, and look at each such node.
+    """Raise where a custom backward leaves no graph, by one VJP that has a graph.
 
-    What a backward gives is linear in what it gets: without a graph it is zero, or
-    autograd takes it for a constant.
+    A backward is linear in the gradients it gets: if its result has no graph, it is
+    zero, or autograd takes it for a constant.
 
     Raises:
-        NoSuchWayError: It takes one for a constant, or cannot go back.
+        NoSuchWayError: A result is taken for a constant, or torch cannot go back.
     """
     cut: list[str] = []
     handles = [
-        node.register_hook(partial(_look, cut, node.name()))
-        for node in _of_somebody(graph)
+        node.register_hook(partial(_look, cut, node.name())) for node in _custom(graph)
     ]
     if not handles:
         return
@@ -59,37 +58,38 @@ def require_graphs(graph: Graph) -> None:
 
 
 STEP, ASIDE = 1e-7, 1e-3
-"""How far differences go, and how far beside the point: longer steps meet kinks, of
-which a point itself may lie on one."""
+"""How far a difference goes, and how far beside the point it is taken: longer steps
+meet kinks, and the point itself may lie on one."""
 
 SETTLED = 0.2
-"""How far two differences may be apart, as a part of what a cut path would explain."""
+"""How far two differences may be apart, as a part of the error that they show."""
 
 DRAWS = 2
-"""How many directions are tried: along one a cut path may show little by chance."""
+"""How many directions are tried: along a single one a wrong graph may hardly show."""
 
 
 def require_derivatives(caller: Caller, graph: Graph) -> None:
-    """Raise where what such a backward gives changes otherwise than its graph says.
+    """Raise where the graph of a custom backward gives wrong derivatives.
 
-    As where it multiplies by what was computed without a graph: then there is a graph,
-    by what it gets. The gradient of a random sum of the outputs is held against its own
-    differences in float64, along a random direction of what is asked for. Where these
-    do not settle, or cannot be computed, they say nothing.
+    It does where the backward multiplies by a value that was computed without a graph:
+    its result has a graph then, through the incoming gradient only. The second
+    derivative of a random sum of the outputs, along a random direction, is compared
+    with finite differences of its gradient in float64. Where these do not settle, or
+    cannot be computed, they say nothing.
 
     Args:
         caller: Calls the function again.
-        graph: What its call left.
+        graph: The graph of its forward pass.
 
     Raises:
-        NoSuchWayError: It has.
+        NoSuchWayError: The graph of a custom backward is wrong.
     """
-    names = [node.name() for node in _of_somebody(graph)]
+    names = [node.name() for node in _custom(graph)]
     if not names:
         return
     try:
         is_apart = any(_is_apart(caller) for _ in range(DRAWS))
-    except Exception:  # no such derivative, as the loss will say, or no float64
+    except Exception:  # no second derivative, as the loss will say, or no float64
         return
     if is_apart:
         raise NoSuchWayError(
@@ -102,12 +102,12 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
         )
 
 
-def _of_somebody(graph: Graph) -> list[Node]:
+def _custom(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if isinstance(node, BackwardCFunction)]
 
 
 def _is_apart(caller: Caller) -> bool:
-    """Tell whether the gradient has another slope by autograd than by differences."""
+    """Tell whether the gradient's slope by autograd is not that by differences."""
     beside, along = (ASIDE, caller.direction()), caller.direction()
     base = caller.at(beside, graph=True)
     outputs = [it for it in tensors_of(base) if it.requires_grad]
@@ -122,9 +122,9 @@ def _is_apart(caller: Caller) -> bool:
     terms = _products(second, along)
 
     def at(length: float) -> float:
-        there = caller.at(beside, (length, along), graph=True)
-        made = [it for it in tensors_of(there) if it.requires_grad]
-        return sum(_products(_gradients(there, made, vectors), others))
+        called = caller.at(beside, (length, along), graph=True)
+        made = [it for it in tensors_of(called) if it.requires_grad]
+        return sum(_products(_gradients(called, made, vectors), others))
 
     near, far = ((at(it) - at(-it)) / (2 * it) for it in (STEP, 2 * STEP))
     apart, size = abs(near - sum(terms)), max(map(abs, (near, *terms)))
@@ -146,7 +146,7 @@ def _gradients(
     *,
     create_graph: bool = False,
 ) -> Mapping[int | str, Tensor]:
-    """Return the gradients of a call's outputs by what it was called with."""
+    """Return the gradients of a call's outputs with respect to its leaves, by key."""
     leaves = {name: it for name, it in called.leaves.items() if it.requires_grad}
     if not (outputs and leaves):
         return {}
@@ -167,13 +167,13 @@ def _look(
     given: tuple[Tensor | None, ...],
     got: tuple[Tensor | None, ...],
 ) -> None:
-    """Write down the name of a backward that has given what has no graph.
+    """Add the name of a node to `cut` where its backward returned a constant.
 
     Args:
-        cut: Where to.
-        name: Of its node.
-        given: What it gives to its inputs.
-        got: What it gets of its outputs.
+        cut: The names found so far.
+        name: The name of the node.
+        given: The gradients that its backward returned.
+        got: The gradients that its backward got.
     """
     if any(it is not None and it.requires_grad for it in got) and any(
         it is not None and not it.requires_grad and bool(it.any()) for it in given

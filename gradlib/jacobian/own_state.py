@@ -1,4 +1,4 @@
-"""Modules that run on a state of their own, and have theirs again afterwards."""
+"""Gives modules a copy of their state while they run, and the original afterwards."""
 
 import threading
 import warnings
@@ -31,7 +31,7 @@ from gradlib.values import keep, same_values
 
 @contextmanager
 def state_kept(fn: Callable[..., Any]) -> Generator[None]:
-    """Have what a function changes in its modules forgotten."""
+    """Undo at the end of the block what a function changes in its modules."""
     written: dict[int, tuple[nn.Parameter, Tensor]] = {}
 
     def kept(parameter: nn.Parameter) -> nn.Parameter:
@@ -53,28 +53,30 @@ def own_state(
     change: Callable[[Tensor], Tensor],
     parameter_of: Callable[[nn.Parameter], nn.Parameter],
 ) -> Generator[None]:
-    """Give every module that runs a state of its own, and take it away afterwards.
+    """Give every module that runs in the block a stand-in state.
 
-    One thread after the other, and only the modules that this thread runs: those of
-    another are none of ours, and what two had exchanged at once nobody could put back.
+    Afterwards each has its original state back.
+
+    Only modules that run in this thread are changed, and one thread at a time may do
+    so: what two threads exchange at once could not be put back.
 
     Args:
-        fn: What calls them.
-        change: Gives what takes the place of a tensor that is no parameter.
-        parameter_of: Gives what takes the place of a parameter.
+        fn: The function that calls the modules.
+        change: Makes the stand-in of a tensor that is no parameter.
+        parameter_of: Makes the stand-in of a parameter.
     """
     here = threading.get_ident()
     states = _States(change, parameter_of)
 
     def before_forward(module: nn.Module, _args: object) -> None:
         if threading.get_ident() == here:
-            # What happens here is not the function's doing.
+            # The modes and transforms that fn has entered must not see this.
             with no_function_modes(), no_transforms(), torch.inference_mode(False):
                 states.exchange(module)
 
     never_compiled(before_forward, "gradlib gives each module a state of its own")
-    with _EXCHANGING, warnings.catch_warnings():  # which is not for several threads
-        # torch.compile says that it meets a global hook: it is ours, and harmless.
+    with _EXCHANGING, warnings.catch_warnings():  # both are for one thread at a time
+        # torch.compile warns of global hooks: this one is ours, and harmless.
         warnings.filterwarnings("ignore", ".*when there are global hooks", UserWarning)
         handle = register_module_forward_pre_hook(before_forward)
         try:
@@ -90,7 +92,7 @@ _EXCHANGING = threading.RLock()
 
 
 class _States:
-    """What modules had before they were given a state of their own."""
+    """The original states of modules that have a stand-in state."""
 
     def __init__(
         self,
@@ -101,13 +103,13 @@ class _States:
         self._parameter_of = parameter_of
         self._copies = Copies(change)
         self._before: dict[nn.Module, dict[str, Any]] = {}
-        self._slots: dict[nn.Module, dict[Any, Any]] = {}  # where there are some
-        self._scripted: list[tuple[Tensor, Tensor]] = []  # buffers, and what they held
-        # What `functional_call` puts back itself: in which module, of what kind.
+        self._slots: dict[nn.Module, dict[Any, Any]] = {}  # of modules with __slots__
+        self._scripted: list[tuple[Tensor, Tensor]] = []  # buffers and their values
+        # Module, kind and name of tensors that `functional_call` puts back itself.
         self._put_in: list[tuple[nn.Module, str, str]] = []
 
     def exchange(self, module: nn.Module) -> None:
-        """Exchange the state of a module and of all inside it, where that is theirs."""
+        """Give a module and all inside it a stand-in state, unless they have one."""
         if module in self._before:
             return
         known = len(self._before)
@@ -115,13 +117,13 @@ class _States:
         for inner in cast(Any, module).modules():
             if inner not in self._before:
                 self._exchange_tensors(inner, put_in)
-        for inner in list(self._before)[known:]:  # they may hold any of the parameters
+        for inner in list(self._before)[known:]:  # after all parameters are known
             if filled := in_slots(inner):
                 self._slots[inner] = filled
             self._copies.put_into(inner)
 
     def put_back(self) -> None:
-        """Give every module what it had."""
+        """Give every module its original state back."""
         for buffer, value in self._scripted:
             buffer.detach().copy_(value)
         for module, kind, name in self._put_in:
@@ -133,14 +135,16 @@ class _States:
             fill_slots(module, filled)
 
     def _exchange_tensors(self, module: nn.Module, put_in: set[int]) -> None:
-        if isinstance(module, torch.jit.ScriptModule):  # it lets nobody exchange them
+        if isinstance(
+            module, torch.jit.ScriptModule
+        ):  # its tensors cannot be exchanged
             self._before[module] = dict(vars(module))
             own = cast(Any, module).buffers(recurse=False)
             self._scripted.extend((it, it.detach().clone()) for it in own)
             return
         parameters: dict[str, Any] = dict(own_parameters(module))
         if any(it is not None and is_lazy(it) for it in parameters.values()):
-            return  # the first call makes it, once and for all
+            return  # the first call makes its parameters for good
         state = vars(module)
         self._before[module] = dict(state)
         buffers: dict[str, Any] = dict(own_buffers(module))

@@ -13,7 +13,7 @@ from gradlib.jacobian.retained import drop_filled
 from gradlib.private.modes import for_several
 
 _MAY_SHARE = torch.__version__ >= "2.9"
-"""Whether an FFT on a CPU takes samples that share their memory; torch 2.8's fails."""
+"""Whether an FFT on a CPU takes samples that share memory; in torch 2.8 it fails."""
 
 
 def pull(
@@ -23,13 +23,13 @@ def pull(
     *,
     create_graph: bool = False,
 ) -> list[Tensor | None]:
-    """Return the VJPs of several vectors, in one pass; the graph is left as it is.
+    """Return the VJPs of several vectors, in one pass, and keep the graph.
 
-    More than one need a graph whose nodes can work on batched values.
+    With more than one vector, every node must be able to work on batched values.
 
     Args:
-        output: The tensor y, or an edge of its graph that the pass begins at.
-        inputs: The tensors x that it ends at.
+        output: The tensor y that the pass begins at, or an edge of a graph.
+        inputs: The tensors x, or edges, that it ends at.
         vectors: The cotangents, ``(count, *y.shape)``.
         create_graph: Whether the result has a graph too.
 
@@ -48,10 +48,10 @@ def pull(
 
     try:
         with warnings.catch_warnings():
-            # Some operations take one value after the other: the answer is right.
+            # Some operations loop over the vectors; their results are right.
             warnings.filterwarnings("ignore", "There is a performance drop")
-            # Not is_grads_batched=True, whose vmap is another, and has no rule for
-            # convolutions and norms: each takes one vector after the other there.
+            # Not is_grads_batched=True: its vmap is an older one without rules for
+            # convolutions and norms, which loop over the vectors there.
             grads = iter(for_several(one, vectors))
     finally:
         drop_filled()
@@ -65,7 +65,7 @@ def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
         count: How many there are.
         like: A tensor of the dtype and on the device they shall have.
         start: Which entry of the first vector is 1.
-        length: Of each vector.
+        length: The length of each vector.
 
     Returns:
         ``(count, length)``.
@@ -87,7 +87,7 @@ def one_hot_for_all(
         shape: ``(batch, ...)``.
 
     Returns:
-        ``(count, batch, ...)``; the samples share their memory, if they may.
+        ``(count, batch, ...)``; the samples share memory where torch allows it.
     """
     batch, *out = shape
     made = one_hot(count, like, start, math.prod(out))

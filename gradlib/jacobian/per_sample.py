@@ -83,26 +83,28 @@ def per_sample_jacobian(
     The Jacobian comes from one call of the model, with the whole batch: autograd goes
     back through that one graph. Dropout has one mask for each sample, the same for all
     of its rows.
-    A chain of known layers has no graph and is not called: which layers there are is
-    read, also in the code of a function or of a module's own ``forward``. The reference
-    of per-sample Jacobians lists what a chain may have, under "What a chain is".
+    A chain of known layers is not called and needs no graph: its layers are read from
+    the module, or from the code of a function or of a module's own ``forward``. The
+    reference of per-sample Jacobians lists what a chain may have, under "What a chain
+    is".
 
     **In a loss.** With `create_graph`, ``"forward"`` and ``"split"`` differentiate
-    twice, and the loss once more. Where torch's third derivative is wrong, as that of
-    LayerNorm, they are refused, and ``"auto"`` takes neither. Where its second
-    derivative is wrong, as that of weight_norm's parameters, every mode is refused.
-    Where torch has no second derivative, as of ``torch.cdist`` and of the fused kernels
-    of attention, the loss's backward pass raises; ``sdpa_kernel(SDPBackend.MATH)`` of
-    ``torch.nn.attention`` leaves these kernels out.
+    twice, and the loss's backward pass a third time. Where torch's third derivative is
+    wrong, as LayerNorm's is, both are refused, and ``"auto"`` takes neither. Where its
+    second derivative is wrong, as for the parameters of weight_norm, every mode is
+    refused. Where torch has no second derivative, as for ``torch.cdist`` and the fused
+    kernels of attention, the loss's backward pass raises;
+    ``sdpa_kernel(SDPBackend.MATH)`` of ``torch.nn.attention`` avoids these kernels.
 
     Also refused with `create_graph`:
 
-    - LayerNorm in a `fn` that takes derivatives itself, as forces are
-    - a backward marked with ``once_differentiable``
-    - with `check`, a backward that leaves no graph, as by NumPy
-    - with `check`, a backward that leaves a wrong graph, as differences in float64
-      show: what the forward of a ``torch.autograd.Function`` has saved, other than its
-      inputs and outputs, is a constant to the loss
+    - a LayerNorm in a `fn` that takes derivatives itself, as for forces
+    - a custom backward marked with ``once_differentiable``
+    - with `check`, a custom backward that leaves no graph, as one that uses NumPy
+    - with `check`, a custom backward that leaves a wrong graph, which finite
+      differences in float64 show: whatever the forward of a
+      ``torch.autograd.Function`` saved, other than its inputs and outputs, is a
+      constant to the loss
 
     Args:
         fn: A module or a function of `inputs` that returns a tensor ``(batch, *out)``,
@@ -110,61 +112,62 @@ def per_sample_jacobian(
         inputs: The arguments of `fn`: tensors ``(batch, *in)``, also nested. Integer
             tensors and other objects are passed on as they are.
         argnums: Which input to differentiate with respect to, an ``int`` or a tuple of
-            them; or ``"parameters"``, those of the module that require grad. What all
-            samples share costs a row for each sample and output, through the graph of
-            the whole batch, so pass large batches in parts. With ``mode="auto"``,
-            parameters of known layers that are used once cost a row for each output,
-            where that is worth it.
+            them; or ``"parameters"``, those of the module that require grad. A tensor
+            that all samples share, as a parameter, costs a row for each sample and
+            output entry, each through the graph of the whole batch, so pass large
+            batches in parts. With ``mode="auto"``, parameters of known layers that are
+            used once cost a row for each output entry only, where that is faster.
         in_dims: For each input 0 if its first axis is the batch, or ``None`` if all
             samples share it; one value for all inputs, or nested as they are.
         mode: ``"reverse"`` goes row by row, ``"forward"`` column by column, ``"split"``
             both ways from the narrowest tensor in the middle, and ``"loop"`` one row at
-            a time, as a reference. ``"auto"`` takes the one with the cheapest passes
-            or, if the Jacobians of layers and operations are known, their products;
-            rows of known operations go together, as if they were more samples. All give
-            the same, up to rounding. Where a weight or slope is infinite or NaN, they
-            may have NaN in other entries; with `check`, ``"auto"`` then gives what
-            ``"loop"`` does, and takes as long.
+            a time, as a reference. ``"auto"`` takes the mode with the cheapest passes
+            or, where the Jacobians of layers and operations are known, multiplies
+            these; several rows of known operations go in one pass, as if they were more
+            samples. All modes give the same result, up to rounding. Where a weight or
+            slope is infinite or NaN, they may differ in which entries are NaN; with
+            `check`, ``"auto"`` then gives the result of ``"loop"``, and takes as long.
         chunk_size: How many rows (reverse) or columns (forward) one pass computes.
-            ``"auto"``: as many as `max_bytes` has room for and as are fast, and fewer
-            if memory runs out. One at a time where torch goes wrong for several, as
-            with ``torch.cdist``.
+            ``"auto"``: as many as fit into `max_bytes` and make it faster, and fewer if
+            memory runs out; one at a time where torch gets several wrong, as with
+            ``torch.cdist``.
         max_bytes: How many bytes may be held at once on top of the forward pass, the
             result included; ``None``: half of what is free on the device. Only tensors
-            are counted. The check's calls are too, and come first if there is no room
-            for them beside the result. With ``None``, a GPU also keeps some memory for
-            known layers that are called again, in a CUDA graph that launches all at
-            once: 512 MiB at most, until the module is gone.
-        out: Tensors to write the result into, nested as it is.
+            are counted. Those of the check's calls are too; if they do not fit beside
+            the result, the check runs first. With ``None``, a GPU also keeps up to 512
+            MiB for known layers that are called again, in a CUDA graph that launches
+            all kernels at once, until the module is deleted.
+        out: Tensors to write the result into, nested as the result is.
         check: Whether to test that the result is right, which takes at least two more
-            calls and a backward pass, but for a chain of known layers. The reference
+            calls and a backward pass; a chain of known layers needs none. The reference
             says under "What the check does" what it sees and what it does not.
         create_graph: Whether gradients flow through the result, for a loss computed
-            from it, as said above. What autograd keeps for that comes on top of
+            from it: see "In a loss" above. What autograd keeps for that comes on top of
             `max_bytes`.
         progress: Whether to show the progress of long work on the terminal.
 
     Returns:
         ``(batch, *out, *in)``, or ``(batch, *out, *param)`` by name. If outputs or
         inputs are nested, the result is nested as the outputs and, inside, as
-        `argnums`. Dtype and device are those of the input or parameter. For what all
-        samples share there is a batch axis too. The result shares no memory with inputs
-        or weights. It may be laid out by columns, so that ``view`` refuses what
-        ``reshape`` does.
+        `argnums`. Dtype and device are those of the input or parameter. A tensor that
+        all samples share has a batch axis in the result too. The result shares no
+        memory with inputs or weights. It may be laid out by columns: where ``view``
+        raises, use ``reshape``.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: An input asked for, or an output, is no dense
-            tensor of real floats.
-        NotPerSampleError: An output is no tensor with a row for each sample.
-        IndependentOutputError: An output does not depend on what is asked for.
+        NotDifferentiableDtypeError: An output, or an input that `argnums` names, is not
+            a dense tensor of real floats.
+        NotPerSampleError: An output is not a tensor with a row for each sample.
+        IndependentOutputError: An output does not depend on what `argnums` names.
         CoupledSamplesError: With `check`: a sample's output depends on another sample.
         DetachedPathError: With `check`: the output changes with the input in a way that
             autograd does not see.
-        NotRepeatableError: With `check`: two calls with the same inputs differ, not by
-            torch's random numbers.
-        NoSuchWayError: It cannot be computed in this mode, or for `create_graph`.
-        OutOfBytesError: It does not fit into `max_bytes`, or the check does not.
+        NotRepeatableError: With `check`: two calls with the same inputs, and the same
+            random numbers of torch, give different outputs.
+        NoSuchWayError: The Jacobian cannot be computed in this mode, or not with
+            `create_graph`.
+        OutOfBytesError: The Jacobian or the check does not fit into `max_bytes`.
     """
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
@@ -173,14 +176,18 @@ def per_sample_jacobian(
     chain = find_shorter(call)
     if chain is not None:
         try:
-            found = chain.jacobian()
-        except RuntimeError as error:  # what was free others may have taken since
+            jacobian = chain.jacobian()
+        except RuntimeError as error:  # free memory may have been taken meanwhile
             if not is_out_of_memory(error):
                 raise
         else:
             # While a CUDA graph is captured no number can be read.
-            if not check or graph_is_captured() or are_finite((found, *chain.may_hide)):
-                return found
+            if (
+                not check
+                or graph_is_captured()
+                or are_finite((jacobian, *chain.may_hide))
+            ):
+                return jacobian
             call = call._replace(mode="loop")
     return _from_one_graph(call, check, progress)
 
@@ -188,7 +195,7 @@ def per_sample_jacobian(
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
-    """Do what `per_sample_jacobian` does, for whatever autograd can record."""
+    """Compute the Jacobian from the graph of one forward pass, and check it."""
     mode, out, create_graph = call.mode, call.out, call.create_graph
     _require_values()
     _require_not_captured(mode, check=check)
@@ -201,9 +208,9 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     plan = _plan(arguments, graph, call, check=check)
     given = None if out is None else _blocks_of(out, graph, arguments)
     with without_hooks(graph.points), grads_kept(graph.others):
-        # With "auto" columns are proven, or rows by now.
         if create_graph and check:
             require_graphs(graph)
+        # With "auto" `compute` proves columns, or has taken rows.
         look = random and partial(see, arguments, graph, points, random, mode=mode)
         seen = look() if look and plan.check_first else None
         carried_out = partial(
@@ -213,7 +220,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             plan,
             may_change=mode == "auto",
             may_shorten=mode == call.chunk_size == "auto" and not plan.settled,
-            prove=mode == "auto" or not check,  # the check does it too
+            prove=mode == "auto" or not check,  # else the check does
             check=check,
         )
 
@@ -222,7 +229,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             return carried_out(loop, may_change=False)
 
         if check and mode == "auto" and not are_finite(blocks.values()):
-            # Zero times infinity is NaN, so it matters in which order one multiplies.
+            # Zero times infinity is NaN, so the order of products decides where NaN is.
             blocks = row_by_row()
         if look and not plan.check_first:
             seen = look()
@@ -267,8 +274,9 @@ def per_sample_jacobian_from_graph(
     y.sum().backward()  # the graph is still there
     ```
 
-    It goes in reverse, and keeps the graph. It has no function to call again, so it
-    does not detect cut paths and randomness, as `per_sample_jacobian` does.
+    The Jacobian is computed row by row, and the graph is kept. There is no function to
+    call again, so this detects neither cut paths nor randomness, as
+    `per_sample_jacobian` does.
 
     Args:
         outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.
@@ -276,14 +284,14 @@ def per_sample_jacobian_from_graph(
         max_bytes: As for `per_sample_jacobian`.
         out: As for `per_sample_jacobian`.
         check: Whether to test that samples do not influence each other. This takes a
-            few backward passes, eight for a batch of 64, another where several rows
-            were computed at once, and one that finds the tensors between `inputs` and
-            `outputs` that retain their ``.grad``, which is kept. With ``check=False``
-            theirs means nothing afterwards: set it to ``None`` before another backward
-            pass, which would add to it.
-        create_graph: Whether gradients flow through the result. That a backward of
-            somebody's leaves a wrong graph is not seen here, as it is by
-            `per_sample_jacobian`.
+            few backward passes, eight for a batch of 64; another where several rows
+            were computed at once; and one that finds the tensors between `inputs` and
+            `outputs` that retain their ``.grad``, to leave it as it was. With
+            ``check=False`` the ``.grad`` of these tensors means nothing afterwards: set
+            it to ``None`` before another backward pass, which would add to it.
+        create_graph: Whether gradients flow through the result. Unlike in
+            `per_sample_jacobian`, a custom backward that leaves a wrong graph is not
+            detected.
 
     Returns:
         ``(batch, *out, *in)``. If outputs or inputs are nested, the result is nested as
@@ -291,12 +299,12 @@ def per_sample_jacobian_from_graph(
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: A tensor is not a dense one of real floats.
-        NotPerSampleError: The tensors have not one row for each sample.
+        NotDifferentiableDtypeError: A tensor is not a dense tensor of real floats.
+        NotPerSampleError: A tensor does not have one row for each sample.
         IndependentOutputError: An output does not depend on the inputs.
         CoupledSamplesError: With `check`: a sample's output depends on another sample.
         NoSuchWayError: torch cannot go back through the graph.
-        OutOfBytesError: It does not fit into `max_bytes`.
+        OutOfBytesError: The Jacobian does not fit into `max_bytes`.
     """
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
@@ -374,21 +382,21 @@ def plan_jacobian(
     The function's parameters and buffers, and torch's random state, are left as they
     were.
 
-    The arguments are those of `per_sample_jacobian`. `check` says whether to count what
-    the check takes, for a plan itself checks nothing; `progress` is ignored.
+    The arguments are those of `per_sample_jacobian`. `check` says whether to count the
+    check's memory; a plan itself checks nothing. `progress` is ignored.
 
     Returns:
-        The plan. Printing it shows which way, why, the passes, multiply-adds and bytes
-        it takes, and what the other ways would cost.
+        The plan. Printing it shows the way taken and why, its passes, multiply-adds and
+        bytes, and what the other ways would cost.
 
     Raises:
         JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: An input asked for, or an output, is no dense
-            tensor of real floats.
-        NotPerSampleError: An output is no tensor with a row for each sample.
-        IndependentOutputError: An output does not depend on what is asked for.
-        NoSuchWayError: It cannot be computed in this mode, or in none.
-        OutOfBytesError: It does not fit into `max_bytes`.
+        NotDifferentiableDtypeError: An output, or an input that `argnums` names, is not
+            a dense tensor of real floats.
+        NotPerSampleError: An output is not a tensor with a row for each sample.
+        IndependentOutputError: An output does not depend on what `argnums` names.
+        NoSuchWayError: The Jacobian cannot be computed in this mode, or in any.
+        OutOfBytesError: The Jacobian does not fit into `max_bytes`.
     """
     del progress
     check = as_flag("check", check)
@@ -399,17 +407,17 @@ def plan_jacobian(
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
     chain = find_shorter(call)
-    if max_bytes is None:  # in the table it is a number
+    if max_bytes is None:  # the plan's table shows a number
         max_bytes = room_on(on_device(arguments))
         call = call._replace(max_bytes=max_bytes)
     with random_state_kept(), generators_kept(), state_kept(fn):
         graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
         if out is not None:
             _blocks_of(out, graph, arguments)
-        check = check and chain is None  # which has nothing to check
+        check = check and chain is None  # a chain needs no check
         try:
             plan = _plan(arguments, graph, call, check=check)
-        except OutOfBytesError:  # other ways may take more than a chain
+        except OutOfBytesError:  # other ways may need more than the chain
             if chain is None:
                 raise
             call = call._replace(max_bytes=sys.maxsize)
@@ -429,7 +437,7 @@ def plan_jacobian(
 
 
 def _require_values() -> None:
-    """Raise inside of a transform, where autograd cannot be asked about a tensor."""
+    """Raise inside a transform or a trace, where inputs only stand for tensors."""
     if values_are_stand_ins():
         raise JacobianArgumentError(
             "This is called inside of torch.func (vmap, grad, jvp and so on) or "
@@ -450,7 +458,7 @@ def _require_not_captured(mode: str, *, check: bool) -> None:
 
 
 def _blocks_of(out: Any, graph: Graph, arguments: Arguments) -> dict[Block, Tensor]:
-    """Return the tensors of `out` by block, which share no memory with what is used."""
+    """Return the tensors of `out` by block; raise if they share memory with inputs."""
     given = blocks_of(out, graph, arguments.inner)
     require_own_memory(given, arguments.used())
     return given

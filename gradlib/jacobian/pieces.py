@@ -1,4 +1,4 @@
-"""The result, put together from the pieces that a way of computing hands over."""
+"""Puts the Jacobian together from the pieces that a mode computes."""
 
 import math
 from collections import defaultdict
@@ -12,24 +12,24 @@ from gradlib.jacobian import fresh
 from gradlib.jacobian.graph import Graph
 
 Block: TypeAlias = tuple[int, int]
-"""Which output, and which of the tensors that are differentiated for."""
+"""The number of an output, and of the tensor that its Jacobian is with respect to."""
 
 SAMPLES, ROWS, COLUMNS = range(3)
-"""The axes of a block that is seen as ``(batch, rows, columns)``."""
+"""The axes of a block viewed as ``(batch, rows, columns)``."""
 
 EVERY_ROW = -1
-"""The axis of a block that is seen as ``(batch * rows, columns)``."""
+"""The first axis of a block viewed as ``(batch * rows, columns)``."""
 
 
 class Piece(NamedTuple):
     """A part of one block.
 
     Attributes:
-        block: Which one.
-        axis: Along which axis it is a part.
-        start: Where on that axis it begins.
-        length: How long it is there.
-        values: What is in it; ``None`` for zeros.
+        block: The block.
+        axis: The axis that it is a part along.
+        start: Where it begins on that axis.
+        length: Its length on that axis.
+        values: Its entries; ``None`` for zeros.
     """
 
     block: Block
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def detached(piece: Piece) -> Piece:
-    """Return a piece without the graph that computing it has left."""
+    """Return a piece without the graph that it was computed with."""
     values = piece.values
     return piece if values is None else piece._replace(values=values.detach())
 
@@ -48,12 +48,12 @@ def detached(piece: Piece) -> Piece:
 def written(
     graph: Graph, pieces: Iterable[Piece], out: dict[Block, Tensor] | None
 ) -> dict[Block, Tensor]:
-    """Return the blocks, written into tensors that are there already, if some are.
+    """Return the blocks, written into `out` where it is given.
 
     Args:
-        graph: What the blocks are of.
-        pieces: In any order.
-        out: A contiguous ``(batch, *out, *in)`` for each block.
+        graph: The graph of the forward pass.
+        pieces: The pieces, in any order.
+        out: A contiguous tensor ``(batch, *out, *in)`` for each block, or ``None``.
     """
     if out is None:
         return collected(graph, pieces)
@@ -64,35 +64,36 @@ def written(
 
 
 def collected(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
-    """Return the blocks; a piece that is a whole one is taken as it is.
+    """Return the blocks; a piece that is a whole block is used without a copy.
 
     Args:
-        graph: What the blocks are of.
-        pieces: In any order.
+        graph: The graph of the forward pass.
+        pieces: The pieces, in any order.
     """
-    found: dict[Block, Tensor] = {}
+    blocks: dict[Block, Tensor] = {}
     views: dict[Block, Tensor] = {}
-    taken: set[int] = set()  # whose memory is: x + y has one gradient for both
+    taken: set[int] = set()  # memory in use: for x + y both have one gradient
     for piece in pieces:
         block, values = piece.block, piece.values
-        if block not in found:
+        if block not in blocks:
             if values is not None and _is_whole(graph, piece, values, taken):
                 taken.add(values.untyped_storage().data_ptr())
-                found[block] = values.detach().reshape(graph.shape(*block))
+                blocks[block] = values.detach().reshape(graph.shape(*block))
                 continue
-            found[block] = _empty(graph, block)
-            views[block] = _flat(graph, block, found[block])
+            blocks[block] = _empty(graph, block)
+            views[block] = _flat(graph, block, blocks[block])
         _write(piece, views[block])
     for block in graph.blocks():
-        if block not in found:  # what has no entries has no pieces
-            found[block] = _empty(graph, block)
-    return found
+        if block not in blocks:  # a block without entries has no pieces
+            blocks[block] = _empty(graph, block)
+    return blocks
 
 
 def _is_whole(graph: Graph, piece: Piece, values: Tensor, taken: set[int]) -> bool:
-    """Tell whether a piece is a block, in memory that is nobody else's.
+    """Tell whether a piece is a whole block, in memory that nothing else uses.
 
-    What a single vector gives may be: a backward pass may return what it has saved.
+    The VJP of a single vector does not count: a backward pass may return a tensor that
+    it has saved.
     """
     memory = values.untyped_storage()
     return (
@@ -105,7 +106,7 @@ def _is_whole(graph: Graph, piece: Piece, values: Tensor, taken: set[int]) -> bo
 
 
 def _write(piece: Piece, whole: Tensor) -> None:
-    """Write a piece to its place in a block seen as ``(batch, rows, columns)``."""
+    """Write a piece to its place in a block viewed as ``(batch, rows, columns)``."""
     if piece.axis == EVERY_ROW:
         part = whole.flatten(0, 1).narrow(0, piece.start, piece.length)
     else:
@@ -117,26 +118,26 @@ def _write(piece: Piece, whole: Tensor) -> None:
 
 
 def joined(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
-    """Return the blocks, through which gradients flow.
+    """Return the blocks with a graph, so that gradients flow through them.
 
     Args:
-        graph: What the blocks are of.
-        pieces: Those of one block in their order, along one axis.
+        graph: The graph of the forward pass.
+        pieces: The pieces; those of one block are in order, along one axis.
     """
     parts: dict[Block, list[Tensor]] = defaultdict(list)
     axes: dict[Block, int] = {}
     for piece in pieces:
         axes[piece.block] = max(piece.axis, 0)
         parts[piece.block].append(_or_zeros(graph, piece))
-    made = empty(graph)  # what has no entries has no pieces
-    for block, found in parts.items():
-        whole = torch.cat(found, axes[block]).reshape(graph.shape(*block))
-        made[block] = whole.to(graph.points[block[1]].dtype)
-    return made
+    blocks = empty(graph)  # a block without entries has no pieces
+    for block, values in parts.items():
+        whole = torch.cat(values, axes[block]).reshape(graph.shape(*block))
+        blocks[block] = whole.to(graph.points[block[1]].dtype)
+    return blocks
 
 
 def empty(graph: Graph) -> dict[Block, Tensor]:
-    """Return blocks with nothing written in them."""
+    """Return blocks without values."""
     return {block: _empty(graph, block) for block in graph.blocks()}
 
 

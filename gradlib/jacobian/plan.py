@@ -22,13 +22,13 @@ WAYS: dict[str, Way] = {
 """A function of the graph, the chunk and `create_graph` for each mode."""
 
 BATCHED = 3
-"""How many times the gradients of one pass, for each vector, a batched pass holds."""
+"""A batched pass holds, for each vector, this many times the gradients of one pass."""
 
 FORWARD = 2
-"""How many rows a column costs: its pass goes through the graph of a backward pass."""
+"""A column costs as much as this many rows: it goes through a backward pass's graph."""
 
 SPLIT = 4
-"""How many rows an entry of the tensor at a split costs, with all that joins them."""
+"""An entry of the tensor split at costs as much as this many rows, with products."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,26 @@ class Plan(Printable):
     """How a Jacobian will be computed. It prints as a table of all ways.
 
     Attributes:
-        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``. Or a shorter way:
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or a shorter way.
             ``"chain"`` multiplies the Jacobians of the layers, ``"structure"`` those of
-            the graph's operations, axis by axis, and ``"by sample"``, for parameters,
-            each sample's input of an operation with the gradient of its output.
-            ``"stacked"`` goes in reverse, through operations that take several rows as
-            more samples; ``"pushed"`` forward, with columns in their place;
-            ``"replicas"`` both ways, for small transformers.
-        why: Why this way, in a sentence.
+            the graph's operations, axis by axis. ``"by sample"``, for parameters,
+            multiplies each sample's input of an operation with the gradient of its
+            output. ``"stacked"`` goes in reverse, with several rows in one pass as if
+            they were more samples; ``"pushed"`` goes forward, with several columns.
+            ``"replicas"``, for small transformers, passes each sample once for each
+            row.
+        why: Why this mode, in a clause.
         chunk: How many rows or columns one pass computes.
-        counts: For each way, how many rows or columns it computes, or why it cannot be
+        counts: For each mode, how many rows or columns it computes, or why it cannot be
             taken. A split computes as many rows before its tensor as columns after it;
-            a shorter way computes none, and says what it does instead.
-        result_bytes: The size of the Jacobian itself; 0 if the caller passes memory.
-        part_bytes: What is kept through all passes: the graph of a backward pass for
-            columns, the two parts of a split too, or a shorter way's products.
+            a shorter way computes none, and its entry says what it does instead.
+        result_bytes: The size of the Jacobian itself; 0 if the caller passes `out`.
+        part_bytes: What is kept through all passes: for columns the graph of a backward
+            pass, for a split its two parts as well, for a shorter way its products.
         pass_bytes: What one pass holds for each row or column.
         max_bytes: What may be held at once on top of the forward pass.
         shapes: The shape of each block of the Jacobian, ``(batch, *out, *in)``.
-        work: For each way, how many multiply-adds it takes, if that was counted.
+        work: For each mode, how many multiply-adds it takes, if that was counted.
         check_bytes: What the check's calls take; 0 if there is nothing to check.
     """
 
@@ -69,42 +70,42 @@ class Plan(Printable):
     shapes: tuple[tuple[int, ...], ...]
     work: dict[str, int]
     check_bytes: int = 0
-    # Whether to look for no shorter way, as looking would take longer.
+    # Whether to skip the search for a shorter way, which would take longer.
     settled: bool = False
-    # Whether torch is right only in a pass that has a graph itself.
+    # Whether torch's backward pass is right only with create_graph=True.
     needs_graph: bool = False
-    # Whether there are convolutions on the way.
+    # Whether passes go through convolutions.
     convolution: bool = False
 
     @property
     def check_first(self) -> bool:
-        """Whether the check's calls have no room beside the Jacobian."""
+        """Whether to check before computing: beside the Jacobian there is no room."""
         return self.result_bytes + self.check_bytes > self.max_bytes
 
     @property
     def passes(self) -> int:
-        """How many backward passes it takes."""
+        """How many backward passes the plan takes."""
         return self.passes_of(self.mode)
 
     @property
     def bytes(self) -> int:
-        """What is held at once on top of the forward pass, the result included."""
+        """How many bytes are held on top of the forward pass, the result included."""
         copies = BATCHED if self.chunk > 1 else 1
         passes = self.pass_bytes * self.chunk * copies
         return self.result_bytes + self.part_bytes + passes
 
     @property
     def rows_worth(self) -> int:
-        """How many rows, one at a time, would take as long as this."""
+        """How many rows, computed one at a time, would take as long as the plan."""
         count = self.counts[self.mode]
         assert isinstance(count, int), f"{self.mode} cannot be taken: {count}"
         return count * {"forward": FORWARD, "split": SPLIT}.get(self.mode, 1)
 
     def passes_of(self, mode: str) -> int:
-        """Return how many backward passes a way takes, with this plan's chunks.
+        """Return how many backward passes a mode takes, with this plan's chunks.
 
         Args:
-            mode: One of `counts`; what has no rows or columns takes none.
+            mode: A key of `counts`; without rows or columns there are 0 passes.
         """
         count = self.counts[mode]
         if isinstance(count, str):
@@ -115,14 +116,14 @@ class Plan(Printable):
     def shortened(
         self, mode: str, why: str, how: str, multiply_adds: int | None, part_bytes: int
     ) -> "Plan":
-        """Return the plan of a shorter way, beside the ways there are.
+        """Return the plan of a shorter way without passes, added to the other modes.
 
         Args:
-            mode: What it is called.
+            mode: The name of the shorter way.
             why: Why it can be taken.
-            how: What it does instead of asking for rows or columns.
-            multiply_adds: What it takes, where that was counted.
-            part_bytes: What it holds on top of the result.
+            how: What it does instead of computing rows or columns.
+            multiply_adds: How many it takes, if counted.
+            part_bytes: How many bytes it holds on top of the result.
         """
         return replace(
             self,
@@ -144,15 +145,15 @@ class Plan(Printable):
         *,
         of: str = "reverse",
     ) -> "Plan":
-        """Return the plan of a shorter way to the rows of another, or to its columns.
+        """Return the plan of a shorter way to the rows or columns of another mode.
 
         Args:
-            mode: What it is called.
+            mode: The name of the shorter way.
             why: Why it can be taken.
             chunk: How many rows or columns one pass computes.
-            part_bytes: What it holds on top of result and passes.
-            pass_bytes: What one pass holds for each of them.
-            of: Which way's they are.
+            part_bytes: How many bytes it holds on top of result and passes.
+            pass_bytes: How many bytes one pass holds for each row or column.
+            of: The mode whose rows or columns it computes.
         """
         taken = {mode: self.work[of]} if of in self.work else {}
         return replace(
@@ -200,7 +201,7 @@ class Plan(Printable):
 
 
 def in_words(size: int) -> str:
-    """Return a number of bytes as a reader says it."""
+    """Return a number of bytes in words, as ``"1.5 MiB"``."""
     units = "bytes", "KiB", "MiB", "GiB"
     power = max(it for it in range(len(units)) if size >= 1024**it or not it)
     return f"{size / 1024**power:.4g} {units[power]}"

@@ -19,26 +19,26 @@ from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
 MODES = ("auto", *WAYS)
 
 FEWEST = 3
-"""With fewer rows in a pass, convolutions are as fast row by row, or faster."""
+"""With fewer rows in a pass, convolutions are at least as fast row by row."""
 
 FEW = 64
-"""Up to how many rows nothing shorter is looked for, but on a CPU.
+"""With at most this many rows, no shorter way is looked for on a GPU.
 
 There a pass takes about as long for all of them as for one, and looking takes longer.
 """
 
 LITTLE = 2**20
-"""Up to how many bytes of gradients, all rows at once, a CPU has little to do in a pass
-but begin each operation. A pass forward has about twice as many.
+"""With at most this many bytes of gradients, all rows at once, starting each operation
+takes most of a CPU's time in a pass. A forward pass starts about twice as many.
 
-With torch 2.13 on a core of an AMD EPYC, rows of such nets took half as long as
-columns, or a little less than these, also where they were a hundred times as many; of
-nets with more to do, columns took less.
+With torch 2.13 on a core of an AMD EPYC, all rows of such nets took half to nearly all
+of the time of the columns, even where there were a hundred times as many rows; of
+larger nets, columns took less.
 """
 
 SURE = 2**26
-"""How many bytes are taken for granted on a CPU by what holds a small part of them, all
-rows at once: asking what is free would take longer than some small Jacobians do."""
+"""How many bytes are taken to be free on a CPU where all rows at once hold a small part
+of them: asking the system would take longer than some small Jacobians do."""
 
 
 def make(
@@ -54,19 +54,19 @@ def make(
     """Choose a way and its chunks.
 
     Args:
-        graph: What the Jacobian is of.
-        mode: The way, or ``"auto"``.
-        chunk_size: How many rows or columns a pass asks for, or ``"auto"``.
-        max_bytes: What may be held at once; ``None`` for half of what is free.
-        has_room: Whether the caller brings the memory of the result.
-        check_bytes: What the check's calls take.
-        create_graph: Whether somebody goes back through the passes.
+        graph: The graph of the forward pass.
+        mode: The mode, or ``"auto"``.
+        chunk_size: How many rows or columns a pass computes, or ``"auto"``.
+        max_bytes: How many bytes may be held at once; ``None`` for half of those free.
+        has_room: Whether the caller passes the result's memory, as `out`.
+        check_bytes: How many bytes the check's calls take.
+        create_graph: Whether a loss will go back through the passes.
 
     Raises:
         JacobianArgumentError: There is no such mode, or a size is no whole number.
-        NoSuchWayError: There is nothing to split at, or torch gets wrong what
-            `create_graph` asks for.
-        OutOfBytesError: It does not fit into `max_bytes`.
+        NoSuchWayError: There is no tensor to split at, or torch has no right derivative
+            for `create_graph`.
+        OutOfBytesError: The Jacobian or the check does not fit into `max_bytes`.
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.nodes_of(graph)
@@ -90,7 +90,7 @@ def make(
         limit = "half of what is free"
         held = result + parts + BATCHED * each * passes.rows
         max_bytes = _room(graph, held, check_bytes)
-    fitting = counts  # a shorter way to columns keeps no such graph
+    fitting = counts  # unchanged: a shorter way to columns keeps no graph
     while is_choice and parts and max_bytes < result + each + parts:
         why = f"{mode} would keep {in_words(parts)}, which does not fit"
         fitting = fitting | {mode: why}
@@ -150,20 +150,20 @@ def _passes_through(graph: Graph, known: nodes.Nodes, *, create_graph: bool) -> 
 
 
 def _are_few(passes: Passes) -> bool:
-    """Tell whether all rows go in one pass that takes as long as one of them alone."""
+    """Tell whether one pass on a GPU takes all rows, in the time of a single row."""
     return not passes.on_cpu and passes.rows <= FEW and not passes.singly
 
 
 def _counts(
     graph: Graph, known: nodes.Nodes, mode: str, rows: int, *, settled: bool
 ) -> tuple[dict[str, int | str], Cut | None]:
-    """Return what each way asks for, or why it cannot be taken, and where to split."""
+    """Return each mode's rows or columns, or why it is out, and where to split."""
     columns: int | str = forward.count_columns(graph)
     halves: int | str
     cut: Cut | None = None
     fewest = min(rows, FORWARD * columns)
     if settled or (mode != "split" and fewest <= SPLIT * _least_width(graph, fewest)):
-        halves = "would not be cheaper"  # so nobody needs to look for one
+        halves = "would not be cheaper"  # so no cut is looked for
     else:
         cut = split.find(graph)
         halves = split.why_not(graph) if cut is None else cut.width
@@ -175,9 +175,9 @@ def _counts(
 
 
 def _least_width(graph: Graph, enough: int) -> float:
-    """Return how many entries any tensor has, at the least, for each sample."""
+    """Return how many entries a sample has in the narrowest tensor of the graph."""
     if enough <= SPLIT:
-        return 1  # there is no need to look
+        return 1  # no tensor can be narrow enough
     sizes = (form.bytes // form.dtype.itemsize for form in graph.drawing.kinds)
     return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
 
@@ -185,12 +185,12 @@ def _least_width(graph: Graph, enough: int) -> float:
 def _require_derivatives(
     known: nodes.Nodes, counts: dict[str, int | str], mode: str
 ) -> None:
-    """Take out the ways that `create_graph` makes wrong, or raise if that leaves none.
+    """Take out the modes that `create_graph` makes wrong, or raise if none is left.
 
     Args:
-        known: What is known of the graph's nodes.
-        counts: How many rows or columns each way asks for.
-        mode: The way, or ``"auto"``.
+        known: What torch gets wrong at the graph's nodes.
+        counts: Each mode's rows or columns; changed in place.
+        mode: The mode, or ``"auto"``.
     """
     if known.once:
         raise NoSuchWayError(
@@ -210,7 +210,7 @@ def _require_derivatives(
 
 
 def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
-    """Take out the ways that differentiate twice, which somebody does once more."""
+    """Take out the modes that differentiate twice: the loss does a third time."""
     if mode in forward.BY_COLUMNS:
         raise NoSuchWayError(
             f"mode={mode!r} with create_graph=True asks for the third derivative of "
@@ -223,11 +223,11 @@ def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
 
 
 def _choice(counts: dict[str, int | str], passes: Passes) -> tuple[str, str]:
-    """Return the way with the cheapest passes, and why.
+    """Return the mode with the cheapest passes, and why.
 
     Args:
-        counts: How many rows or columns each way asks for.
-        passes: What its passes are like.
+        counts: Each mode's rows or columns, or why it is out.
+        passes: What backward passes through the graph are like.
     """
     rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
     assert isinstance(rows, int), "reverse is always there"
@@ -246,7 +246,7 @@ def _choice(counts: dict[str, int | str], passes: Passes) -> tuple[str, str]:
 
 
 def _why_by_rows(passes: Passes) -> str:
-    """Return why rows are to be taken one after the other, or ``""``."""
+    """Return why to compute one row at a time, or ``""``."""
     if passes.singly:
         return f"torch goes wrong for several rows of {passes.singly} at once"
     convolved = passes.on_cpu and passes.convolution
@@ -256,12 +256,12 @@ def _why_by_rows(passes: Passes) -> str:
 
 
 def _room(graph: Graph, held: int, check_bytes: int) -> int:
-    """Return how many bytes may be held, as far as it matters.
+    """Return how many bytes may be held, or `SURE` where far less is needed.
 
     Args:
-        graph: What the Jacobian is of.
-        held: How many would be, with all rows at once.
-        check_bytes: What the check's calls take.
+        graph: The graph of the forward pass.
+        held: How many bytes all rows at once would hold.
+        check_bytes: How many bytes the check's calls take.
     """
     device = graph.points[0].device
     sure = device.type == "cpu" and held <= SURE // 16 and check_bytes <= SURE
@@ -269,9 +269,9 @@ def _room(graph: Graph, held: int, check_bytes: int) -> int:
 
 
 def _parts(graph: Graph, mode: str, cut: Cut | None) -> int:
-    """Return what a way keeps through all its passes.
+    """Return how many bytes a mode keeps through all its passes.
 
-    Columns keep the graph of a backward pass, a split dY/dH and dH/dX too.
+    Columns keep the graph of a backward pass; a split keeps dY/dH and dH/dX as well.
     """
     if mode not in forward.BY_COLUMNS:
         return 0
@@ -288,12 +288,12 @@ def _require_room(
     """Raise where not even one row at a time fits.
 
     Args:
-        limit: What the room is called.
+        limit: What the message calls the limit.
         room: How many bytes may be held.
-        result: How many the Jacobian takes; 0 if the caller brings its memory.
-        each: And a pass with a single row.
-        parts: And what is kept through all passes.
-        check_bytes: And the check.
+        result: How many bytes the Jacobian takes; 0 if the caller passes `out`.
+        each: How many bytes a pass with a single row takes.
+        parts: How many bytes are kept through all passes.
+        check_bytes: How many bytes the check's calls take.
     """
     a_pass = each + parts
     if room < result + a_pass:
@@ -313,7 +313,7 @@ def _require_room(
 
 
 def takes(result: int, a_pass: int) -> str:
-    """Return in words how many bytes the Jacobian takes, and a pass with one row."""
+    """Return in words the bytes of the Jacobian and of a pass with a single row."""
     if result == 0:
         return f"a pass takes {in_words(a_pass)} besides out"
     return (
@@ -322,10 +322,10 @@ def takes(result: int, a_pass: int) -> str:
 
 
 def fewer(*, or_out: bool) -> str:
-    """Return what to do where the memory does not do.
+    """Return what to do where memory does not suffice.
 
     Args:
-        or_out: Whether it would do without that of the Jacobian.
+        or_out: Whether it would suffice without the Jacobian's own memory.
     """
     own = ", or pass out= with memory of your own" if or_out else ""
     return (

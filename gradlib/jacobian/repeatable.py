@@ -1,4 +1,4 @@
-"""Whether two calls with the same numbers give the same."""
+"""Whether two calls with the same numbers give the same outputs."""
 
 import math
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import closeness
 
 ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
-"""By which part the same numbers may differ, in float64 and below."""
+"""By which part outputs of the same call may differ, in float64 and below."""
 
 REPEATS = 3
-"""How often a call is made again before something else is said: of two ways that chance
-takes one may be rare, and the other be met twice."""
+"""How often a call is repeated before randomness is ruled out: a rare outcome may not
+show in a single repetition."""
 
 
 def alike(one: Sequence[Tensor], other: Sequence[Tensor], close: float) -> bool:
-    """Tell whether the outputs of two calls are the same, beside the largest of each.
+    """Tell whether the outputs of two calls are the same.
 
     Args:
-        one: Those of the one.
-        other: Those of the other.
-        close: By which part of the largest they may be apart.
+        one: The outputs of one call.
+        other: The outputs of the other.
+        close: By which part of its largest entry an output may differ.
     """
     return _apart(one, other) <= close
 
 
 def _apart(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Return by which part of the largest entry two calls are apart, at the most."""
+    """Return by which part of its largest entry an output differs, at the most."""
     if [it.shape for it in one] != [it.shape for it in other]:
         return math.inf
     return max(map(_part_apart, one, other), default=0.0)
@@ -54,19 +54,19 @@ def is_repeated(
     *moves: tuple[float, Moves],
     graph: bool = False,
 ) -> bool:
-    """Tell whether a call gives an output again, also where autograd records it.
+    """Tell whether a call gives an output again when autograd records it.
 
-    Where that alone makes it another, all further calls are recorded.
+    Where recording alone changes the output, all further calls are recorded.
 
     Args:
         caller: Calls the function.
-        y: What the output was.
+        y: The output of the first of the two calls.
         root: Which output it is.
         moves: Where the function was called.
-        graph: Whether that call was recorded.
+        graph: Whether the first call was recorded.
 
     Raises:
-        NotRepeatableError: The very same call gives another one.
+        NotRepeatableError: The very same call gives another output.
     """
     close = close_for(caller)
 
@@ -83,17 +83,18 @@ def is_repeated(
 
 
 def require_as_first(caller: Caller, graph: Graph) -> None:
-    """Raise where the very first call gave other outputs than the same one does now.
+    """Raise where the very first call gave other outputs than the same call does now.
 
-    It is made as that was: in its dtypes, and autograd records it. What a call leaves
-    in modules may make the next another; then nobody can tell.
+    The call is made as the first was: in its dtypes, and recorded by autograd. Where
+    calls change the state of modules, the next may differ for that; then nothing is
+    raised.
 
     Args:
         caller: Calls the function.
-        graph: What its first call left.
+        graph: The graph of its first call.
 
     Raises:
-        NotRepeatableError: It did, or two calls now differ.
+        NotRepeatableError: The outputs differ, or those of two calls now do.
     """
     close = closeness(graph)
     try:
@@ -102,7 +103,7 @@ def require_as_first(caller: Caller, graph: Graph) -> None:
             return
         rounding = _apart(again, _as_first(caller))
         follows = rounding <= close and _follows_state(caller, again, rounding)
-    except Exception:  # no room for it, as for a large graph
+    except Exception:  # as where a large graph leaves no room for another
         return
     if not follows:
         raise not_repeatable()
@@ -113,17 +114,19 @@ def _as_first(caller: Caller, times: int = 1) -> list[Tensor]:
 
 
 def _follows_state(caller: Caller, again: list[Tensor], rounding: float) -> bool:
-    """Tell whether outputs follow what the calls before have left.
+    """Tell whether outputs depend on module state that calls change.
 
-    It may be little, as with the power iteration of a spectral norm that is nearly
-    done: so by more than rounding is enough.
+    They may change little, as by the power iteration of a spectral norm that is nearly
+    done, so any change beyond rounding counts.
 
     Args:
         caller: Calls the function.
-        again: Its outputs.
-        rounding: By which part of the largest these are others in the very same call.
+        again: Its outputs, ``(batch, *out)`` each.
+        rounding: By which part of the largest entry the very same call differs.
     """
-    if caller.random.own.has_met:  # a generator, which the first call has moved
+    if (
+        caller.random.own.has_met
+    ):  # a generator of fn's own, which the first call advanced
         return True
     left = _as_first(caller, times=2)
     is_other = _apart(again, left) > ROUNDING * rounding
@@ -131,12 +134,12 @@ def _follows_state(caller: Caller, again: list[Tensor], rounding: float) -> bool
 
 
 def close_for(caller: Caller) -> float:
-    """Return by which part two calls of the same numbers may differ."""
+    """Return by which part two calls with the same numbers may differ."""
     return ALIKE if caller.how.double else ALIKE_IN_FLOAT
 
 
 def not_repeatable() -> NotRepeatableError:
-    """Return the error that says so."""
+    """Return the error for a function that gives other outputs each time."""
     return NotRepeatableError(
         "fn gives another output each time it is called with the same inputs, though "
         "torch's own random state was replayed. See what it draws from Python's "

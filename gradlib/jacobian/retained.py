@@ -1,7 +1,7 @@
-"""The ``.grad`` that ``retain_grad()`` fills, which is not ours to fill.
+"""Keeps the ``.grad`` of tensors that called ``retain_grad()`` as it was.
 
-A backward pass for a Jacobian is nobody's `backward()`, and may hold batched values
-that nobody can read afterwards.
+Passes for a Jacobian fill it, though the user called no ``backward()``, and maybe with
+batched values that cannot be read afterwards.
 """
 
 import threading
@@ -28,28 +28,28 @@ from gradlib.retaining import retaining
 
 @contextmanager
 def retaining_noted() -> Generator[list[Tensor]]:
-    """Give the list of the tensors whose ``retain_grad()`` is called meanwhile."""
-    _be_told()
+    """Give a list, which fills with tensors as their ``retain_grad()`` is called."""
+    _patch_retain_grad()
     notes: list[Tensor] = []
     with _lock:
-        _everybodys.append(notes)
+        _open_notes.append(notes)
     try:
         yield notes
     finally:
         with _lock:
-            _everybodys[:] = [it for it in _everybodys if it is not notes]
+            _open_notes[:] = [it for it in _open_notes if it is not notes]
 
 
 @contextmanager
 def grads_kept(tensors: Iterable[Tensor]) -> Generator[None]:
-    """Put the ``.grad`` back of those tensors that retain it."""
+    """Restore the ``.grad`` of those of the tensors that retain it."""
     before = [(it, it.grad) for it in tensors if it.retains_grad]
     with _put_back(before):
         yield
 
 
 def drop_filled() -> None:
-    """Drop what a batched pass filled: those values are gone, and the next adds."""
+    """Drop what a batched pass filled, which cannot be read nor added to."""
     for before in _here.kept:
         for tensor, _ in before:
             tensor.grad = None
@@ -59,16 +59,16 @@ def drop_filled() -> None:
 def grads_between_kept(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Generator[None]:
-    """Put the ``.grad`` back of every tensor between two that retains it.
+    """Restore the ``.grad`` of every tensor between outputs and inputs that retains it.
 
-    It takes one backward pass, which looks for them.
+    One backward pass finds these tensors.
     """
     vectors = [torch.ones_like(it) for it in outputs]
     filled = _Filled()
     before: list[tuple[Tensor, Tensor | None]] = []
     with _put_back(before):
         try:
-            # Of what goes wrong the next pass says more.
+            # The next pass raises a better error.
             with suppress(RuntimeError), filled, ZerosWrittenOut():
                 torch.autograd.grad(
                     outputs, inputs, vectors, retain_graph=True, allow_unused=True
@@ -80,7 +80,7 @@ def grads_between_kept(
 
 @contextmanager
 def _put_back(before: Sequence[tuple[Tensor, Tensor | None]]) -> Generator[None]:
-    """Put back what the ``.grad`` of each tensor was."""
+    """Restore the ``.grad`` of each tensor."""
     _here.kept.append(before)
     try:
         yield
@@ -91,7 +91,7 @@ def _put_back(before: Sequence[tuple[Tensor, Tensor | None]]) -> Generator[None]
 
 
 class _Here(threading.local):
-    """What is put back in this thread, by the contexts that are open."""
+    """What the open contexts of this thread will restore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,15 +102,15 @@ _here = _Here()
 
 
 class _Filled(TorchDispatchMode):
-    """Sees in a backward pass what becomes somebody's ``.grad``.
+    """Notes in a backward pass which tensors may become a ``.grad``.
 
-    Autograd puts a copy of the gradient there, or the sum of it and what was there. Of
-    all copies and sums these alone are alive afterwards.
+    Autograd sets it to a copy of the gradient, or to the sum of the old one and the
+    gradient. Of all copies and sums of the pass, only these stay alive.
     """
 
     def __init__(self) -> None:
         cast(Any, super()).__init__()
-        # What may have been there before, by what may be there now.
+        # The old ``.grad``, by what may be the new one.
         self._were: MutableMapping[Tensor, Tensor | None] = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
@@ -123,42 +123,44 @@ class _Filled(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is _CLONE:
             self._were[result] = None
-        elif func is _ADD and args[0] not in self._were:  # that is of this pass
+        elif (
+            func is _ADD and args[0] not in self._were
+        ):  # else the sum is part of the pass
             self._were[result] = args[0]
         return result
 
     def before(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the tensors that had theirs filled, each with what it had before."""
-        found = dict(self._were.items())
-        if not found:
+        """Return the tensors whose ``.grad`` was filled, each with the old one."""
+        alive = dict(self._were.items())
+        if not alive:
             return []
-        own = {id(now): were for now, were in found.items()}
+        own = {id(now): were for now, were in alive.items()}
         return [(it, own[id(it.grad)]) for it in retaining() if id(it.grad) in own]
 
 
 _CLONE, _ADD = torch.ops.aten.clone.default, torch.ops.aten.add.Tensor
 
 
-# Autograd tells nobody which tensors these are, so the method says it. Calls may be
-# nested, and run in several threads.
-_everybodys: list[list[Tensor]] = []
+# Autograd has no list of these tensors, so the patched method adds each to every open
+# list. Contexts may be nested, and run in several threads.
+_open_notes: list[list[Tensor]] = []
 _lock = threading.Lock()
 _retain_grad = cast(Any, Tensor).retain_grad
 
 
 @cache
-def _be_told() -> None:
-    """Have ``retain_grad()`` tell us, from now on.
+def _patch_retain_grad() -> None:
+    """Have ``retain_grad()`` note its tensor, from now on.
 
-    It is not put back after each call: a class that has changed a thousand times has
-    slow attributes for good, from Python 3.13 on.
+    The patch stays: from Python 3.13 on, a class that has changed a thousand times has
+    slow attributes for good.
     """
     cast(Any, Tensor).retain_grad = _noted
 
 
 @partial(never_compiled, because="gradlib notes which tensors retain their gradients")
-@wraps(_retain_grad)  # who asks for help finds torch's own
+@wraps(_retain_grad)  # help() shows torch's own text
 def _noted(tensor: Tensor) -> None:
     _retain_grad(tensor)
-    for notes in _everybodys:
+    for notes in _open_notes:
         notes.append(tensor)

@@ -1,7 +1,7 @@
 """Reverse: the Jacobian row by row, each a VJP with a unit vector.
 
-For a tensor with a batch axis one vector asks for the same row of every sample. What
-all samples share has a row for each sample and entry of its output.
+For a tensor with a batch axis, one VJP gives the same row of every sample. A tensor
+that all samples share needs a VJP for each sample and output entry.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from gradlib.jacobian.passes import chunks, one_hot, one_hot_for_all, pull
 from gradlib.jacobian.pieces import EVERY_ROW, ROWS, Piece
 
 GoBack: TypeAlias = Callable[[Tensor, Sequence[Tensor], Tensor], list[Tensor | None]]
-"""Gives the VJPs of several vectors: of an output, the inputs, and the vectors."""
+"""A function of an output, the inputs and vectors ``(count, *out)`` that gives VJPs."""
 
 
 def count_rows(graph: Graph) -> int:
-    """Return how many rows there are to ask for."""
+    """Return how many VJPs the whole Jacobian takes."""
     counts = 0
     for root in range(len(graph.roots)):
         rows = graph.rows(root)
@@ -38,10 +38,10 @@ def pieces(
     """Return the Jacobian in chunks of rows.
 
     Args:
-        graph: Where it comes from.
-        chunk: How many rows a pass asks for.
+        graph: The graph of the forward pass.
+        chunk: How many rows a pass computes.
         create_graph: Whether the pieces have a graph too.
-        go_back: What makes a pass, if not autograd.
+        go_back: What computes VJPs in place of autograd.
     """
     go_back = go_back or partial(pull, create_graph=create_graph)
     own = [i for i, shared in enumerate(graph.shared) if not shared]

@@ -1,4 +1,4 @@
-"""Telling a kink, a tie or rounding from a path that autograd does not see."""
+"""Tells a kink, a tie or rounding from a path that autograd does not see."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,28 +22,30 @@ from gradlib.jacobian.repeatable import REPEATS, is_repeated, require_as_first
 from gradlib.jacobian.warned import warn
 
 SETTLED = 0.2
-"""How far they may be apart, as a part of them and of what a cut path would explain."""
+"""How far slopes by several steps may be apart, as a part of their size, and of the
+error that they show."""
 
 THIN = 4
-"""How many entries of a sample move where those of all do not settle: by rounding to
-whole numbers one of hundreds steps over an edge wherever one goes."""
+"""How many entries of a sample move where slopes do not settle with all moving. Where
+fn rounds to whole numbers, one of hundreds steps over an edge in any direction."""
 
 SUMS = 4
-"""How many sums of the outputs a look takes: two that agree may do so by chance."""
+"""How many random sums of the outputs a look compares: two may agree by chance."""
 
 
 def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None:
-    """Tell a kink, a tie or rounding from a path that autograd does not see.
+    """Raise for a path that autograd does not see, and not for kinks, ties or rounding.
 
-    All of it is computed anew, in float64: a VJP at the point or right beside it, and
-    the slope there. Who is right once is right.
+    Each look compares a VJP, at the point or right beside it, with the slope there;
+    both
+    are computed anew, in float64 where possible. One look that agrees is enough.
 
     Args:
         caller: Calls the function.
-        graph: What its call left.
+        graph: The graph of its first call.
         root: Which output.
-        unclear: Which of its entries, ``(batch, out)``. Others may be as large, and
-            settle where these, too steep for any step, do not.
+        unclear: Which of its entries are in doubt, ``(batch, out)``. Others may be as
+            large and settle where these, too steep for any step, do not.
     """
     rows = unclear.any(1).cpu()
     verdicts: list[_Verdict] = []
@@ -56,7 +58,7 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
         if base is not None:
             if not verdicts:  # at the point itself, where there was doubt
                 _require_as_first(caller, graph)
-            # They agree over all samples, but not for each.
+            # A sum over samples agrees, but not each: they may be coupled.
             y = tensors_of(base)[root]
             if y.requires_grad:
                 own = [base.leaves[it] for it in _tracked(caller, base)]
@@ -76,31 +78,31 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
 
 
 def _require_as_first(caller: Caller, graph: Graph) -> None:
-    """Raise where the first call gave other outputs; chance has several tries."""
+    """Raise where the first call gave other outputs, by several tries."""
     for _ in range(REPEATS):
         require_as_first(caller, graph)
 
 
 def _is_cut(verdicts: Sequence["_Verdict"]) -> bool:
-    """Tell whether looks have seen a path that autograd does not.
+    """Tell whether looks have found a path that autograd does not see.
 
-    The last look takes the longest step: where only shorter ones see the output stay as
-    it is, it may be made of steps itself, by rounding.
+    The last look has the longest step. Where only shorter steps find the output flat,
+    the output may be rounded to a grid.
     """
     last = verdicts[-1] in (_Verdict.APART, _Verdict.FLAT)
     return last or verdicts.count(_Verdict.APART) > 2
 
 
 def _is_cut_for_few(caller: Caller, root: int, unclear: Tensor) -> bool:
-    """Tell the same of one sample, of which few entries move."""
+    """Tell the same by looks at one sample, of whose inputs few entries move."""
     meant = caller.meant
     if meant.symmetric is not None or meant.triangular is not None:
-        return False  # entries of those belong together
+        return False  # a matrix must move as a whole
     sample = unclear.any(1).nonzero()[0]
     one = torch.zeros_like(unclear).index_copy_(0, sample, unclear[sample])
     looks = caller.how.looks
     verdicts = [_look(caller, root, one, *it, thin=True)[0] for it in looks]
-    # By rounding to hundredths the longer steps do not settle here either.
+    # Where fn rounds to hundredths, longer steps do not settle here either.
     seen = [it for it in verdicts if it in (_Verdict.APART, _Verdict.FLAT)]
     return _is_cut(verdicts) or len(seen) > 2
 
@@ -119,7 +121,7 @@ def _thinned(caller: Caller, moves: Moves) -> Moves:
 
 
 class _Largest(TorchFunctionMode):
-    """Keeps how large the largest number is that functions of torch return."""
+    """Keeps the size of the largest number that functions of torch return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,25 +143,25 @@ class _Largest(TorchFunctionMode):
 
 
 def _is_swallowed(caller: Caller, along: Moves, step: float, rise: float) -> bool:
-    """Tell whether numbers inside are so large that a step is lost in their digits.
+    """Tell whether numbers inside are so large that a step is lost in their rounding.
 
-    Then the output stays as it is by rounding, whatever the path.
+    Then the output does not change, whatever the path.
 
     Args:
         caller: Calls the function.
-        along: Where the step leads.
+        along: The direction of the step.
         step: How far it goes.
         rise: By how much it should change the output.
     """
-    with _Largest() as seen:
+    with _Largest() as largest:
         outputs = tensors_of(caller.at())
     eps = max(torch.finfo(it.dtype).eps for it in outputs)
     moved = max(it.abs().max().item() for it in along.values() if it.numel())
-    return ROUNDING * eps * seen.found > min(step * moved, abs(rise))
+    return ROUNDING * eps * largest.found > min(step * moved, abs(rise))
 
 
 class _Verdict(Enum):
-    """What a look says of the slope by autograd and the one by differences."""
+    """How slopes by differences compare with those by autograd; FLAT: they are 0."""
 
     AGREE = 0
     APART = 1
@@ -176,38 +178,47 @@ def _look(
     *,
     thin: bool = False,
 ) -> tuple[_Verdict, Called | None]:
-    """Look once, beside the point, from several sums of the outputs.
+    """Compare the slopes of several sums of the outputs, beside the point, once.
 
-    Where they are apart all is asked for again: chance may have been at work.
+    Where they do not agree, all calls are repeated, to rule out randomness.
+
+    Args:
+        caller: Calls the function.
+        root: Which output.
+        unclear: Which of its entries count, ``(batch, out)``.
+        away: How far beside the point.
+        step: How far the pair of calls goes from there.
+        thin: Whether few entries of each sample move.
 
     Returns:
-        What the look says; and, where they agree, the call beside the point.
+        The verdict, and where they agree the call beside the point, else ``None``.
     """
     aside, along = (away, caller.direction()), caller.direction()
     if thin:
         along = _thinned(caller, along)
-    there = _There(caller, root, aside, along)
+    line = _Line(caller, root, aside, along)
     base = caller.at(aside, graph=True)
-    pair = there.pair(step)
-    verdict = _verdict(there, base, unclear, pair, step)
+    pair = line.pair(step)
+    verdict = _verdict(line, base, unclear, pair, step)
     if verdict is _Verdict.AGREE:
         return verdict, base
     y = tensors_of(base)[root].detach()
     del base  # and its graph
-    if there.is_repeated(y, pair, step):
+    if line.is_repeated(y, pair, step):
         return verdict, None
-    return _look(caller, root, unclear, away, step, thin=thin)  # now all are recorded
+    # Recording changed an output, so all calls are recorded from now on.
+    return _look(caller, root, unclear, away, step, thin=thin)
 
 
 @dataclass(frozen=True)
-class _There:
-    """A place beside the point, and a direction from there.
+class _Line:
+    """A line through a place beside the point, to call the function on.
 
     Attributes:
         caller: Calls the function.
         root: Which output counts.
-        aside: The place.
-        along: The direction.
+        aside: The move from the point to the place.
+        along: The direction of the line.
     """
 
     caller: Caller
@@ -216,7 +227,7 @@ class _There:
     along: Moves
 
     def pair(self, step: float) -> tuple[Tensor, Tensor]:
-        """Return the output a step ahead, and behind."""
+        """Return the output a step ahead, and a step behind."""
         ahead, behind = (
             tensors_of(self.caller.at(self.aside, (it, self.along)))[self.root].detach()
             for it in (step, -step)
@@ -224,14 +235,14 @@ class _There:
         return ahead, behind
 
     def rise(self, step: float) -> Tensor:
-        """Return how steep the output is."""
+        """Return the slope of each entry of the output, like the output."""
         return _rise(self.pair(step), step)
 
     def is_repeated(self, y: Tensor, pair: tuple[Tensor, Tensor], step: float) -> bool:
-        """Tell whether calls of this place give their outputs again, if recorded.
+        """Tell whether the calls give their outputs again when autograd records them.
 
         Raises:
-            NotRepeatableError: The very same calls give others.
+            NotRepeatableError: The very same calls give other outputs.
         """
         if not is_repeated(self.caller, y, self.root, self.aside, graph=True):
             return False
@@ -242,23 +253,23 @@ class _There:
 
 
 def _verdict(
-    there: _There,
+    line: _Line,
     base: Called,
     unclear: Tensor,
     pair: tuple[Tensor, Tensor],
     step: float,
 ) -> _Verdict:
-    """Hold a VJP against slopes.
+    """Compare slopes by VJPs with slopes by differences.
 
     Args:
-        there: Where.
-        base: The call there.
-        unclear: Which entries of the output count.
-        pair: The output a step ahead, and behind.
-        step: How far that is.
+        line: The line that the calls are on.
+        base: The call at its place beside the point.
+        unclear: Which entries of the output count, ``(batch, out)``.
+        pair: The output a step ahead, and a step behind.
+        step: The length of that step.
     """
-    caller, along = there.caller, there.along
-    y = tensors_of(base)[there.root]
+    caller, along = line.caller, line.along
+    y = tensors_of(base)[line.root]
     left_out, rows = ~unclear.view(y.shape).to(y.device), unclear.any(1)
     rises = [_rise(pair, step)]
     verdict = _Verdict.AGREE
@@ -273,8 +284,8 @@ def _verdict(
             return _Verdict.UNSETTLED
         if apart > caller.how.surer * size + noise:
             if len(rises) == 1:
-                rises += [there.rise(times * step) for times in TIMES]
-            # Where the differences themselves do not settle they say nothing.
+                rises += [line.rise(times * step) for times in TIMES]
+            # Differences that do not settle say nothing.
             others = [_slope(v, it) for it in rises[1:]]
             known_to = max(map(abs, (slope, *others))) + noise / SETTLED
             if max(abs(slope - it) for it in others) > SETTLED * min(apart, known_to):
@@ -289,7 +300,7 @@ def _verdict(
 
 
 def _rise(pair: tuple[Tensor, Tensor], step: float) -> Tensor:
-    """Return how steep an output is between two calls."""
+    """Return the slope of each entry of an output between two calls."""
     ahead, behind = pair
     return (ahead - behind) / (2 * step)
 
@@ -303,12 +314,12 @@ def _size(values: Tensor) -> float:
 
 
 def _at(v: Tensor, values: Tensor) -> Tensor:
-    """Return values where v is not zero: elsewhere they may be anything."""
+    """Return the values where v is not zero: elsewhere they may be NaN."""
     return values[v != 0]
 
 
 def _tracked(caller: Caller, base: Called) -> list[int]:
-    """Return the places of the inputs of each sample that have gradients."""
+    """Return the places of the batched inputs that gradients can be taken of."""
     return [it for it in caller.arguments.batched() if it in base.leaves]
 
 
@@ -320,7 +331,7 @@ def _slope_by_vjp(
     along: Moves,
     rows: Tensor,
 ) -> tuple[float, float]:
-    """Return the slope of ``v · y`` along a direction, and how large it may be."""
+    """Return the slope of ``v · y`` along a direction, and the norm of its terms."""
     keys = [key(it) for it in arguments.asked]
     if not y.requires_grad:
         return 0.0, 0.0
@@ -332,7 +343,7 @@ def _slope_by_vjp(
     for it, name, grad in zip(arguments.asked, keys, given, strict=True):
         if grad is not None:
             change = grad.to_dense() * along[name].to(grad)
-            if not it.shared:  # 0 times NaN, in samples that are not asked for
+            if not it.shared:  # 0 times NaN in samples that do not count
                 others = ~rows.to(change.device)
                 change[others] = change[others].nan_to_num(0)
             slope += change.sum().item()

@@ -1,9 +1,9 @@
 """Split: from the narrowest tensor h outwards, dY/dX = dY/dH · dH/dX.
 
-The part before h goes in reverse and the part after it forward, so both take as many
-passes as h has entries, and one batched product joins them. The first axis of h may not
-be the samples, though it is as long: then what goes back from some of them comes to
-rows of others.
+The part before h goes in reverse and the part after it forward, so each takes as many
+passes as h has entries per sample, and one batched product joins them. The first axis
+of h may be as long as the batch and yet not be the samples: a VJP from some samples
+then reaches rows of others, which is checked.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
 
 PRODUCT = 2**23
-"""How many bytes of the product are computed on a CPU before they are handed over."""
+"""How many bytes of the product a piece has at most on a CPU."""
 
 FILLING = 2**28
-"""The same on other devices, which want much at once; no GPU was measured here."""
+"""The same on other devices, which work best on much at once. Not measured on a GPU."""
 
 HALVES = 2
-"""From how many parts of the samples one goes back to see whether h has their rows."""
+"""From how many subsets of the samples to go back, to see whether h has their rows."""
 
 
 def find(graph: Graph) -> Cut | None:
@@ -67,12 +67,12 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
     """Return the Jacobian as the product of two.
 
     Args:
-        graph: Where it comes from.
-        chunk: How many rows, or columns, a pass asks for.
+        graph: The graph of the forward pass.
+        chunk: How many rows, or columns, a pass computes.
         create_graph: Whether the pieces have a graph too.
 
     Raises:
-        NoSuchWayError: There is no such tensor.
+        NoSuchWayError: There is no tensor to split at.
     """
     cut = require(graph)
     _require_rows(graph, cut)
@@ -94,8 +94,8 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
 def _require_rows(graph: Graph, cut: Cut) -> None:
     """Raise unless the rows of h are the samples.
 
-    Where derivatives are small, the product of another axis may differ from the truth
-    by no more than rounding could make; this is exact.
+    This is exact. Comparing the product afterwards is not: where derivatives are small,
+    a product over another axis may differ from the truth by no more than rounding.
     """
     chance = Chance()
     for half in islice(every_pair(graph.batch), HALVES):

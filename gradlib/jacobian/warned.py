@@ -1,4 +1,4 @@
-"""Warnings that name the caller's line, from however deep inside they come."""
+"""Warnings that name the user's line, however deep inside they are raised."""
 
 import inspect
 import warnings
@@ -6,11 +6,7 @@ from types import FrameType
 
 
 def warn(message: str) -> None:
-    """Warn of something, at the innermost line that is neither torch's nor ours.
-
-    Args:
-        message: What to say.
-    """
+    """Warn at the innermost line that is neither torch's nor ours."""
     _, depth = theirs()
     warnings.warn(message, stacklevel=depth)
 

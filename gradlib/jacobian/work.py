@@ -1,4 +1,4 @@
-"""How many multiply-adds each way takes: counted, not guessed."""
+"""Counts the multiply-adds that each mode takes."""
 
 from contextlib import nullcontext
 from typing import Any, cast
@@ -14,32 +14,32 @@ from gradlib.jacobian.zeros import ZerosWrittenOut
 
 
 class _Counter(FlopCounterMode):
-    """One that does not ask which module does it.
+    """Counts without tracking modules.
 
-    It would set hooks on tensors of modules that a backward of one's own calls, and
-    torch allows none of these there.
+    Tracking sets hooks on the tensors of modules, also of those that a custom backward
+    calls, where torch allows none.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.mod_tracker = cast(Any, _Nobody())
+        self.mod_tracker = cast(Any, _NoModule())
 
 
-class _Nobody(nullcontext[None]):
-    """Says of all that it is done in no module."""
+class _NoModule(nullcontext[None]):
+    """Stands for the module tracker, and names no module."""
 
     parents = ("Global",)
 
 
 def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
-    """Return the multiply-adds of each way that can be taken.
+    """Return the multiply-adds of each mode that can be taken.
 
-    One pass is run for each part, and what torch multiplies meanwhile is counted:
-    products of matrices, convolutions and attention, as everybody counts them.
+    One backward pass is run for each part, in which torch's flop counter counts matrix
+    products, convolutions and attention.
 
     Args:
-        graph: What the Jacobian is of.
-        counts: How many rows or columns each way asks for.
+        graph: The graph of the forward pass.
+        counts: Each mode's rows or columns, or why it is out.
     """
     roots, points = graph.roots, list(graph.points)
     once = of_pass(roots, points, [torch.ones_like(it) for it in roots])

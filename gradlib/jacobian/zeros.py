@@ -1,4 +1,4 @@
-"""Zeros that autograd holds without memory, written out for modes of torch."""
+"""Gives memory to the zeros that autograd holds without any."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class ZerosWrittenOut(TorchDispatchMode):
-    """Gives each function of torch zeros that have memory.
+    """Passes zeros with memory to each function of torch, in place of those without.
 
-    Forward over reverse, as of `torch.func.hessian`, leaves others in a graph. Under
-    another mode a product with one of them ends the process (torch 2.13), so this one
-    is entered after it.
+    Forward over reverse, as in `torch.func.hessian`, leaves zeros without memory in a
+    graph. Under another dispatch mode a product with one ends the process (torch 2.13),
+    so this mode is entered after the other.
     """
 
     def __torch_dispatch__(
