@@ -164,9 +164,12 @@ def first_coupled(
 def every_pair(batch: int) -> Iterator[Tensor]:
     """Yield subsets of a batch that tell any two samples apart.
 
-    For any two samples, one subset has the first and not the second.
-
-    Each sample is in equally many subsets, and no two samples are in the same ones.
+    For any two
+    samples, one
+    subset has the
+    first and not the
+    second. Each
+    sample is in equally many subsets, and no two samples are in the same ones.
     That
     takes as few as can be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen
     einer endlichen Menge, Mathematische Zeitschrift 27, 1928).

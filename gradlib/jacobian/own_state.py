@@ -55,10 +55,9 @@ def own_state(
 ) -> Generator[None]:
     """Give every module that runs in the block a stand-in state.
 
-    Afterwards each has its original state back.
-
-    Only modules that run in this thread are changed, and one thread at a time may do
-    so: what two threads exchange at once could not be put back.
+    Afterwards each has its original state back. Only modules that run in this thread
+    are changed, and one thread at a time may do so: what two threads exchange at once
+    could not be put back.
 
     Args:
         fn: The function that calls the modules.

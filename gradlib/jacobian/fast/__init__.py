@@ -1,1 +1,1 @@
-"""What only makes it faster. Without this folder every answer is the same."""
+"""Shorter ways to a Jacobian. Without this folder every result is the same."""

@@ -1,4 +1,4 @@
-"""Attention, as the nodes of torch's kernels have saved it."""
+"""Attention, read from what the nodes of torch's kernels have saved."""
 
 import math
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from gradlib.jacobian.fast.operation import Operation
 
 
 class Attention(NamedTuple):
-    """What went into it: queries, keys and values, ``(*batch, tokens, features)``.
+    """The inputs of attention: queries, keys, values, ``(*batch, tokens, features)``.
 
     Attributes:
         query: The queries.
         key: The keys.
         value: The values.
-        scale: What the scores are multiplied by.
-        mask: What is added to them: torch has made numbers of a boolean one.
-        causal: Whether a token sees only those before it, and itself.
+        scale: The factor of the scores.
+        mask: A tensor added to the scores: torch saves a boolean mask as numbers.
+        causal: Whether a token attends only to itself and those before it.
     """
 
     query: Tensor
@@ -30,11 +30,11 @@ class Attention(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many entries the scores have."""
+        """The number of scores."""
         return math.prod(self.query.shape[:-1]) * self.key.shape[-2]
 
     def probabilities(self) -> Tensor:
-        """Compute again what each query gives to each key."""
+        """Compute the softmax of the scores again, ``(*batch, queries, keys)``."""
         scores = self.query @ self.key.mT * self.scale
         if self.mask is not None:
             scores = scores + self.mask
@@ -45,7 +45,7 @@ class Attention(NamedTuple):
 
 
 def read(op: Operation) -> Attention | None:
-    """Return what a node has saved; ``None`` where the formula is not all of it."""
+    """Return the attention of a node; ``None`` where it does more, as dropout."""
     q, k, v, dropout, causal = (
         op.saved(it) for it in ("query", "key", "value", "dropout_p", "is_causal")
     )

@@ -1,4 +1,4 @@
-"""The way into this folder: a chain or another shorter way to a Jacobian, or none."""
+"""The entry to this folder: finds a shorter way to a Jacobian, or none."""
 
 from typing import Any, cast, overload
 
@@ -21,9 +21,8 @@ def find_shorter(
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:
-        asked: The call, before anything is run: there may be a chain of known layers.
-            Or the graph that a forward pass has left, of known operations.
-        plan: How it would be computed otherwise, if there is a graph.
+        asked: The call, before the function is run; or the graph of its forward pass.
+        plan: With a graph, how the Jacobian would be computed otherwise.
     """
     if plan is None:
         call: Any = asked

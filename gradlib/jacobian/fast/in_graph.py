@@ -1,4 +1,4 @@
-"""What the graph of a forward pass offers: a chain, structure, known operations."""
+"""Finds a shorter way to a Jacobian in the graph of a forward pass."""
 
 from contextlib import suppress
 from typing import TypeAlias
@@ -20,14 +20,14 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:
-        graph: What it is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
     """
     of_inputs = find_straight, find_structured, find_pushed, find_stacked
     for find in (find_by_sample,) if all(graph.shared) else of_inputs:
-        # What a node has saved may be overwritten, or gone.
+        # A node's saved tensors may be overwritten or freed: reading them raises.
         with suppress(RuntimeError), torch.no_grad():
-            found = find(graph, plan)
-            if found is not None:
-                return found
+            shorter = find(graph, plan)
+            if shorter is not None:
+                return shorter
     return None

@@ -1,4 +1,4 @@
-"""torch's kernels as they are, and how several files call them."""
+"""torch's kernels, and the calls of them that several files share."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -9,10 +9,10 @@ from torch import Tensor
 aten = cast(Any, torch.ops.aten)
 
 DTYPES = (torch.float32, torch.float64)
-"""Others are rounded so much that another order would give another answer."""
+"""In narrower dtypes another order of operations would change the result visibly."""
 
 INPUT_ALONE = [True, False, False]
-"""Which gradients a kernel is to compute: of its input, and of no weight."""
+"""The output mask of a backward kernel: the gradient of the input, none of weights."""
 
 
 def plain_conv2d_back(
@@ -21,14 +21,14 @@ def plain_conv2d_back(
     """Go back through a convolution by the kernel that multiplies plain matrices.
 
     Args:
-        grad: Of what came out, ``(batch, channels, height, width)``.
-        size: Of what went in, without the batch.
-        weight: The filters.
-        how: The size of their windows, their strides, and the padding.
+        grad: The output's gradient, ``(batch, channels, height, width)``.
+        size: The input's shape without the batch.
+        weight: The filters, ``(outs, ins, height, width)``.
+        how: Kernel size, stride and padding.
     """
     made, _, _ = aten._slow_conv2d_backward.output_mask(
         grad.contiguous(),
-        grad.new_empty(grad.shape[0], *size),  # of which it takes no more than the size
+        grad.new_empty(grad.shape[0], *size),  # only its size is read
         weight,
         *how,
         INPUT_ALONE,

@@ -1,4 +1,4 @@
-"""Whether all that a graph does has a rule."""
+"""Whether every operation of a graph has a rule."""
 
 from collections.abc import Collection
 
@@ -8,11 +8,11 @@ from gradlib.jacobian.fast.moves import SEVERAL
 
 
 def all_is_known(drawing: Drawing, rules: Collection[str]) -> bool:
-    """Tell whether there is a rule for every node, and all is of one plain kind.
+    """Tell whether every node has a rule, and all gradients have one dtype and device.
 
     Args:
-        drawing: Of the graph.
-        rules: The names of the nodes there are rules for.
+        drawing: The drawing of the graph.
+        rules: The names of the nodes that have rules.
     """
     _, dtype, device, _ = drawing.forms[drawing.roots[0]]
     if dtype not in DTYPES:
@@ -23,7 +23,7 @@ def all_is_known(drawing: Drawing, rules: Collection[str]) -> bool:
     for node, number in drawing.forms:
         if number and drawing.names[node] not in SEVERAL:
             return False
-    # What has come to an end goes nowhere from there.
+    # An end may not lead on to another end.
     return not any(drawing.led[end[0]] for end in drawing.ends if end) and not any(
         name not in rules
         for name, led in zip(drawing.names, drawing.led, strict=True)

@@ -1,9 +1,9 @@
-"""Vectors times a matrix that all of them share, by the faster of two libraries.
+"""Products of vectors and a matrix, by the faster of MKL and oneDNN.
 
 torch multiplies float32 matrices on a CPU with MKL, where it was built with it. oneDNN,
-which it has for convolutions, does the same: on the newest of AMD's processors in half
-the time, on the ones before in nine tenths of it, on Intel's in the same. So both are
-timed once, when the first product or chain comes that is no small one.
+which torch has for convolutions, can do so too: on AMD's newest processors in half the
+time, on the ones before in nine tenths of it, on Intel's in the same. So both are timed
+once, at the first product or chain that is not small.
 """
 
 import time
@@ -19,32 +19,33 @@ from gradlib.private.modes import grad_is_enabled
 from gradlib.private.passes import gradients_are_batched
 from gradlib.private.products import onednn_is_enabled, onednn_linear
 
-# torch's own, whatever somebody has put there since.
+# torch's own, also where F.linear is replaced later.
 _linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
 LARGE = 2**21
-"""From how many multiply-adds on it is worth a choice: oneDNN takes 10 µs to begin."""
+"""From how many multiply-adds on oneDNN may be faster: it takes 10 µs to start."""
 
 NARROW = 8
-"""Up to how many columns of the matrix, or rows, oneDNN gains nothing."""
+"""With at most this many rows or columns of the matrix, oneDNN gains nothing."""
 
 DONE_TO_ENTRIES = {"tanh": 100}
-"""What oneDNN does to each entry of a product, while it is there: how many
-multiply-adds take as long as torch does for it, on a core of an AMD EPYC.
+"""Activations that oneDNN applies to a product, each with how many multiply-adds take
+as long as torch does for an entry, on a core of an AMD EPYC.
 
-What comes of it says how to go back. It is as exact as torch's; oneDNN's ReLU makes
-zeros of NaN, and its sigmoid of what is tiny.
+Their slopes follow from their outputs, and they are as exact as torch's. Not so
+oneDNN's
+ReLU, which makes zeros of NaN, and its sigmoid, which makes zeros of tiny numbers.
 """
 
 GAIN = 0.8
-"""At most so much of MKL's time oneDNN must take: then chance decides nothing."""
+"""oneDNN must take at most this part of MKL's time, so that noise decides nothing."""
 
 
 TURNED = 2**8
-"""Up to how many entries of a sample are put in order before they are multiplied.
+"""With at most this many entries per sample, vectors are made contiguous first.
 
-Where they lie by columns torch multiplies sample by sample, and that takes some time to
-begin for each.
+Where they lie by columns torch multiplies sample by sample, and each takes time to
+start.
 """
 
 
@@ -54,7 +55,7 @@ def multiplied(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     Args:
         v: Vectors, ``(..., ins)``.
         matrix: ``(ins, outs)``, laid out in either way; or one for each sample.
-        into: Where to write it, contiguous, if it can be written there at once.
+        into: A contiguous tensor that the product may be written to.
     """
     if v.dim() > matrix.dim() and v.numel() <= TURNED * v.shape[0]:
         v = v.contiguous()
@@ -73,12 +74,12 @@ def _by_torch(v: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what ``torch.nn.functional.linear`` does.
+    """Return the output of ``torch.nn.functional.linear``, ``(..., outs)``.
 
     Args:
         x: Vectors, ``(..., ins)``.
         weight: The matrix, ``(outs, ins)``.
-        bias: What is added, ``(outs,)``.
+        bias: The bias, ``(outs,)``.
     """
     by_onednn = prefers_onednn(x, weight.mT)
     return (_by_onednn if by_onednn else _linear)(x, weight, bias)
@@ -87,13 +88,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_then(
     x: Tensor, weight: Tensor, bias: Tensor | None, then: str
 ) -> tuple[Tensor, bool]:
-    """Return what a linear layer gives, and whether what follows has been done to it.
+    """Return a linear layer's output, and whether the activation is applied already.
 
     Args:
         x: Vectors, ``(..., ins)``.
         weight: The matrix, ``(outs, ins)``.
-        bias: What is added, ``(outs,)``.
-        then: What follows, by the name of torch's function.
+        bias: The bias, ``(outs,)``.
+        then: The activation that follows, by the name of torch's function.
     """
     if (
         then in DONE_TO_ENTRIES
@@ -105,11 +106,11 @@ def linear_then(
 
 
 class Library(NamedTuple):
-    """Who multiplies.
+    """The functions that multiply: torch's alone, or those that choose a library.
 
     Attributes:
-        linear_then: As the function of that name does it.
-        multiplied: As the function of that name does it.
+        linear_then: A function like `linear_then`.
+        multiplied: A function like `multiplied`.
     """
 
     linear_then: Callable[[Tensor, Tensor, Tensor | None, str], tuple[Tensor, bool]]
@@ -123,15 +124,15 @@ def _linear_alone(
 
 
 TORCH = Library(_linear_alone, _by_torch)
-"""torch alone: nobody asks before each product which one is faster."""
+"""torch alone, without asking before each product which library is faster."""
 
 
 def library_for(like: Tensor, follow: Set[str]) -> Library:
-    """Return who multiplies tensors of a kind: torch, or the faster one each time.
+    """Return what to multiply with: torch, or the faster library for each product.
 
     Args:
-        like: One of them.
-        follow: What follows linear layers, by the names of torch's functions.
+        like: A tensor of the dtype and device.
+        follow: The activations after linear layers, by the names of torch's functions.
     """
     asked = "none", *(follow & DONE_TO_ENTRIES.keys())
     is_open = any(_may_be_faster(like, then) for then in asked)
@@ -144,11 +145,11 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
     Args:
         v: Vectors, ``(..., ins)``.
         matrix: ``(ins, outs)``.
-        then: What is done to each entry of the product, one of `DONE_TO_ENTRIES`.
+        then: The activation applied to the product, one of `DONE_TO_ENTRIES`.
     """
     more = DONE_TO_ENTRIES.get(then, 0)
     if v.numel() * matrix.size(-1) * (1 + more) < LARGE:
-        return False  # it is a small one
+        return False  # the product is small
     if not _may_be_faster(v, then):
         return False
     if matrix.dim() != 2 or not (more or min(matrix.shape) > NARROW):
@@ -158,7 +159,7 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
         v.numel() // max(1, ins) * outs * (ins + more) >= LARGE
         and matrix.dtype is torch.float32
         and (v.dim() == 2 or v.is_contiguous())
-        # Of others some overlap, which it refuses.
+        # Other layouts may overlap, which oneDNN refuses.
         and (matrix.is_contiguous() or matrix.mT.is_contiguous())
     )
 
@@ -169,7 +170,7 @@ def _may_be_faster(like: Tensor, then: str) -> bool:
         like.dtype is torch.float32
         and like.is_cpu
         and onednn_is_enabled()
-        and not gradients_are_batched()  # which would come to it one by one
+        and not gradients_are_batched()  # it would get them one by one
         and _onednn_is_faster(torch.get_num_threads(), then)
     )
 
@@ -182,12 +183,12 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_a_row(bias: Tensor | None) -> Tensor | None:
-    """Return a bias whose entries are neighbours: oneDNN takes them as if they were."""
+    """Return a contiguous bias: oneDNN ignores its strides."""
     return None if bias is None else bias.contiguous()
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer by oneDNN, which has no derivative of its own."""
+    """A linear layer by oneDNN, whose product has no derivative of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -209,8 +210,8 @@ class _Linear(torch.autograd.Function):
 
 @cache
 def _onednn_is_faster(threads: int, then: str) -> bool:
-    """Tell which library is faster here, from a product of some size."""
-    del threads  # each number of them is a case of its own
+    """Tell whether oneDNN is faster here, by timing a product."""
+    del threads  # only the key of the cache
     v, matrix = torch.ones(2, 256, 256, dtype=torch.float32, device="cpu").unbind()
 
     def by_mkl() -> Tensor:

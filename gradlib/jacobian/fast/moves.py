@@ -1,4 +1,4 @@
-"""Where the operations that move entries take them from, and put them."""
+"""How operations that move entries do so, read from their nodes."""
 
 import math
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ RESHAPED = (
     "SqueezeBackward2",
     "UnsqueezeBackward0",
 )
-"""The nodes of views whose entries are in the same order."""
+"""The nodes of views that keep the order of entries."""
 
 UNCHANGED = ("AddBackward1", "CloneBackward0", "AliasBackward0", "ExpandBackward0")
-"""The nodes whose entries are those that went in; the shapes tell how often each is."""
+"""The nodes that keep or repeat entries; the shapes tell how often."""
 
 SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
-"""The nodes whose outputs are alike. Of others the rules know the first."""
+"""The nodes whose outputs all have a rule; of other nodes only the first output has."""
 
 
 class Rows(NamedTuple):
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 def order(op: Operation) -> list[int]:
-    """Return which dimension of what went in each of a permutation's is."""
+    """Return for each dimension of a permutation's output that of its input."""
     return [dim_of(it, len(op.shape)) for it in op.saved("dims")]
 
 
@@ -47,24 +47,24 @@ def exchanged(op: Operation) -> tuple[int, int]:
 
 
 def row(op: Operation) -> tuple[int, int]:
-    """Return the dimension of which one row was taken, and which."""
+    """Return the dimension that one row was taken of, and the row's index."""
     dim, index = dim_of(op.saved("dim"), len(op.shapes[0])), op.saved("index")
-    if index is None:  # each row is an output
+    if index is None:  # unbind: each row is an output
         return dim, op.number
     return dim, dim_of(index, op.shapes[0][dim])
 
 
 def sliced(op: Operation) -> Rows:
-    """Return which rows of what went in a slice is."""
+    """Return the rows of its input that a slice takes."""
     dim = op.dim()
     saved = (op.saved(it) for it in ("start", "end", "step"))
-    # TorchScript leaves out an end that nobody wrote.
+    # TorchScript saves None for an end that is not written out.
     picked = slice(*(None if it is None else signed(it) for it in saved))
     return Rows(dim, range(op.shapes[0][dim])[picked])
 
 
 def split(op: Operation) -> Rows:
-    """Return which rows of what went in a part is."""
+    """Return the rows of its input that an output of split is."""
     dim = op.dim()
     size, sizes = op.saved("split_size"), op.saved("split_sizes")
     start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
@@ -72,26 +72,26 @@ def split(op: Operation) -> Rows:
 
 
 def joined(op: Operation) -> dict[int, Rows]:
-    """Return which rows of what came out each tensor is that went in, where known."""
+    """Return for each input of a concatenation its rows in the output, if known."""
     dim = op.dim()
-    # What needs no gradient has no node that tells how long it is.
+    # An input that needs no gradient has no node to tell its size.
     sizes = [_size(place, dim) for place in op.node.next_functions]
     if sizes.count(None) == 1:
         rest = op.shape[dim] - sum(it for it in sizes if it is not None)
         sizes = [rest if it is None else it for it in sizes]
-    found: dict[int, Rows] = {}
+    rows: dict[int, Rows] = {}
     start = 0
     for i, size in enumerate(sizes):
         if size is None:
             return {}
         if i in op.shapes:
-            found[i] = Rows(dim, range(start, start + size))
+            rows[i] = Rows(dim, range(start, start + size))
         start += size
-    return found
+    return rows
 
 
 def reduced(op: Operation) -> tuple[Sequence[int], int]:
-    """Return the dimensions that are gone, and how many entries made one."""
+    """Return the dimensions that are reduced, and how many entries make one."""
     shape, over = op.shapes[0], op.saved("dim")
     gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
     return gone, math.prod(shape[i] for i in gone)
@@ -102,4 +102,6 @@ def _size(place: tuple[Node | None, int], dim: int) -> int | None:
     if node is None:
         return None
     shape = form_at((node, number)).shape
-    return shape[dim] if dim < len(shape) else 0  # an empty vector goes with anything
+    return (
+        shape[dim] if dim < len(shape) else 0
+    )  # torch concatenates an empty vector with anything

@@ -1,4 +1,4 @@
-"""An operation of a graph: what went in, what came out, and what it has saved."""
+"""An operation of a graph: the shapes of its inputs and output, and saved values."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from gradlib.jacobian.form import Form
 
 
 class Operation:
-    """A node, what went in and what came out, and how large a factor may be."""
+    """An output of a node, with the shapes of its inputs and a limit of size."""
 
     __slots__ = ("_form", "most", "node", "number", "shape", "shapes")
 
@@ -26,11 +26,11 @@ class Operation:
         """Take an operation.
 
         Args:
-            node: The node; ``None`` where it will not be asked what it has saved.
+            node: The node; ``None`` where its saved values are not needed.
             number: Which of its outputs.
-            form: What that is.
-            shapes: Of what went in, by position, where it matters.
-            most: How many entries a factor has at most that nobody has saved.
+            form: The form of that output.
+            shapes: The shapes of the inputs that gradients go to, by position.
+            most: How many entries a computed factor of the Jacobian has at most.
         """
         self.node: Any = node
         self.number = number
@@ -41,32 +41,32 @@ class Operation:
 
     @property
     def like(self) -> dict[str, Any]:
-        """The dtype and device of what came out."""
+        """The dtype and device of the output."""
         return {"dtype": self._form.dtype, "device": self._form.device}
 
     def saved(self, name: str) -> Any:
-        """Return what the node has saved, or ``None``."""
+        """Return a value that the node has saved, by its name, or ``None``."""
         value = getattr(self.node, "_saved_" + name, None)
         return value.detach() if isinstance(value, Tensor) else value
 
     def dim(self, name: str = "dim") -> int:
-        """Return a dimension that the node has saved, not negative."""
+        """Return a saved dimension as a non-negative number."""
         return dim_of(self.saved(name), len(self.shape))
 
 
 def dim_of(value: int, count: int) -> int:
-    """Return a dimension, which the node may have as an unsigned number."""
+    """Return a dimension, maybe saved as unsigned, as a non-negative number."""
     return signed(value) % max(count, 1)
 
 
 def of_each_axis(saved: list[int], axes: int) -> list[int]:
     """Return a number for each axis of a convolution, which may have saved one for all.
 
-    It has where it was given a list of one, or ``padding="valid"``.
+    It saves one where it was given a list of one, or ``padding="valid"``.
     """
     return saved * axes if len(saved) == 1 else saved
 
 
 def signed(value: int) -> int:
-    """Return a number that a node may have as an unsigned one."""
+    """Return a number that a node may have saved as unsigned."""
     return value - 2**64 if value >= 2**63 else value

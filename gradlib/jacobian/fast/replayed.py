@@ -1,8 +1,9 @@
-"""What a GPU computes again and again, launched at once: a CUDA graph replays it.
+"""Computations that a GPU repeats, replayed by a CUDA graph.
 
 A GPU waits for Python where a Jacobian takes many small kernels. Those of known layers
-read no number, draw none, and depend on nothing but the memory of x and of the weights:
-so what was launched once can be launched again, with the values that are there by then.
+read no number on the CPU, draw none, and depend only on the memory of x and the
+weights.
+So a CUDA graph of them can be replayed with the values that are there by then.
 """
 
 import gc
@@ -19,23 +20,23 @@ from gradlib.private.modes import graph_is_captured
 from gradlib.private.products import how_products_are_computed
 
 MET = 2
-"""How often the same must have been computed before it is captured."""
+"""After how many computations with the same key one is captured."""
 
 MOST = 2**29
-"""How many bytes of a device one graph may keep: its x, its result, all in between."""
+"""How many bytes of a device one graph may keep, for x, the result and all between."""
 
 SHARE = 64
-"""Which part of a device's memory all graphs together may keep: one of so many."""
+"""All graphs together may keep one part in this many of a device's memory."""
 
 
 class Captured(NamedTuple):
     """A computation that can be launched again.
 
     Attributes:
-        x: Where what it is computed from is to be written.
-        found: Where what comes of it is then.
-        replay: Launches it.
-        bytes: What it keeps of the device's memory.
+        x: The tensor to write the input to.
+        found: The tensor that has the result after a replay.
+        replay: Launches the computation.
+        bytes: How many bytes of the device it keeps.
     """
 
     x: Tensor
@@ -45,11 +46,11 @@ class Captured(NamedTuple):
 
 
 class Replays:
-    """The CUDA graph of what was computed last, if that was met before.
+    """Keeps the CUDA graph of the last computation, once that was repeated.
 
     Attributes:
-        device: Where it keeps memory.
-        bytes: How much.
+        device: The device whose memory it keeps.
+        bytes: How many bytes.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class Replays:
     )
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without a graph."""
         self.device: torch.device | None = None
         self.bytes = 0
         self._captured: Captured | None = None
@@ -74,14 +75,14 @@ class Replays:
         needs: int,
         form: Hashable = None,
     ) -> Tensor | None:
-        """Return what is computed from x, in memory of its own; ``None``: not by now.
+        """Return ``compute(x)`` by a replay, or ``None`` where there is no graph yet.
 
         Args:
-            compute: Computes it, with the values that all tensors have by then.
-            x: What it is computed from.
-            others: All other tensors that it reads.
-            needs: How many bytes it takes by our count, with the result.
-            form: What else it depends on.
+            compute: Computes the result, from x and the present values of `others`.
+            x: The input.
+            others: All other tensors that `compute` reads.
+            needs: How many bytes it takes by estimate, with the result.
+            form: All else that the kernels depend on.
         """
         if graph_is_captured() or not self._lock.acquire(False):
             return None
@@ -96,22 +97,22 @@ class Replays:
                 if self._times <= MET or not _may_keep(needs, x.device):
                     return None
                 made = self._kept(captured(compute, x))
-            given, found, replay, _ = made
+            given, result, replay, _ = made
             given.copy_(x.detach())
             replay()
-            return found.clone()
+            return result.clone()
         except RuntimeError:  # it cannot be captured, or memory has run out
             self._let_go()
-            self._times = -(2**62)  # until the key is another
+            self._times = -(2**62)  # no further try with this key
             return None
         finally:
             self._lock.release()
 
     def _kept(self, made: Captured) -> Captured:
-        """Keep a graph, note what it takes, and return it.
+        """Keep a graph, and return it.
 
         Raises:
-            RuntimeError: That is more than was thought.
+            RuntimeError: It takes more memory than was estimated.
         """
         device = made.x.device
         if not _may_keep(made.bytes, device):
@@ -128,8 +129,8 @@ class Replays:
 
 
 def _may_keep(size: int, device: torch.device) -> bool:
-    """Tell whether another graph may keep so many bytes of a device."""
-    with _EVERY_LOCK:  # other threads capture theirs
+    """Tell whether another graph may keep that many bytes of a device."""
+    with _EVERY_LOCK:  # other threads capture graphs too
         kept = sum(it.bytes for it in _every if it.device == device)
     return size <= MOST and kept + size <= memory_of(device) // SHARE
 
@@ -140,27 +141,27 @@ _of_modules: "WeakKeyDictionary[nn.Module, Replays]" = WeakKeyDictionary()
 
 
 def replays_of(module: nn.Module) -> Replays:
-    """Return what replays a module, and goes with it."""
-    found = _of_modules.get(module)
-    if found is None:
-        found = _of_modules[module] = Replays()
-    return found
+    """Return the replays of a module, which are dropped when it is deleted."""
+    replays = _of_modules.get(module)
+    if replays is None:
+        replays = _of_modules[module] = Replays()
+    return replays
 
 
 def _key(x: Tensor, others: Sequence[Tensor], form: Hashable) -> Hashable:
-    """Return what must be the same for kernels to be launched again as they were."""
+    """Return the key that must not change for a graph to be replayed."""
     memory = [(it.data_ptr(), it.shape, it.stride()) for it in others]
     of_x = x.dtype, x.device, x.shape, x.stride()
     return how_products_are_computed(), of_x, form, *memory
 
 
 def may_replay_on(device: torch.device) -> bool:
-    """Tell whether there are graphs to be replayed on a device."""
+    """Tell whether a device can replay graphs."""
     return device.type == "cuda"
 
 
 def stream_of(device: torch.device) -> int:
-    """Return in which stream of a GPU this thread computes."""
+    """Return the stream of a GPU that this thread computes in."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
@@ -171,11 +172,11 @@ def memory_of(device: torch.device) -> int:
 
 
 def captured(compute: Callable[[Tensor], Tensor], x: Tensor) -> Captured:
-    """Return a computation that can be launched again.
+    """Capture a computation in a CUDA graph.
 
     Args:
-        compute: Computes something from x, and waits for nothing the second time.
-        x: What it is computed from.
+        compute: Computes the result from x; its second call must not wait for the GPU.
+        x: The input.
 
     Raises:
         RuntimeError: It cannot be captured.
@@ -187,21 +188,21 @@ def captured(compute: Callable[[Tensor], Tensor], x: Tensor) -> Captured:
         aside.wait_stream(before)
         with torch.cuda.stream(aside), _no_garbage():
             compute(given)  # sets up what a stream needs at its first use
-            before_it = torch.cuda.memory_reserved()
+            reserved = torch.cuda.memory_reserved()
             # Not torch.cuda.graph(), which waits for the device and empties its cache.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                found = compute(given)
+                result = compute(given)
             finally:
                 graph.capture_end()
-            size = torch.cuda.memory_reserved() - before_it
+            size = torch.cuda.memory_reserved() - reserved
         before.wait_stream(aside)
-    return Captured(given, found, graph.replay, size + given.nbytes)
+    return Captured(given, result, graph.replay, size + given.nbytes)
 
 
 @contextmanager
 def _no_garbage() -> Generator[None]:
-    """Let nothing be collected meanwhile: what is freed might wait for the device."""
+    """Disable garbage collection in the block: freeing might wait for the device."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,10 @@
-"""Small transformers of torch's own layers: each sample once for each row.
+"""Small transformers of torch's own layers: all rows from one pass of replicas.
 
-To read what a forward pass has left takes longer than such a pass. These layers treat
-each sample alike, however many there are: so all rows come from one pass of as many
-replicas of the batch. Where a GPU has met one before, what was read can be kept.
+Each sample is repeated once for each row, and each replica gives one row: these layers
+treat every sample alike, however many there are. For a small net, reading the graph of
+a
+forward pass takes longer. A GPU that has met the net before replays a CUDA graph
+instead.
 """
 
 from typing import Any, NamedTuple
@@ -24,31 +26,31 @@ from gradlib.jacobian.plan import BATCHED, Plan
 from gradlib.private.modes import graph_is_captured
 
 SMALL = 2**17
-"""How many entries go through the widest layers at most, all replicas together; with
-several threads, half as many more.
+"""How many entries the widest layer has at most, all replicas together; with several
+threads, half as many more.
 
-Larger nets are faster by their graph, where only the way back is taken for each row.
-With torch 2.13 on one core and on two of an AMD EPYC the two were equal at about so
-many, each faster than the other by up to a fifth.
+Larger nets are faster by their graph, where only the backward pass is repeated for each
+row. With torch 2.13 on one core and on two of an AMD EPYC both took about as long at
+this size, each up to a fifth less than the other.
 """
 
 SMALL_ON_GPU = 2**25
-"""The same on other devices, which take about as long for few as for many."""
+"""The same on other devices, where few entries take about as long as many."""
 
 SAVED = 20
-"""How many times as many entries as its widest tensor has a layer saves at most."""
+"""A layer saves at most this many times the entries of its widest tensor."""
 
 HELD = 7
-"""How many times the result a graph of it keeps, all that is between included."""
+"""A CUDA graph keeps this many times the result, all between included."""
 
 
 class Replicas(NamedTuple):
-    """A small transformer, and what it is given.
+    """A small transformer and its input.
 
     Attributes:
-        x: ``(batch, tokens, features)``.
-        read: What was read of it.
-        replays: Replays it on a GPU, where it may be met again.
+        x: The input, ``(batch, tokens, features)``.
+        read: What was read of the net.
+        replays: Its replays on a GPU; ``None`` on a CPU.
     """
 
     x: Tensor
@@ -57,18 +59,18 @@ class Replicas(NamedTuple):
 
     @property
     def may_hide(self) -> tuple[Tensor, ...]:
-        """What may be infinite where the Jacobian is not: rows would hide the same."""
+        """No tensors: infinity that leaves this result finite leaves rows so too."""
         return ()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, *out, tokens, features)``."""
-        found = None if self.replays is None else self._replayed(self.replays)
-        return self._by_replicas() if found is None else found
+        result = None if self.replays is None else self._replayed(self.replays)
+        return self._by_replicas() if result is None else result
 
     def _replayed(self, replays: Replays) -> Tensor | None:
-        """Return what a GPU launches at once; ``None`` if it does not."""
+        """Return the Jacobian by a replay; ``None`` where there is none yet."""
         x, read = self.x, self.read
         needs = HELD * x.numel() * read.rows * x.element_size()
         return replays.result(
@@ -79,7 +81,7 @@ class Replicas(NamedTuple):
         """Return the Jacobian at x from the structure of its graph.
 
         Raises:
-            RuntimeError: There is none, or it gives something else.
+            RuntimeError: There is none, or its result disagrees with a VJP.
         """
         point = x.detach().requires_grad_()
         y = point
@@ -97,14 +99,14 @@ class Replicas(NamedTuple):
         return blocks[0, 0]
 
     def _by_replicas(self) -> Tensor:
-        """Return the Jacobian from one pass, back through as many samples as rows."""
+        """Return the Jacobian by one VJP, in which each replica gives one row."""
         keep_what_is_freed()
         batch, *shape = self.x.shape
         rows = self.read.rows
         replicas = (
             self.x.detach().unsqueeze(1).expand(batch, rows, *shape).flatten(0, 1)
         )
-        if replicas.is_inference():  # of one row nothing was copied
+        if replicas.is_inference():  # of a single row nothing was copied
             replicas = replicas.clone()
         y = replicas.requires_grad_()
         for step in self.read.steps:
@@ -115,23 +117,19 @@ class Replicas(NamedTuple):
         return jacobian.reshape(batch, *self.read.size, *shape)
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to go back once, for all rows."""
+        """Return the plan that takes this way."""
         return plan.together(
             "replicas",
             "it is small, and its layers treat each sample alike",
             self.read.rows,
             0,
-            # All layers have saved something when the way back begins.
+            # When the backward pass begins, all layers have saved tensors.
             plan.pass_bytes * max(BATCHED, len(self.read.steps) + 1) // BATCHED,
         )
 
 
 def find_replicas(call: Call) -> Replicas | None:
-    """Return the small transformer that a call is, or ``None``.
-
-    Args:
-        call: The call.
-    """
+    """Return the small transformer that a call is of, or ``None``."""
     net: Any = call.fn
     if len(call.inputs) != 1 or not has_transformer(net):
         return None
@@ -142,16 +140,16 @@ def find_replicas(call: Call) -> Replicas | None:
         return None
     if not 0 < x.numel() <= _most(x):
         return None
-    found = read(net, x)
-    if found is None:
+    what = read(net, x)
+    if what is None:
         return None
-    entries = x.shape[0] * found.rows * found.widest
+    entries = x.shape[0] * what.rows * what.widest
     if not 0 < entries <= _most(x):
         return None
-    saved = SAVED * len(found.steps) * entries * x.element_size()
+    saved = SAVED * len(what.steps) * entries * x.element_size()
     if x.device.type != "cpu" and saved > room_on(x.device):
         return None
-    return Replicas(x, found, replays_of(net) if may_replay_on(x.device) else None)
+    return Replicas(x, what, replays_of(net) if may_replay_on(x.device) else None)
 
 
 def _most(x: Tensor) -> int:

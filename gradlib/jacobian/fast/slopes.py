@@ -1,4 +1,4 @@
-"""The slopes of elementwise operations: numbers, or as their nodes know them."""
+"""The slopes of elementwise operations: constants, or computed by their nodes."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +15,7 @@ SCALED: dict[str, Callable[[Operation], tuple[float, ...]]] = {
     "NegBackward0": lambda _: (-1,),
     **dict.fromkeys(UNCHANGED, lambda _: (1,)),
 }
-"""What each thing is multiplied by that goes in, by the names of nodes."""
+"""The factor of each input, for nodes whose slopes are constants."""
 
 ELEMENTWISE = frozenset(
     (
@@ -30,21 +30,21 @@ ELEMENTWISE = frozenset(
         *(f"{it}BatchNormBackward0" for it in ("Cudnn", "Native")),
     )
 )
-"""The names of the nodes of others, which know their slopes."""
+"""The names of the other elementwise nodes, whose backward computes their slopes."""
 
 
 def slopes(op: Operation) -> dict[int, Tensor]:
-    """Return the slopes by what went in, those that have the shape of what came out.
+    """Return the slope by each input, of those inputs that have the output's shape.
 
-    The node itself says them: its own backward of ones is its derivative. Of a batch
-    norm that learns there are none: it mixes the samples.
+    The node's own backward of ones is its derivative. A batch norm in training has no
+    slopes: it mixes the samples.
     """
     if op.saved("training"):
         return {}
-    found: Any = op.node(torch.ones(op.shape, **op.like))
-    given = cast(Any, found if isinstance(found, tuple) else (found,))
+    returned: Any = op.node(torch.ones(op.shape, **op.like))
+    grads = cast(Any, returned if isinstance(returned, tuple) else (returned,))
     return {
-        i: given[i]
+        i: grads[i]
         for i in op.shapes
-        if type(given[i]) is Tensor and tuple(given[i].shape) == op.shape
+        if type(grads[i]) is Tensor and tuple(grads[i].shape) == op.shape
     }

@@ -1,7 +1,7 @@
-"""What the layers of a transformer do, where they are torch's own, as functions.
+"""Reads a transformer of torch's own layers as a list of functions.
 
-Each treats the samples of a batch alike, however many there are. Linear layers before
-and after it do too, as do those that take all tokens of a sample.
+Each treats the samples of a batch alike, however many there are, as do linear layers
+before and after the transformer, also on all tokens of a sample together.
 """
 
 import math
@@ -27,9 +27,9 @@ from gradlib.private.modules import (
 )
 
 Step: TypeAlias = Callable[[Tensor], Tensor]
-"""What a layer does, ``(batch, tokens, features)`` to the same, or to such rows."""
+"""A layer's function, of ``(batch, tokens, features)`` or ``(batch, size)``."""
 
-# As they were when this was imported, as what they run is.
+# As they were when this was imported, like the functions in `_OWN`.
 _LAYER, _ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 _SEQUENTIAL, _FLATTEN, _DROPOUT = nn.Sequential, nn.Flatten, nn.Dropout
 _LINEAR, _NORM, _ATTENTION = nn.Linear, nn.LayerNorm, nn.MultiheadAttention
@@ -61,15 +61,15 @@ _OWN = (
 
 @dataclass
 class Read:
-    """What is read of a transformer.
+    """What was read of a transformer.
 
     Attributes:
-        x: What it is given.
-        steps: What its layers do, in their order.
-        tensors: All tensors.
+        x: Its input.
+        steps: The functions of its layers, in their order.
+        tensors: All its parameters.
         options: All else that decides what its layers do.
-        size: Of a sample, after the layers that were read.
-        widest: How many entries go through the widest layer, for each sample.
+        size: The shape of a sample after the layers read so far.
+        widest: How many entries of a sample the widest layer has.
     """
 
     x: Tensor
@@ -81,12 +81,12 @@ class Read:
 
     @property
     def rows(self) -> int:
-        """How many entries a sample of the output has, once all is read."""
+        """How many entries a sample of the output has, once all layers are read."""
         return math.prod(self.size)
 
 
 def has_transformer(net: Any) -> bool:
-    """Tell whether it is one, or has one among its layers."""
+    """Tell whether a net is a transformer, or has one among its layers."""
     if type(net) is not _SEQUENTIAL:
         return type(net) in _TRANSFORMERS
     layers: Any = own_children(net)
@@ -98,20 +98,20 @@ def read(net: nn.Module, x: Tensor) -> Read | None:
 
     Args:
         net: The net.
-        x: What it would be called with, ``(batch, tokens, features)``.
+        x: Its input, ``(batch, tokens, features)``.
     """
     if not (nobody_looks_on() and are_same(_OWN)):
         return None
     what = Read(x, [], [], [], tuple(x.shape[1:]), x[0].numel())
     try:
         what.steps += _steps(net, what)
-    except (_UnknownError, AttributeError, KeyError):  # or it lacks something
+    except (_UnknownError, AttributeError, KeyError):  # the last two: a part is missing
         return None
     return what
 
 
 class _UnknownError(Exception):
-    """Something in a transformer is not torch's own, or not made for such inputs."""
+    """Something in a transformer is not torch's own, or does not fit the input."""
 
 
 def _require(condition: object) -> None:
@@ -120,7 +120,7 @@ def _require(condition: object) -> None:
 
 
 def _steps(module: Any, read: Read) -> list[Step]:
-    """Return what a module does, which treats each sample alike."""
+    """Return the functions of a module's layers."""
     kind = cast(type[Any], type(module))
     read.options.append(kind)
     if kind is _SEQUENTIAL:
@@ -145,20 +145,20 @@ def _steps(module: Any, read: Read) -> list[Step]:
         _require(flattens(module))
         read.size = (math.prod(read.size),)
         return [partial(torch.flatten, start_dim=1)]
-    _require(not getattr(module, "inplace", False))  # what it is given may be needed
+    _require(not getattr(module, "inplace", False))  # its input may be needed
     read.options.append(getattr(module, "approximate", None))
     return [module]
 
 
 def _no_dropout(module: Any, read: Read) -> list[Step]:
-    """Return nothing, as a dropout does that drops nothing."""
+    """Return no step: the dropout must drop nothing."""
     _parameters(module, _DROPOUT, read)
     _require(not (module.training and module.p))
     return []
 
 
 def _encoder(net: Any, read: Read) -> list[Step]:
-    """Return what the layers of a transformer do."""
+    """Return the functions of an encoder's layers."""
     _parameters(net, _ENCODER, read)
     inner: Any = own_children(net)
     _parameters(inner["layers"], nn.ModuleList, read)
@@ -229,7 +229,7 @@ def _linear(
 
 
 def _require_bias(bias: Tensor | None, outs: int) -> None:
-    """Have a bias be the same for all: another shape may tell samples apart."""
+    """Require a bias of shape ``(outs,)``: another may differ from sample to sample."""
     _require(bias is None or bias.shape == (outs,))
 
 
@@ -249,22 +249,23 @@ def _activation(layer: Any) -> Step:
 
 
 def _parameters(module: Any, kind: type[nn.Module], read: Read) -> Any:
-    """Return the parameters of a module that is torch's own, of one class.
+    """Return the parameters of a module, by name, and note them in `read`.
 
     Raises:
-        _UnknownError: It is none, or not for what `x` is.
+        _UnknownError: It is not torch's own module of class `kind`, or does not fit
+            `x`.
     """
     x = read.x
     _require(type(module) is kind and is_plain_module(module))
     _require(is_looked_into_plainly(kind))
     tensors = own_parameters(module)
     in_front = {*_BLOCKS, *tensors, *own_children(module)}
-    _require(vars(module).keys().isdisjoint(in_front))  # somebody has put it there
+    _require(vars(module).keys().isdisjoint(in_front))  # not set on the instance
     for it in tensors.values():
         if it is not None:
             _require(type(it) is Parameter and not it.is_inference())
             _require(it.dtype == x.dtype and it.device == x.device)
             read.tensors.append(it)
-    # By their names, as which of them there are decides where each one goes.
+    # By name: which of them are None decides what each one does.
     read.options.append(tuple([(name, it is None) for name, it in tensors.items()]))
     return tensors

@@ -1,1 +1,1 @@
-"""Jacobians with respect to parameters, from gradients inside and what came in."""
+"""Jacobians with respect to parameters, from inputs and gradients of operations."""

@@ -1,8 +1,8 @@
-"""The Jacobian with respect to parameters from backward passes of all samples at once.
+"""The Jacobian with respect to parameters, from backward passes of all samples at once.
 
-Where samples are apart, one pass takes the same row of every sample to where a
-parameter is used. What came in there, times that gradient, is the parameter's row for
-each sample: no pass goes on to what all of them share.
+Where samples do not mix, one pass gives the gradient of the same row of every sample at
+the operation that uses a parameter. The operation's input times that gradient is the
+parameter's row, for each sample: no pass goes on to the parameter that all share.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,15 +28,15 @@ from gradlib.jacobian.pieces import Block, empty
 from gradlib.jacobian.plan import BATCHED, Plan
 
 WORTH = 1.3
-"""How many times fewer rows it must ask for."""
+"""How many times fewer rows this way must take."""
 
 LEAST = 2**22
-"""How many bytes of gradients other passes must hold for a look to be worth it."""
+"""How many bytes of gradients other passes must have for a search to be worth it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a parameter's part of the Jacobian is made of."""
+    """How to compute the blocks of one parameter."""
 
     use: Use
     samples: Samples
@@ -48,10 +48,10 @@ class BySample:
     """How to compute the Jacobian.
 
     Attributes:
-        chunk: How many rows a pass asks for.
-        bytes: What is held at most, besides the result.
-        needs_proof: Whether a finite result may be another than rows give: what was
-            computed from parameters before may have hooks that nobody sees.
+        chunk: How many rows a pass computes.
+        bytes: How many bytes are held at most, besides the result.
+        needs_proof: Whether to compare the result with a VJP: tensors computed from
+            parameters before the call may have hooks, which a graph does not show.
     """
 
     chunk: int
@@ -62,7 +62,7 @@ class BySample:
     needs_proof = True
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to take it."""
+        """Return the plan that takes this way."""
         return plan.shortened(
             "by sample",
             "each parameter is used once, where samples are apart",
@@ -74,7 +74,7 @@ class BySample:
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
-        """Return the blocks, written into contiguous tensors where there are some."""
+        """Return the blocks, written into the contiguous tensors of `out` if given."""
         made = empty(graph) if out is None else out
         parts = {
             block: tensor.view(
@@ -117,19 +117,19 @@ def find_by_sample(graph: Graph, plan: Plan) -> BySample | None:
     """Return how to compute a Jacobian with respect to parameters, or ``None``.
 
     Args:
-        graph: What it is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
 
     Returns:
         ``None`` where a parameter is used twice, or by an operation that is not known,
-        where samples are not apart there, and where it would not take less.
+        where samples mix, or where this would not take less.
     """
     if not graph.size():
         return None
     rows = plan.rows_worth
     if rows < WORTH * _rows(graph) or rows * plan.pass_bytes < LEAST:
         return None
-    # What torch gets wrong for several rows at once it gets wrong for all samples' too.
+    # A node that torch gets wrong for several rows at once is wrong here too.
     if not all(map(_is_plain, graph.points)) or nodes_of(graph).wrong_at_once:
         return None
     uses = find_uses(graph)
@@ -144,13 +144,13 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
         return None
     parts: list[Part] = []
     for use in uses:
-        at = samples[use.node]
-        write = writer(use, at, graph.points[use.point].detach())
+        of_use = samples[use.node]
+        write = writer(use, of_use, graph.points[use.point].detach())
         if write is None:
             return None
-        parts.append(Part(use, at, write))
-    # What passes end with waits for the last of it, and is changed one after the other;
-    # what came in may be kept in another form.
+        parts.append(Part(use, of_use, write))
+    # The gradients at all uses are held until a pass ends, and are then processed one
+    # by one; the operations' inputs may be kept in another layout.
     sizes = [_size(node) for node in samples]
     each = BATCHED * plan.pass_bytes + sum(sizes) + 2 * max(sizes)
     room = plan.max_bytes - plan.result_bytes - 2 * sum(sizes) - COLUMNS
@@ -166,24 +166,24 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
 
 
 def _samples(graph: Graph, uses: list[Use]) -> dict[Node, Samples] | None:
-    """Return where the samples are at each operation.
+    """Return the layout of the samples at each operation; ``None`` where they mix.
 
-    A pass whose vectors are zero for some samples tells where those are: there nothing
-    comes of it. ``None`` where something does everywhere, as samples are not apart.
+    A VJP whose vectors are zero for some samples must be zero at these samples: of the
+    layouts that fit the shapes, those are dropped where it is not.
     """
-    found = {use.node: places_of_samples(use, graph.batch) for use in uses}
+    fitting = {use.node: places_of_samples(use, graph.batch) for use in uses}
     chance = Chance()
     half = chance.half(graph.batch)
-    seen = Look.at(chance, graph.roots, _edges(list(found)), half)
-    for node, grad in zip(found, seen.grads, strict=True):
-        found[node] = [
+    look = Look.at(chance, graph.roots, _edges(list(fitting)), half)
+    for node, grad in zip(fitting, look.grads, strict=True):
+        fitting[node] = [
             it
-            for it in found[node]
+            for it in fitting[node]
             if grad is None or not it.first(grad)[~half.to(grad.device)].any()
         ]
-    if not all(found.values()):
+    if not all(fitting.values()):
         return None
-    return {node: places[0] for node, places in found.items()}
+    return {node: layouts[0] for node, layouts in fitting.items()}
 
 
 def _passes(
@@ -191,8 +191,8 @@ def _passes(
 ) -> Iterator[tuple[int, slice, dict[Node, Tensor | None]]]:
     """Go back with the same rows of all samples, some rows at a time.
 
-    Returns:
-        Of which output, which rows, and the gradients of what came out of the nodes.
+    Yields:
+        The output's number, the rows, and the gradient of each node's output.
     """
     for root, y in enumerate(graph.roots):
         rows = graph.rows(root)

@@ -1,4 +1,4 @@
-"""What a parameter's part of the Jacobian is, for each operation it may go into."""
+"""The block of a parameter, for each operation that may use it."""
 
 import math
 import operator
@@ -16,22 +16,22 @@ from gradlib.jacobian.passes import chunks
 Scale: TypeAlias = Callable[[Tensor], Tensor]
 
 Write: TypeAlias = Callable[[Tensor, Tensor], None]
-"""From gradients of what came out, ``(rows, batch, *out)``, into the parameter's part
-of the Jacobian, ``(batch, rows, *param)``."""
+"""From gradients of the operation's output, ``(rows, batch, *out)``, writes rows of the
+parameter's block, ``(batch, rows, *param)``."""
 
 Rule: TypeAlias = Callable[[Use, Samples, Tensor], Write | None]
-"""From the use of a parameter to that, or ``None`` where it is not known."""
+"""From a parameter's use and value to what writes its block; ``None`` if not known."""
 
 COLUMNS = 2**24
 """How many bytes of a convolution's input are unfolded at once."""
 
 
 def writer(use: Use, samples: Samples, param: Tensor) -> Write | None:
-    """Return what makes a part of the Jacobian of gradients.
+    """Return the function that writes a parameter's block from gradients.
 
     Args:
-        use: Where the parameter is used.
-        samples: Where the samples are there.
+        use: The use of the parameter.
+        samples: The layout of the samples there.
         param: The parameter.
 
     Returns:
@@ -41,7 +41,7 @@ def writer(use: Use, samples: Samples, param: Tensor) -> Write | None:
 
 
 def products(use: Use, param: Tensor) -> int:
-    """Return how many multiply-adds a row of all samples takes."""
+    """Return the multiply-adds of one row of all samples, after the backward pass."""
     if use.node.name() not in PRODUCTS or param.dim() < 2:
         return 0
     channels = use.shape[PRODUCTS[use.node.name()]]
@@ -49,7 +49,12 @@ def products(use: Use, param: Tensor) -> int:
 
 
 def _matrix(name: str, scale: str | None = None) -> Rule:
-    """Return the rule of what is multiplied from the left by something saved."""
+    """Return the rule of a parameter that a saved matrix is multiplied by.
+
+    Args:
+        name: The name of the saved matrix.
+        scale: The name of a saved factor of the product, if there is one.
+    """
 
     def rule(use: Use, samples: Samples, _param: Tensor) -> Write | None:
         x = samples.first(use.saved(name)).flatten(1, -2)  # (batch, tokens, in)
@@ -74,7 +79,7 @@ def _matrix(name: str, scale: str | None = None) -> Rule:
 
 
 def _spread(use: Use, samples: Samples, param: Tensor, scale: Scale) -> Write | None:
-    """Return what writes the part of a parameter that is the same for all samples."""
+    """Return what writes the block of a parameter that is broadcast to the samples."""
     if not _spreads(use, samples, param):
         return None
     return lambda grads, into: _sum(scale(grads), param, samples, into)
@@ -120,7 +125,7 @@ def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:
 
 
 def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
-    if use.saved("training"):  # then it mixes the samples
+    if use.saved("training"):  # it mixes the samples
         return None
     x, mean, variance = map(use.saved, ("input", "running_mean", "running_var"))
     shape = -1, *(1,) * (x.dim() - 2)
@@ -130,7 +135,7 @@ def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
 
 
 def _of_channels(use: Use, normal: Tensor) -> Write:
-    """Return what writes the factor or the shift of each channel of a norm."""
+    """Return what writes the block of a norm's weight or bias, one for each channel."""
 
     def write(grads: Tensor, into: Tensor) -> None:
         _sum_places(grads if use.index == 2 else grads * normal, into)
@@ -158,23 +163,23 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
         within = map(operator.mul, of_each_axis(use.saved("dilation"), axes), steps)
         along = map(operator.mul, of_each_axis(use.saved("stride"), axes), steps)
         strides = (*x.stride()[:2], *within, *along)
-        found = x.as_strided((*x.shape[:2], *inside, *places), strides)
-        return found.reshape(len(x), groups, -1, math.prod(places))
+        windows = x.as_strided((*x.shape[:2], *inside, *places), strides)
+        return windows.reshape(len(x), groups, -1, math.prod(places))
 
     def write(grads: Tensor, into: Tensor) -> None:
         for start, length in chunks(samples.batch, step):
             ours = slice(start, start + length)
-            came_in = columns(x[ours]).mT
+            unfolded = columns(x[ours]).mT
             g = grads[:, ours].flatten(3).transpose(0, 1)
             if groups == 1:
                 part = into[ours].flatten(3).flatten(1, 2)
-                torch.bmm(g.flatten(1, 2), came_in[:, 0], out=part)
+                torch.bmm(g.flatten(1, 2), unfolded[:, 0], out=part)
                 continue
             rows, size = g.shape[1], g.shape[2] // groups
             g = g.reshape(length, rows, groups, size, -1).transpose(1, 2)
-            found = g.flatten(2, 3) @ came_in
-            found = found.view(length, groups, rows, size, -1).transpose(1, 2)
-            into[ours].copy_(found.reshape(into[ours].shape))
+            product = g.flatten(2, 3) @ unfolded
+            product = product.view(length, groups, rows, size, -1).transpose(1, 2)
+            into[ours].copy_(product.reshape(into[ours].shape))
 
     return write
 
@@ -199,7 +204,7 @@ def _table(use: Use, samples: Samples, param: Tensor) -> Write | None:
 
 
 def _spreads(use: Use, samples: Samples, param: Tensor) -> bool:
-    """Tell whether a parameter is the same for all samples of what comes out."""
+    """Tell whether a parameter is broadcast along the samples of the output."""
     whole = (1,) * (len(use.shape) - param.dim()) + tuple(param.shape)
     return len(whole) == len(use.shape) and (
         whole[0] == 1 if samples.of_rows else whole[samples.axis] == 1
@@ -207,12 +212,12 @@ def _spreads(use: Use, samples: Samples, param: Tensor) -> bool:
 
 
 def _sum_places(grads: Tensor, into: Tensor) -> None:
-    """Sum over all places of a channel, ``(rows, batch, channels, *places)``."""
+    """Write sums over places of gradients ``(rows, batch, channels, *places)``."""
     into.copy_(grads.unsqueeze(-1).flatten(3).sum(3).transpose(0, 1))
 
 
 def _sum(grads: Tensor, param: Tensor, samples: Samples, into: Tensor) -> None:
-    """Sum over all that a parameter was the same for, ``(rows, batch, *rest)``."""
+    """Write sums of gradients ``(rows, batch, *rest)`` over a parameter's broadcast."""
     missing = grads.dim() - 1 - param.dim() - samples.of_rows
     whole = [*[1] * missing, *param.shape]
     if samples.of_rows:
@@ -233,13 +238,13 @@ TOKENWISE = frozenset(
         "SubBackward0",
     }
 )
-"""Operations of which samples may be the second axis."""
+"""Operations whose samples may be on the second axis."""
 
 PRODUCTS = {"AddmmBackward0": -1, "ConvolutionBackward0": 1, "MmBackward0": -1}
-"""Which axis of what comes out of a product is its channels."""
+"""The axis of the channels in the output of each product."""
 
 TURNED = (("AddmmBackward0", 2), ("MmBackward0", 1))
-"""Operations that take a parameter transposed, and as which of the things."""
+"""Operations that may take a parameter transposed, and as which input."""
 
 KNOWN: dict[str, dict[int, Rule]] = {
     "AddBackward0": {0: _added, 1: _added},
@@ -255,4 +260,4 @@ KNOWN: dict[str, dict[int, Rule]] = {
     "NativeLayerNormBackward0": {1: _layer_norm, 2: _layer_norm},
     "SubBackward0": {0: _added, 1: _added},
 }
-"""For each operation, and each of the things that go in, its rule."""
+"""The rule for each operation and the position of its input."""

@@ -14,11 +14,11 @@ class Use:
     """The one operation that a parameter goes into.
 
     Attributes:
-        point: The number of the parameter.
+        point: The number of the parameter among the graph's points.
         node: The operation's node.
-        index: Which of the things that go in it is.
-        turned: Whether it is transposed before.
-        seen_as: The shape that what comes out is given afterwards, if it is.
+        index: Which input of the operation the parameter is.
+        turned: Whether the parameter is transposed first.
+        seen_as: The shape that a view gives the output afterwards; ``()`` for none.
     """
 
     point: int
@@ -29,28 +29,28 @@ class Use:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what comes out."""
+        """The shape of the operation's output."""
         return shape_of(self.node)
 
     @property
     def of_rows(self) -> bool:
-        """Whether the first axis of what comes out is samples and tokens in one."""
+        """Whether the first axis of the output holds samples and tokens together."""
         return self.node.name() in ("AddmmBackward0", "MmBackward0")
 
     def saved(self, name: str) -> Any:
-        """Return what the node has saved, without its graph."""
+        """Return a value that the node has saved, by its name, without its graph."""
         value = getattr(self.node, "_saved_" + name)
         return value.detach() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Where the samples are in what comes out of an operation, and what goes in.
+    """The layout of the samples in the output and input of an operation.
 
     Attributes:
-        batch: How many there are.
-        axis: 0, or 1 where tokens come first.
-        of_rows: Whether the first axis holds the tokens too.
+        batch: How many samples there are.
+        axis: 0 if samples come first, 1 if tokens do.
+        of_rows: Whether the first axis holds samples and tokens together.
     """
 
     batch: int
@@ -58,7 +58,7 @@ class Samples:
     of_rows: bool
 
     def first(self, tensor: Tensor, before: int = 0) -> Tensor:
-        """Return a tensor whose samples come first, after some other axes."""
+        """Return a tensor with the samples moved to the axis `before`."""
         if self.of_rows:
             shape = list(tensor.shape)
             tokens = shape[before] // self.batch
@@ -69,5 +69,5 @@ class Samples:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of what comes out of an operation."""
+    """Return the shape of an operation's output."""
     return form_at((node, 0)).shape

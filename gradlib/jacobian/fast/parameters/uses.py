@@ -1,4 +1,4 @@
-"""Where each parameter is used, and where the samples are there."""
+"""Finds the use of each parameter, and the layouts that samples may have there."""
 
 import math
 
@@ -9,13 +9,11 @@ from gradlib.jacobian.fast.parameters.use import Samples, Use, shape_of
 from gradlib.jacobian.graph import Graph
 
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
-"""Operations that give what comes out of a product its shape."""
+"""Operations that may give a product's output another shape."""
 
 
 def find_uses(graph: Graph) -> list[Use] | None:
-    """Return where each parameter is used.
-
-    A parameter that is not used at all has none.
+    """Return the use of each parameter that is used.
 
     Returns:
         ``None`` where one is used twice, or by an operation that is not known.
@@ -48,14 +46,15 @@ def find_uses(graph: Graph) -> list[Use] | None:
 
 
 def places_of_samples(use: Use, batch: int) -> list[Samples]:
-    """Return where the samples may be."""
+    """Return the layouts that the samples may have, by the shapes."""
     shape, rows = use.shape, use.of_rows
     if rows and shape[0] > batch and shape[0] % batch == 0:
         seen = use.seen_as[:2]
         known = len(use.seen_as) > 2 and math.prod(seen) == shape[0]
-        found = [axis for axis in (0, 1) if not known or seen[axis] == batch]
+        axes = [axis for axis in (0, 1) if not known or seen[axis] == batch]
     else:
         tokens = len(shape) > 2 and use.node.name() in TOKENWISE
-        axes = range(1 + tokens)
-        found = [axis for axis in axes if shape[axis : axis + 1] == (batch,)]
-    return [Samples(batch, axis, rows) for axis in found]
+        axes = [
+            axis for axis in range(1 + tokens) if shape[axis : axis + 1] == (batch,)
+        ]
+    return [Samples(batch, axis, rows) for axis in axes]

@@ -1,1 +1,1 @@
-"""Several columns at once, forward, each operation's as if they were more samples."""
+"""Several columns in one forward pass: operations take them as more samples."""

@@ -1,9 +1,9 @@
 """Whether an operation keeps the samples apart, along the first axis.
 
 A sample may have several places there, one after the other, as where a linear layer
-takes the tokens of all samples. Where all operations keep samples apart, columns are
-what rows are. Where samples mix, a row is the sum of the gradients that a sample gets
-from all, and a column that of the tangents it gets.
+takes the tokens of all samples. Where all operations keep samples apart, columns give
+what rows give. Where samples mix, they differ: a row then sums the gradients that a
+sample gets from all samples, and a column the tangents.
 """
 
 from collections.abc import Callable
@@ -29,17 +29,17 @@ _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
 
 
 def keeps_apart(name: str, op: Operation, batch: int) -> bool:
-    """Tell whether what comes of a sample is in its places, where it is known.
+    """Tell whether an operation is known to keep each sample in its own places.
 
     Args:
-        name: Of the operation's node.
+        name: The name of the operation's node.
         op: The operation.
         batch: How many samples there are.
     """
     shapes = op.shape, *op.shapes.values()
     if any(it[0] % batch for it in shapes):
         return False
-    if name in RESHAPED:  # what comes first stays first
+    if name in RESHAPED:  # the order of entries is kept
         return True
     if any(it[0] != op.shape[0] for it in shapes):
         return False

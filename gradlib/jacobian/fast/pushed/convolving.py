@@ -1,4 +1,4 @@
-"""The way forward through convolutions, pools and what makes images larger."""
+"""The forward of tangents through convolutions, pooling and upsampling."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,28 +20,33 @@ def convolution(op: Operation) -> Forth | None:
 
 
 def _through(it: Convolution, size: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Return the way through a convolution, to outputs of a size."""
+    """Return the forward through a convolution.
+
+    Args:
+        it: The convolution.
+        size: The shape of a sample of its output.
+    """
     if it.transposed and _is_way_back(it):
         return way_back(it.turned_back(size))
     return lambda t: torch.convolution(t, it.weight, None, *it[2:])
 
 
 def _is_way_back(it: Convolution) -> bool:
-    """Tell whether a transposed convolution goes forward as another goes back.
+    """Tell whether a transposed convolution is the backward of another.
 
-    One that puts as many places at the far edge as its strides are long has more places
-    than another may begin with.
+    It is not where its output padding is as long as the stride: the other convolution
+    could not have an input of that size.
     """
     moves = zip(it.output_padding, it.stride, strict=True)
     return all(more < stride for more, stride in moves)
 
 
 def linear_kernel(kernel: Any, *names: str) -> Callable[[Operation], Forth]:
-    """Return the rule of an operation that is linear, and does not look at places.
+    """Return the rule of a linear operation, which torch's own kernel takes forward.
 
     Args:
-        kernel: torch's.
-        names: What the node has saved of what it takes.
+        kernel: torch's kernel.
+        names: The names of the saved values that are its other arguments.
     """
 
     def rule(op: Operation) -> Forth:
@@ -57,9 +62,9 @@ def largest(op: Operation) -> Forth:
     shape = op.shape
 
     def push(tangent: Tensor) -> Tensor:
-        found = tangent.flatten(-2).gather(
+        picked = tangent.flatten(-2).gather(
             -1, places.expand(len(tangent), *places.shape)
         )
-        return found.view(len(tangent), *shape)
+        return picked.view(len(tangent), *shape)
 
     return of_one(push)

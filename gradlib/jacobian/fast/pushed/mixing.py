@@ -1,4 +1,4 @@
-"""The way forward through what sums products: matrices, softmax, norms."""
+"""The forward of tangents through operations that mix entries."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,14 @@ def mm(op: Operation) -> Forth | None:
 def _product(
     op: Operation, place: int, matrix: Tensor | None, scale: float
 ) -> Forth | None:
-    """Return the way through the product of what stands in a place with a matrix."""
+    """Return the forward through a product with a matrix.
+
+    Args:
+        op: The operation.
+        place: The position of the input that is multiplied.
+        matrix: The matrix, ``(ins, outs)``.
+        scale: The factor of the product.
+    """
     if matrix is None or set(op.shapes) != {place}:
         return None
     matrix = matrix * scale if scale != 1 else matrix
@@ -33,13 +40,13 @@ def _product(
 
 
 def softmax(op: Operation) -> Forth:
-    """Probabilities."""
-    back = stacked.softmax(op)  # its matrix is symmetric
+    """A softmax."""
+    back = stacked.softmax(op)  # its Jacobian is symmetric
     return of_one(lambda t: _whole(back(t)))
 
 
 def log_softmax(op: Operation) -> Forth:
-    """Their logarithms."""
+    """A log-softmax."""
     p, dim = op.saved("result").exp(), 1 + op.dim()
     return of_one(lambda t: t - (t * p).sum(dim, keepdim=True))
 
@@ -58,7 +65,7 @@ def group_norm(op: Operation) -> Forth | None:
 
 
 def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
-    """Return the way through a norm: without its weight its matrix is symmetric."""
+    """Return the forward through a norm, whose Jacobian without weight is symmetric."""
     if back is None:
         return None
     scale = 1 if weight is None else weight
@@ -66,7 +73,7 @@ def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
 
 
 def _whole(grads: Mapping[int, Tensor | Part]) -> Tensor:
-    """Return the gradient of what alone went in."""
+    """Return the gradient of the only input."""
     grad = grads[0]
     assert isinstance(grad, Tensor), "it is no part"
     return grad

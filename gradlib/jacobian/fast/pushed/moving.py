@@ -1,4 +1,4 @@
-"""The way forward through what moves, picks, joins or sums entries."""
+"""The forward of tangents through operations that move, pick, join or sum entries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from gradlib.jacobian.fast.pushed.forth import Forth, of_one
 
 
 def reshaped(op: Operation) -> Forth:
-    """A view whose entries are in the same order."""
+    """A view that keeps the order of entries."""
     return of_one(lambda t: t.reshape(t.size(0), *op.shape))
 
 
@@ -54,12 +54,12 @@ def _at(tangent: Tensor, picked: moves.Rows) -> Tensor:
 
 def concatenated(op: Operation) -> Forth | None:
     """Several tensors, one after the other."""
-    found = moves.joined(op)
-    return _placed(op, found) if found.keys() == op.shapes.keys() else None
+    rows = moves.joined(op)
+    return _placed(op, rows) if rows.keys() == op.shapes.keys() else None
 
 
 def _placed(op: Operation, rows: Mapping[int, moves.Rows]) -> Forth:
-    """Return the way to what holds each of several tensors in some rows."""
+    """Return the forward to an output that holds each input in some rows."""
 
     def push(given: Mapping[int, Tensor]) -> Tensor:
         some = next(iter(given.values()))

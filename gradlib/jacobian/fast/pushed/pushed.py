@@ -1,8 +1,9 @@
-"""Forward through known operations, with several columns at once.
+"""Columns by tangents that go forward through known operations, several at once.
 
-Each operation gets the tangents of all columns as if they were more samples. The
-general way to columns goes back and forth through the graph for them; and torch's own
-way to have several vectors in a pass takes some operations one after the other.
+Each operation gets the tangents of all columns as if they were more samples. The mode
+``"forward"`` differentiates a backward pass instead, and torch's own way to have
+several
+vectors in a pass, vmap, takes some operations one vector after the other.
 """
 
 import math
@@ -29,16 +30,17 @@ from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
 
 CONVOLVED = 6 * 2**20
-"""How many bytes of tangents a pass takes at most on a CPU, where there are
-convolutions: going forward these are fast with more than going back.
+"""How many bytes of tangents a pass has at most on a CPU, where there are convolutions:
+going forward these are fast with more than going back.
 
 On a core of an AMD EPYC with torch 2.13, six networks took up to a quarter less time so
 than with half as much, and up to a quarter more, or as long, with twice as much.
 """
 
 ROWS, SMALL = 8, 2**20
-"""Fewer rows, of fewer bytes of gradients in all, go back together in one pass: reading
-the graph takes longer.
+"""With fewer rows than that, of fewer bytes of gradients in all, rows are computed in
+one
+pass: reading the graph would take longer.
 
 With torch 2.13 on a core of an AMD EPYC, eight networks of 2 to 7 rows took up to a
 third longer forward below that, and above it from about as long to three fifths of it.
@@ -46,12 +48,12 @@ third longer forward below that, and above it from about as long to three fifths
 
 
 class Passed(NamedTuple):
-    """An operation on the way.
+    """An operation that tangents pass.
 
     Attributes:
-        spot: Where its output stands.
-        forth: The way through it.
-        given: Where its inputs stand, by position.
+        spot: The spot of its output.
+        forth: Its forward.
+        given: The spots of its inputs, by position.
         keeps_apart: Whether it is known to mix no samples.
     """
 
@@ -67,12 +69,11 @@ class Pushed:
 
     Attributes:
         steps: The operations, each after those it gets its input from.
-        drawing: Of the graph.
-        chunk: How many columns go together.
-        column_bytes: What is held for each of them, by our count.
-        slope_bytes: What is held for all.
-        needs_proof: Whether a finite result may be another than rows give, as it may
-            where nobody knows whether samples mix.
+        drawing: The drawing of the graph.
+        chunk: How many columns a pass computes.
+        column_bytes: How many bytes are held for each column, by estimate.
+        slope_bytes: How many bytes are held for all.
+        needs_proof: Whether to compare the result with a VJP: samples may mix.
     """
 
     steps: Sequence[Passed]
@@ -84,14 +85,14 @@ class Pushed:
 
     @cached_property
     def _waiting(self) -> Counter[Spot]:
-        """How many get the tangents at each spot, the outputs among them."""
+        """How many operations and outputs use the tangents at each spot."""
         waiting = Counter(self.drawing.roots)
         for step in self.steps:
             waiting.update(step.given.values())
         return waiting
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to take it."""
+        """Return the plan that takes this way."""
         return plan.together(
             "pushed",
             "each operation can take columns as more samples",
@@ -104,7 +105,7 @@ class Pushed:
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
-        """Return the blocks, written into contiguous tensors where there are some."""
+        """Return the blocks, written into the contiguous tensors of `out` if given."""
         keep_what_is_freed()
         with torch.no_grad():
             pieces = forward.pieces(graph, self.chunk, push=self._push)
@@ -114,25 +115,28 @@ class Pushed:
         """Return the tangents of each output, as `Linearized.push` does."""
         drawing = self.drawing
         start = drawing.ends[point]
-        there = {} if start is None else {start: tangents}
+        at = {} if start is None else {start: tangents}
         waiting = self._waiting.copy()
         for spot, forth, places, _ in self.steps:
-            given = {i: there[it] for i, it in places.items() if it in there}
+            given = {i: at[it] for i, it in places.items() if it in at}
             if given:
-                there[spot] = forth(given)
+                at[spot] = forth(given)
             for it in places.values():
                 waiting[it] -= 1
                 if not waiting[it]:
-                    there.pop(it, None)  # nobody else gets it
-        return [there.get(root) for root in drawing.roots]
+                    at.pop(it, None)  # no operation uses it any more
+        return [at.get(root) for root in drawing.roots]
 
 
 def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
-    """Return how to go forward with several columns; ``None`` where it is not known.
+    """Return how to go forward with several columns at once, or ``None``.
 
     Args:
-        graph: What the Jacobian is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
+
+    Returns:
+        ``None`` where an operation is not known, or where this would not take less.
     """
     if plan.mode not in ("forward", "reverse") or any(graph.shared) or not graph.batch:
         return None
@@ -152,7 +156,7 @@ def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
 
 
 def _is_shorter(plan: Plan) -> bool:
-    """Tell whether there are fewer columns than rows, and these are worth a look."""
+    """Tell whether there are fewer columns than rows, and not too few rows."""
     rows, columns = plan.counts["reverse"], plan.counts["forward"]
     if not isinstance(rows, int) or not isinstance(columns, int):
         return False
@@ -161,7 +165,7 @@ def _is_shorter(plan: Plan) -> bool:
 
 
 def _columns_at_once(graph: Graph, plan: Plan, slopes: int) -> int:
-    """Return how many columns go together; none where there is no room."""
+    """Return how many columns a pass computes; 0 where there is no room."""
     columns, each = plan.counts["forward"], plan.pass_bytes
     assert isinstance(columns, int), "they are asked for"
     room, held = plan.max_bytes - plan.result_bytes - slopes, BATCHED * each
@@ -176,7 +180,7 @@ def _columns_at_once(graph: Graph, plan: Plan, slopes: int) -> int:
         convolved=CONVOLVED,
     )
     passes = math.ceil(columns / max(1, fitting))
-    return math.ceil(columns / passes)  # all alike
+    return math.ceil(columns / passes)  # all passes alike
 
 
 def _steps(graph: Graph) -> list[Passed] | None:
@@ -185,7 +189,7 @@ def _steps(graph: Graph) -> list[Passed] | None:
     spots: dict[int, list[Spot]] = {}
     for spot in drawing.forms:
         spots.setdefault(spot[0], []).append(spot)
-    found: list[Passed] = []
+    steps: list[Passed] = []
     for number in reversed(range(len(drawing.names))):
         led = drawing.led[number]
         if not led:
@@ -199,5 +203,5 @@ def _steps(graph: Graph) -> list[Passed] | None:
             if forth is None:
                 return None
             apart = keeps_apart(name, op, graph.batch)
-            found.append(Passed(spot, forth, given, apart))
-    return found
+            steps.append(Passed(spot, forth, given, apart))
+    return steps

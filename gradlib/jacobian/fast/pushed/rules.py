@@ -1,4 +1,4 @@
-"""The way forward through each operation that is known, by the name of its node."""
+"""The forward of tangents through each known operation, by the name of its node."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ def _elementwise(op: Operation) -> Forth | None:
 
 
 def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:
-    """Return the way to a sum, with a number or a slope for each."""
+    """Return the forward of a sum of inputs, each times a number or a slope."""
     shape = op.shape
     scales = {i: it for i, it in weights.items() if isinstance(it, Tensor) or it != 1}
 
@@ -44,7 +44,7 @@ def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:
 
 
 def _fitted(tangent: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tangent with as many axes as what came out, to be broadcast to it."""
+    """Return a tangent with as many axes as the output, so that it broadcasts."""
     more = 1 + len(shape) - tangent.dim()
     if not more:
         return tangent

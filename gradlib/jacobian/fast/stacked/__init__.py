@@ -1,1 +1,1 @@
-"""Several rows at once, each operation's as if they were more samples."""
+"""Several rows in one pass: operations take them as if they were more samples."""

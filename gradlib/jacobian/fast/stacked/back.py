@@ -1,4 +1,4 @@
-"""What a rule gives: the way back through an operation, for several vectors at once."""
+"""The backward of an operation, for several vectors at once, as rules give it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -11,9 +11,9 @@ class Part(NamedTuple):
     """A gradient that is zero but for some rows of a dimension.
 
     Attributes:
-        dim: Which dimension, the vectors' included.
+        dim: The dimension, counting that of the vectors.
         rows: Which rows.
-        values: What is there.
+        values: The gradient in these rows.
     """
 
     dim: int
@@ -27,8 +27,8 @@ class Part(NamedTuple):
 
 
 Back: TypeAlias = Callable[[Tensor], Mapping[int, Tensor | Part]]
-"""From the gradients of what came out, ``(vectors, *out)``, to those of what went in,
-by position: ``(vectors, *in)``."""
+"""From the gradients of the output, ``(vectors, *out)``, to those of the inputs, by
+position: ``(vectors, *in)``."""
 
 
 Scale: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
@@ -36,7 +36,7 @@ Scale: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
 
 @lru_cache(maxsize=64)
 def times(*scales: float) -> Scale:
-    """Return the way back to what has the same entries, times a number for each."""
+    """Return the backward to inputs with the output's entries, each with a factor."""
 
     def back(grad: Tensor) -> dict[int, Tensor]:
         return {
@@ -47,11 +47,14 @@ def times(*scales: float) -> Scale:
 
 
 def sum_to_shape(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sum up over what was broadcast to make more of it.
+    """Sum a gradient over the axes that the input was broadcast along.
 
     Args:
-        grad: ``(vectors, *out)``.
-        shape: Of what went in. If nothing was, it is that of what came out.
+        grad: The gradients of the broadcast input, ``(vectors, *out)``.
+        shape: The shape of the input.
+
+    Returns:
+        ``(vectors, *shape)``.
     """
     if grad.shape[1:] == shape:
         return grad

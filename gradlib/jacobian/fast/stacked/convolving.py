@@ -1,4 +1,4 @@
-"""The way back through a convolution, by whichever of torch's kernels is fast."""
+"""The backward of convolutions, by the fastest of torch's kernels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from gradlib.jacobian.fast.stacked.back import Back
 from gradlib.jacobian.fast.stacked.mixing import is_of_input_alone
 
 LITTLE = 24
-"""Up to how many places each entry of an output's gradient adds to, for each of those
-that strides leave out, plain products take less time than the library.
+"""Plain products take less time than the library where each entry of the output's
+gradient adds to at most this many entries of the input's, for each place of a stride.
 
 They took a fifth to nearly all of it with torch 2.13, on a core of an AMD EPYC: with 2
 to 128 input channels, 8 to 64 output channels, 1 to 5 taps along each axis, a stride of
@@ -30,13 +30,13 @@ class Convolution(NamedTuple):
     Attributes:
         weight: ``(outs, ins / groups, *taps)``, or ``(ins, outs / groups, *taps)`` if
             it is transposed.
-        size: Of a sample of its input, ``(ins, *places)``.
-        stride: How far apart the taps move, for each axis.
-        padding: How many zeros are put around.
-        dilation: How far apart taps are.
+        size: The shape of a sample of its input, ``(ins, *places)``.
+        stride: The stride along each axis.
+        padding: How many zeros are added on each side, along each axis.
+        dilation: The distance of neighbouring taps, along each axis.
         transposed: Whether it is a transposed one.
-        output_padding: How many more places its output has then.
-        groups: Of channels that do not mix.
+        output_padding: How many more places a transposed one's output has.
+        groups: The number of groups of channels that do not mix.
     """
 
     weight: Tensor
@@ -50,24 +50,24 @@ class Convolution(NamedTuple):
 
     @property
     def in_channels(self) -> int:
-        """How many channels go in."""
+        """How many channels the input has."""
         return self.size[0]
 
     @property
     def out_channels(self) -> int:
-        """How many come out, of one that is not transposed."""
+        """How many channels the output has, if the convolution is not transposed."""
         return self.weight.shape[0]
 
     @property
     def kernel_size(self) -> Sequence[int]:
-        """How many taps there are along each axis."""
+        """The number of taps along each axis."""
         return self.weight.shape[2:]
 
     def turned_back(self, size: Sequence[int]) -> "Convolution":
-        """Return the convolution whose way back a transposed one is.
+        """Return the convolution whose backward this transposed one is.
 
         Args:
-            size: Of a sample of its input, which is what the transposed one gives.
+            size: The shape of a sample of its input: of this one's output.
         """
         none = [0] * len(self.stride)
         return self._replace(size=size, transposed=False, output_padding=none)
@@ -91,7 +91,7 @@ def read(op: Operation, size: Sequence[int]) -> Convolution:
 
     Args:
         op: The operation.
-        size: Of a sample of its input.
+        size: The shape of a sample of its input.
     """
     weight = op.saved("weight")
     axes = weight.dim() - 2
@@ -108,7 +108,7 @@ def read(op: Operation, size: Sequence[int]) -> Convolution:
 
 
 def way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
-    """Return what gives the gradient of the input from that of the output."""
+    """Return the function from the output's gradient to the input's."""
     if it.weight.device.type == "cpu" and not it.transposed:
         if len(it.stride) == 2 and (is_plain_back(it) or _adds_little(it)):
             return lambda grad: _by_plain_products(it, grad)
@@ -120,7 +120,7 @@ def way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
 
 
 def _adds_little(it: Convolution) -> bool:
-    """Tell whether plain products are faster than the library, with strides."""
+    """Tell whether plain products are faster than the library, for a strided one."""
     if not _is_strided(it) or max(it.dilation) > 1:
         return False
     taps = math.prod(it.kernel_size)
@@ -128,17 +128,17 @@ def _adds_little(it: Convolution) -> bool:
 
 
 def _is_faster_transposed(it: Convolution) -> bool:
-    """Tell whether the library is faster if channels are last in memory.
+    """Tell whether a transposed convolution, with channels last in memory, is faster.
 
-    With torch 2.13, on a core of an AMD EPYC, the way there and back included, it took
-    a quarter to all of the time: with 8 to 128 channels, 2 to 5 taps along each axis, a
+    With torch 2.13, on a core of an AMD EPYC, the changes of layout included, it took a
+    quarter to all of the time: with 8 to 128 channels, 2 to 5 taps along each axis, a
     stride of 2 and 3, and 64 images. With groups it took up to twice as long.
     """
     return len(it.stride) == 2 and _is_strided(it)
 
 
 def _is_strided(it: Convolution) -> bool:
-    is_single = it.weight.dtype == torch.float32  # others are not the library's
+    is_single = it.weight.dtype == torch.float32  # the library has no other dtype
     return max(it.stride) > 1 and it.groups == 1 and is_single
 
 
@@ -155,12 +155,12 @@ def _by_plain_products(it: Convolution, grad: Tensor) -> Tensor:
 
 
 def _may_be_turned(it: Convolution) -> bool:
-    """Tell whether the way back is a convolution that is fast.
+    """Tell whether to go back by a convolution with the taps reversed.
 
-    The library has its best code for these. With torch 2.13, on one core and on two of
-    an AMD EPYC, that took a twentieth to all of the time that its way back took: with 1
-    to 512 channels, 1, 8 and 24 groups, 3 and 5 taps along one axis, two and three. In
-    float64 it has none, and took up to twice as long.
+    The library has its best code for convolutions. With torch 2.13, on one core and on
+    two of an AMD EPYC, one took a twentieth to all of the time of the library's own
+    backward: with 1 to 512 channels, 1, 8 and 24 groups, 3 and 5 taps along one axis,
+    two and three. In float64 the library has none, and it took up to twice as long.
     """
     reaches = zip(it.dilation, it.kernel_size, it.padding, strict=True)
     return (
@@ -182,7 +182,7 @@ def _turned(it: Convolution) -> Callable[[Tensor], Tensor]:
 
 
 def _as_torch_does(it: Convolution, grad: Tensor) -> Tensor:
-    # Of its input it takes no more than the size.
+    # Of the input only the size is read.
     x = it.weight.new_empty(()).expand(grad.shape[0], *it.size)
     how = (
         it.stride,

@@ -1,7 +1,7 @@
-"""The way back through what mixes entries: products, norms and attention.
+"""The backward of operations that mix entries: products, norms and attention.
 
-Where torch has a kernel for it, that takes the vectors as more samples. What the
-forward pass has saved is repeated for each, where the kernel wants that.
+torch's kernels, where there are some, take the vectors as more samples. Saved tensors
+are repeated for each vector where a kernel needs that.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +15,11 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part, sum_to_shape
 
 FEW_KEYS = 32
-"""Up to how many keys of attention, and no more than vectors, these are put inside.
+"""With at most this many keys, and no more than vectors, the vectors of attention are
+an inner axis.
 
-With torch 2.13 on a core of an AMD EPYC, 64 vectors took half the time so where there
-were 4 keys, and a sixth more where there were 64; 8 vectors of 32 keys a fifth more.
+With torch 2.13 on a core of an AMD EPYC, 64 vectors took half the time so with 4 keys,
+and a sixth more with 64; 8 vectors with 32 keys took a fifth more.
 """
 
 
@@ -28,7 +29,7 @@ def addmm(op: Operation) -> Back | None:
 
 
 def baddbmm(op: Operation) -> Back | None:
-    """The same for batches of matrices."""
+    """A batch of matrices plus a product of two."""
     return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
 
 
@@ -53,24 +54,24 @@ def _plus_product(
 def _ways(
     left: Tensor | None, right: Tensor | None, scale: float
 ) -> dict[int, Callable[[Tensor], Tensor]]:
-    """Return the ways back to the two factors of a product."""
-    found: dict[int, Callable[[Tensor], Tensor]] = {}
+    """Return the ways back to the two factors of a product, by position."""
+    ways: dict[int, Callable[[Tensor], Tensor]] = {}
     if right is not None:
-        found[0] = partial(_to_left, _one(right).mT, scale)
+        ways[0] = partial(_to_left, _one(right).mT, scale)
     if left is not None:
-        found[1] = partial(_to_right, left.mT, scale)
-    return found
+        ways[1] = partial(_to_right, left.mT, scale)
+    return ways
 
 
 def _one(matrices: Tensor) -> Tensor:
-    """Return the matrix that a batch repeats, where it does, or the batch."""
+    """Return the matrix that a batch repeats, or the batch if its matrices differ."""
     repeats = matrices.dim() == 3 and matrices.numel() and not matrices.stride(0)
     return matrices[0] if repeats else matrices
 
 
 def _to_left(right: Tensor, scale: float, grad: Tensor) -> Tensor:
     if right.dim() == 2:
-        return _scaled(grad.contiguous() @ right, scale)  # nothing has to be moved
+        return _scaled(grad.contiguous() @ right, scale)  # no axis has to be moved
     return _scaled(_times(_inside(grad), right), scale).movedim(-2, 0)
 
 
@@ -79,14 +80,14 @@ def _to_right(left: Tensor, scale: float, grad: Tensor) -> Tensor:
 
 
 def _each(op: Operation, ways: dict[int, Callable[[Tensor], Tensor]]) -> Back | None:
-    """Return what goes each of several ways, if those that matter are among them."""
+    """Return the backward to all inputs that count, if each of them has a way."""
     if not op.shapes.keys() <= ways.keys():
         return None
     return lambda grad: {i: ways[i](grad) for i in op.shapes}
 
 
 def softmax(op: Operation) -> Back:
-    """Probabilities."""
+    """A softmax."""
     p, dim = op.saved("result"), 1 + op.dim()
 
     def back(grad: Tensor) -> dict[int, Tensor | Part]:
@@ -97,13 +98,13 @@ def softmax(op: Operation) -> Back:
 
 
 def log_softmax(op: Operation) -> Back:
-    """Their logarithms."""
+    """A log-softmax."""
     p, dim = op.saved("result").exp(), 1 + op.dim()
     return lambda grad: {0: grad.addcmul(p, grad.sum(dim, keepdim=True), value=-1)}
 
 
 def layer_norm(op: Operation, *, plain: bool = False) -> Back | None:
-    """A layer norm; if it is to be plain, before its weight is multiplied in."""
+    """A layer norm; if `plain`, without its weight."""
     if not is_of_input_alone(op):
         return None
     shape = list(op.saved("normalized_shape"))
@@ -121,7 +122,7 @@ def layer_norm(op: Operation, *, plain: bool = False) -> Back | None:
 
 
 def rms_norm(op: Operation) -> Back | None:
-    """A norm by the root of the mean square."""
+    """An RMS norm."""
     if not is_of_input_alone(op):
         return None
     dims = [*range(-len(op.saved("normalized_shape")), 0)]
@@ -137,7 +138,7 @@ def rms_norm(op: Operation) -> Back | None:
 
 
 def group_norm(op: Operation, *, plain: bool = False) -> Back | None:
-    """A group norm, or a norm of each channel; plain as above."""
+    """A group norm, or a norm of each channel; if `plain`, without its weight."""
     if not is_of_input_alone(op):
         return None
     saved = op.saved("input"), op.saved("result1"), op.saved("result2")
@@ -164,12 +165,12 @@ def group_norm(op: Operation, *, plain: bool = False) -> Back | None:
 
 def attention(op: Operation) -> Back | None:
     """Attention, by its formula."""
-    found = read(op)
-    if found is None or not op.shapes.keys() <= {0, 1, 2}:
+    saved = read(op)
+    if saved is None or not op.shapes.keys() <= {0, 1, 2}:
         return None
-    q, k, v = found[:3]
-    p = found.probabilities()
-    keys, asked, scale = k.shape[-2], op.shapes.keys(), found.scale
+    q, k, v = saved[:3]
+    p = saved.probabilities()
+    keys, asked, scale = k.shape[-2], op.shapes.keys(), saved.scale
 
     def with_vectors_inside(grad: Tensor) -> dict[int, Tensor]:
         grad = _inside(grad).contiguous()
@@ -211,29 +212,29 @@ def attention(op: Operation) -> Back | None:
 
 
 def is_of_input_alone(op: Operation) -> bool:
-    """Tell whether no weight was computed from what is differentiated for."""
+    """Tell whether gradients go to the operation's first input alone, to no weight."""
     return [*op.shapes] == [0]
 
 
 def _inside(grad: Tensor) -> Tensor:
-    """Put the vectors after the rows of matrices: both can be multiplied there."""
+    """Move the vectors after the rows of matrices, so that one product takes both."""
     return grad.movedim(0, -2)
 
 
 def _times(grads: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply matrices ``(*batch, n, vectors, m)`` by one, ``(*batch, m, k)``.
+    """Multiply ``(*batch, n, vectors, m)`` by one matrix, ``(*batch, m, k)``.
 
-    It is one product for all vectors, which does not repeat the matrix. Vectors may as
-    well come before n.
+    One product takes all vectors, without repeating the matrix. The vectors may also
+    come before n.
     """
-    found = grads.flatten(-3, -2) @ matrix
-    return found.view(*grads.shape[:-1], found.shape[-1])
+    product = grads.flatten(-3, -2) @ matrix
+    return product.view(*grads.shape[:-1], product.shape[-1])
 
 
 def _times_of(matrix: Tensor, grads: Tensor) -> Tensor:
     """Multiply one matrix, ``(*batch, k, n)``, by ``(*batch, n, vectors, m)``."""
-    found = matrix @ grads.flatten(-2)
-    return found.view(*found.shape[:-1], *grads.shape[-2:])
+    product = matrix @ grads.flatten(-2)
+    return product.view(*product.shape[:-1], *grads.shape[-2:])
 
 
 def _scaled(grad: Tensor, scale: float) -> Tensor:
@@ -241,5 +242,5 @@ def _scaled(grad: Tensor, scale: float) -> Tensor:
 
 
 def _repeated(saved: Tensor, count: int) -> Tensor:
-    """Return what was saved once for each vector, in memory of its own."""
+    """Return a copy of a saved tensor for each vector, ``(vectors, *shape)``."""
     return saved.expand(count, *saved.shape).contiguous()

@@ -1,4 +1,4 @@
-"""The way back through what moves, picks, joins, sums or repeats entries."""
+"""The backward of operations that move, pick, join, sum or repeat entries."""
 
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from gradlib.jacobian.fast.stacked.back import Back, Part, times
 
 
 def reshaped(op: Operation) -> Back:
-    """A view whose entries are in the same order."""
+    """A view that keeps the order of entries."""
     return _to_shape(tuple(op.shapes[0]))
 
 
@@ -43,15 +43,15 @@ def split(op: Operation) -> Back:
 
 def concatenated(op: Operation) -> Back | None:
     """Several tensors, one after the other."""
-    found = moves.joined(op)
-    if found.keys() != op.shapes.keys():
+    joined = moves.joined(op)
+    if joined.keys() != op.shapes.keys():
         return None
-    rows = {i: (1 + it.dim, it.rows.start, len(it.rows)) for i, it in found.items()}
+    rows = {i: (1 + it.dim, it.rows.start, len(it.rows)) for i, it in joined.items()}
     return lambda grad: {i: grad.narrow(*it) for i, it in rows.items()}
 
 
 def stacked(op: Operation) -> Back:
-    """Several tensors, along a dimension of its own."""
+    """Several tensors, along a new dimension."""
     dim = 1 + op.dim()
     return lambda grad: {i: grad.select(dim, i) for i in op.shapes}
 
@@ -66,7 +66,7 @@ def summed(op: Operation) -> Back:
     return _reduced(op, 1)
 
 
-# A graph has many of these, and they hold nothing but numbers: most were made before.
+# A graph has many of these, and most repeat. They hold only numbers, so they are kept.
 
 
 @lru_cache(maxsize=1024)

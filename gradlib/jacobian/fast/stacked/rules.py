@@ -1,4 +1,4 @@
-"""The way back through each operation that is known, by the name of its node."""
+"""The backward of each known operation, by the name of its node."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -19,7 +19,7 @@ def _scaled(by: Callable[[Operation], tuple[float, ...]]) -> Rule:
 
 
 def _summed_up(op: Operation, back: Scale) -> Back:
-    """Return a way back that also sums up over what was broadcast, if there is some."""
+    """Return a backward that also sums over axes along which inputs were broadcast."""
     broadcast = {i: shape for i, shape in op.shapes.items() if shape != op.shape}
     if not broadcast:
         return back
@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
 }
 
 IN_PARTS = frozenset((*SEVERAL, "SelectBackward0", "SliceBackward0"))
-"""The names of those nodes whose way back gives parts."""
+"""The names of the nodes whose backward gives a `Part`."""
 
 ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))
-"""The names of those nodes that need not be asked for what they have saved."""
+"""The names of the nodes whose saved values are not needed."""

@@ -1,7 +1,7 @@
 """Backward passes for several rows at once through known operations.
 
-Each operation gets the rows of all vectors as if they were more samples, and goes back
-with the kernel that it has for those. torch's own way to have several vectors in a pass
+Each operation gets the gradients of all vectors as if they were more samples, and goes
+back with its ordinary kernel. torch's own way to have several vectors in a pass, vmap,
 takes some operations one vector after the other, and others in many small steps.
 """
 
@@ -28,15 +28,16 @@ from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
 
 ROWS = 8
-"""How many rows there must be to make up for reading the graph, and a backward pass."""
+"""From how many rows on this makes up for reading the graph, and a backward pass."""
 
 
 Way: TypeAlias = tuple[
     Spot, Sequence[tuple[Back, int]], Back, Sequence[int], Sequence[Spot]
 ]
-"""A spot; how to go back from there while there is one gradient, and which that is; the
-step that makes more of it, or goes where others come; which of those matter, and where
-each goes. It is no class: there are many, and each call makes them anew."""
+"""A stretch of the graph: the spot it starts from; the backwards of operations with a
+single gradient, each with that gradient's position; the backward it ends with; the
+positions of that one's gradients that count, and the spot each goes to. It is no class,
+as each call makes many anew."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Stacked:
     """How to go back through a graph.
 
     Attributes:
-        ways: From where gradients meet or part, each before those that it leads to.
-        drawing: Of the graph.
-        chunk: How many vectors go together.
-        vector_bytes: What is held for each of them, by our count.
-        slope_bytes: What is held for all.
-        needs_proof: Whether a finite result may be another than rows give, which they
-            do not here: each vector takes the steps that it takes there.
+        ways: The stretches between spots where gradients meet or part, each before
+            those that it leads to.
+        drawing: The drawing of the graph.
+        chunk: How many vectors a pass takes.
+        vector_bytes: How many bytes are held for each vector, by estimate.
+        slope_bytes: How many bytes are held for all.
+        needs_proof: False: each vector takes the same steps as in a pass of its own.
     """
 
     ways: Sequence[Way]
@@ -62,7 +63,7 @@ class Stacked:
     needs_proof = False
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to take it."""
+        """Return the plan that takes this way."""
         return plan.together(
             "stacked",
             "each operation can take rows as more samples",
@@ -74,14 +75,14 @@ class Stacked:
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
-        """Return the blocks, written into contiguous tensors where there are some."""
+        """Return the blocks, written into the contiguous tensors of `out` if given."""
         keep_what_is_freed()
         with torch.no_grad():
             pieces = reverse.pieces(graph, self.chunk, go_back=self._way_back(graph))
             return written(graph, pieces, out)
 
     def _way_back(self, graph: Graph) -> reverse.GoBack:
-        """Return what gives the VJPs of several vectors, as `passes.pull` does."""
+        """Return a function that gives VJPs of several vectors, as `passes.pull`."""
         starts = dict(zip(map(id, graph.roots), self.drawing.roots, strict=True))
         return lambda output, _, vectors: self._go_back(starts[id(output)], vectors)
 
@@ -94,25 +95,25 @@ class Stacked:
                 for through, i in straight:
                     grad = through(grad)[i]
                 grads = back(grad)
-                for i, there in zip(positions, led, strict=True):
-                    came.add(there, grads[i])
+                for i, after in zip(positions, led, strict=True):
+                    came.add(after, grads[i])
         return [came.taken(it) for it in self.drawing.ends if it is not None]
 
 
 class _Gradients:
-    """What has come to each spot so far, ``(vectors, *shape)``."""
+    """The gradients that have come to each spot so far, ``(vectors, *shape)``."""
 
     def __init__(self, forms: Mapping[Spot, Form], count: int) -> None:
         self._forms = forms
         self._count = count
         self._sums: dict[Spot, Tensor] = {}
-        self._own: set[Spot] = set()  # whose memory nobody else has
-        # What waits at spots that nothing else has come to: there may be more of it.
+        self._own: set[Spot] = set()  # whose sum is in memory of its own
+        # Parts that wait for others, at spots where no whole gradient has come.
         self._parts: dict[Spot, list[Part]] = {}
-        self._rows: dict[Spot, int] = {}  # how many these have
+        self._rows: dict[Spot, int] = {}  # how many rows these have
 
     def taken(self, spot: Spot) -> Tensor | None:
-        """Return what has come to a spot, and forget it."""
+        """Return the gradient that has come to a spot, and forget it."""
         if spot in self._parts:
             parts = self._parts.pop(spot)
             if self._are_all(spot, parts):
@@ -121,7 +122,7 @@ class _Gradients:
         return self._sums.pop(spot, None)
 
     def add(self, spot: Spot, grad: Tensor | Part) -> None:
-        """Add what comes to a spot."""
+        """Add a gradient to those that have come to a spot."""
         if isinstance(grad, Part):
             self._add_part(spot, grad)
             return
@@ -137,7 +138,7 @@ class _Gradients:
             self._own.add(spot)
 
     def _add_part(self, spot: Spot, part: Part) -> None:
-        """Let a part wait for the others, while all are no more than the whole."""
+        """Let a part wait for others, while they have no more rows than the whole."""
         parts = self._parts.setdefault(spot, [])
         parts.append(part)
         self._rows[spot] = rows = self._rows.get(spot, 0) + len(part.rows)
@@ -145,7 +146,7 @@ class _Gradients:
             self._write(spot, self._parts.pop(spot))
 
     def _are_all(self, spot: Spot, parts: list[Part]) -> bool:
-        """Tell whether parts, which are put in order, are the whole, each row once."""
+        """Sort parts, and tell whether they are the whole, with each row once."""
         parts.sort(key=lambda it: it.rows.start)
         dim, end = parts[0].dim, 0
         for part in parts:
@@ -155,7 +156,7 @@ class _Gradients:
         return end == self._forms[spot].shape[dim - 1]
 
     def _write(self, spot: Spot, parts: list[Part]) -> None:
-        """Add parts to what has come."""
+        """Add parts to the gradient that has come to a spot."""
         whole = self._sums.get(spot)
         if whole is None:
             shape = self._forms[spot].shape
@@ -169,11 +170,10 @@ class _Gradients:
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    """Return parts as one, laid out as is most likely of use.
+    """Return parts as one tensor, in the layout most likely needed next.
 
-    The batch is in front of what a function is given. Where parts are in front of it,
-    somebody moved them there, as attention does with queries, keys and values, and the
-    next step is to move them back.
+    Inputs have the batch first. Parts along the first dimension were moved there, as
+    attention does with queries, keys and values, and the next step moves them back.
     """
     if dim > 1:
         return torch.cat(parts, dim)
@@ -181,11 +181,14 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
-    """Return how to go back with several rows at once; ``None`` where it is not known.
+    """Return how to go back with several rows at once, or ``None``.
 
     Args:
-        graph: What the Jacobian is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
+
+    Returns:
+        ``None`` where an operation is not known, or where this would not take less.
     """
     rows = plan.counts["reverse"]
     if plan.mode != "reverse" or any(graph.shared) or not graph.batch:
@@ -203,10 +206,10 @@ def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
 
 
 def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
-    """Return how many vectors go together, what each takes, and what all share.
+    """Return how many vectors a pass takes, the bytes of each, and the bytes for all.
 
-    torch's kernels for attention keep no scores; here they are. And there are slopes,
-    about as many as gradients.
+    For all, there are slopes, about as many as gradients, and the scores of attention,
+    which torch's kernels do not keep.
     """
     gradients, attentions = _bytes_of_gradients(graph.drawing)
     scores = [_bytes_of_scores(graph.nodes[it]) for it in attentions]
@@ -214,7 +217,9 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     most = max(scores, default=0)
     each = plan.pass_bytes + most
     on_cpu = graph.points[0].device.type == "cpu"
-    if on_cpu and most > plan.pass_bytes:  # its kernel is faster, vector by vector
+    if (
+        on_cpu and most > plan.pass_bytes
+    ):  # torch's kernel is faster, one vector at a time
         return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
     fitting = at_once(
@@ -225,7 +230,7 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
 
 @kept_for_each
 def _bytes_of_gradients(drawing: Drawing) -> tuple[int, list[int]]:
-    """Return what all gradients take, and which nodes are those of attention."""
+    """Return the bytes of all gradients, and the numbers of attention's nodes."""
     attentions = [i for i, name in enumerate(drawing.names) if "Attention" in name]
     return sum(form.bytes for form in drawing.forms.values()), attentions
 
@@ -236,18 +241,18 @@ def _bytes_of_scores(node: Any) -> int:
 
 
 class _Step(NamedTuple):
-    """What is known of a way before its node is asked for what it has saved.
+    """The backward of an operation, as far as the drawing alone tells.
 
     Attributes:
         node: The number of the node.
-        spot: Where it begins.
-        rule: Gives the way back.
-        back: The way itself, where the node is not asked.
-        form: Of what comes in.
-        shapes: Of what goes out, by position.
-        positions: Those.
-        led: Where each goes.
-        goes_on: Whether there is one, a whole tensor, that the next step alone gets.
+        spot: The spot of its incoming gradient.
+        rule: The rule that gives the backward.
+        back: The backward itself, where no saved value is needed.
+        form: The form of the incoming gradient.
+        shapes: The shapes of the gradients that it gives, by position.
+        positions: Their positions.
+        led: The spot that each goes to.
+        goes_on: Whether it gives a single whole tensor, that only the next step gets.
     """
 
     node: int
@@ -263,16 +268,13 @@ class _Step(NamedTuple):
 
 @kept_for_each
 def _steps(drawing: Drawing) -> list[_Step] | None:
-    """Return a step for each spot that is passed.
-
-    ``None`` where there is no rule for a node, or not all is of one plain kind.
-    """
+    """Return a step for each spot, or ``None`` where `all_is_known` is not so."""
     if not all_is_known(drawing, RULES):
         return None
     spots: dict[int, list[Spot]] = defaultdict(list)
-    for spot in sorted(drawing.forms):  # of several outputs some may be used
+    for spot in sorted(drawing.forms):  # a node may have several outputs
         spots[spot[0]].append(spot)
-    found: list[_Step] = []
+    steps: list[_Step] = []
     for node, led in enumerate(drawing.led):
         if not led:
             continue
@@ -286,20 +288,20 @@ def _steps(drawing: Drawing) -> list[_Step] | None:
             if name in ASK_NOTHING:
                 back = rule(Operation(None, spot[1], form, shapes))
             step = _Step(node, spot, rule, back, form, shapes, positions, led)
-            found.append(step)
+            steps.append(step)
     come = Counter(drawing.roots)
-    come.update(spot for step in found for spot in step.led)
-    for number, (step, after) in enumerate(pairwise(found)):
+    come.update(spot for step in steps for spot in step.led)
+    for number, (step, after) in enumerate(pairwise(steps)):
         one = step.led == (after.spot,) and come[after.spot] == 1
         if one and drawing.names[step.node] not in IN_PARTS:
-            found[number] = step._replace(goes_on=True)
-    return found
+            steps[number] = step._replace(goes_on=True)
+    return steps
 
 
 def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
-    """Return the way back from each spot, if every rule knows one."""
+    """Return the stretches of the graph, or ``None`` where a rule gives no backward."""
     nodes = graph.nodes
-    found: list[Way] = []
+    ways: list[Way] = []
     start: Spot = (0, 0)
     straight: list[tuple[Back, int]] = []
     for node, spot, rule, back, form, shapes, positions, led, goes_on in steps:
@@ -312,6 +314,6 @@ def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
         if goes_on:
             straight.append((back, positions[0]))
         else:
-            found.append((start, straight, back, positions, led))
+            ways.append((start, straight, back, positions, led))
             straight = []
-    return found
+    return ways

@@ -1,1 +1,1 @@
-"""What a graph says about the structure of a Jacobian, token by token."""
+"""The Jacobian from a graph's structure: which axes depend on which, as tokens."""

@@ -1,4 +1,4 @@
-"""Carrying out products and sums a few rows at a time, so that caches hold them."""
+"""Computes products and sums a few rows at a time, so that caches hold them."""
 
 import math
 from collections.abc import Sequence
@@ -12,24 +12,25 @@ from gradlib.jacobian.fast.structure.named_axes import Axis
 from gradlib.jacobian.fast.structure.program import Now, Slices, Value
 
 CHUNK = 2**21
-"""How many bytes a value takes at most on a CPU, where fewer rows make it smaller."""
+"""How many bytes a value takes at most on a CPU, if slicing rows can achieve that."""
 
 FILLING = 2**28
-"""The same on other devices, which want much at once: an H100 gains up to 2**26."""
+"""The same on other devices: an H100 gains up to 2**26."""
 
 
 @dataclass
 class _State:
-    """What is known of a value while rows go by.
+    """The state of a value during a run.
 
     Attributes:
         uses: How many values are computed from it.
-        grain: By how many of the axes that are sliced it is sliced itself.
-        brief: Whether all that is computed from it is computed as often as it.
-        left: How many of its uses are still to come, until the next rows.
-        key: The rows at hand when it was computed last.
-        held: What came of it.
-        memory: What of that is its own, to be used again.
+        grain: By how many of the sliced axes it is sliced itself, the first ones.
+        brief: Whether every value computed from it is sliced like it, so that it can be
+            freed after its last use.
+        left: How many uses are still to come, for the current rows.
+        key: The rows that it was computed for last.
+        held: The tensor computed last.
+        memory: That tensor, if its memory is to be reused after it.
     """
 
     uses: int = 0
@@ -44,11 +45,11 @@ class _State:
 def _slicing(
     values: Sequence[Value], rows: Sequence[Axis], size: int, most: int
 ) -> dict[Axis, int]:
-    """Return which axes of Y to slice, and how long a slice of each is."""
+    """Return the axes of Y to slice, and the length of a slice of each."""
     steps: dict[Axis, int] = {}
     for axis in rows:
         steps[axis] = 1
-        # What one entry of this axis takes, of each value that has it.
+        # The bytes of each value that has this axis, for one entry of it.
         taken = [
             size * _entries(it, steps) for it in values if it.parts and axis in it.axes
         ]
@@ -64,15 +65,15 @@ def _entries(value: Value, steps: dict[Axis, int]) -> int:
 
 
 class Run:
-    """Computes values for the rows at hand, and keeps those that last longer."""
+    """Computes the last value, a few rows at a time, from those before it."""
 
     def __init__(
         self, values: Sequence[Value], rows: Sequence[Axis], like: Tensor
     ) -> None:
-        """Say by which axes each value is sliced.
+        """Choose the axes that each value is sliced by.
 
         Args:
-            values: Each after those that it is computed from.
+            values: The values, each after those that it is computed from.
             rows: The axes of Y.
             like: A tensor of the dtype and device.
         """
@@ -100,7 +101,7 @@ class Run:
 
     @property
     def turns(self) -> int:
-        """How many times there are other rows at hand."""
+        """How many slices of rows there are."""
         return math.prod(-(-axis.size // step) for axis, step in self.steps.items())
 
     def write(self, into: Tensor) -> None:
@@ -118,11 +119,11 @@ class Run:
             self._compute(self.last, slices, part)
 
     def bytes_held(self) -> int:
-        """Return what is held, were nothing let go before the last value is there."""
+        """Return how many bytes would be held if no value were freed before the end."""
         return sum(map(self._bytes, self.states))
 
     def _bytes(self, value: Value) -> int:
-        """Return what a value takes, sliced as it is."""
+        """Return how many bytes a value takes, sliced as it is."""
         steps = {axis: self.steps[axis] for axis in self._axes(value)}
         return self.size * _entries(value, steps)
 
@@ -134,33 +135,33 @@ class Run:
             self._let_go(state)
             state.held, state.key = self._compute(value, slices, None), key
             state.left = state.uses
-        found = state.held
+        tensor = state.held
         for axis, (start, count) in slices.items():
             if axis in value.axes and axis not in mine:
-                found = found.narrow(value.axes.index(axis), start, count)
-        return found
+                tensor = tensor.narrow(value.axes.index(axis), start, count)
+        return tensor
 
     def _compute(self, value: Value, slices: Slices, into: Tensor | None) -> Tensor:
         grain = self.states[value].grain
         ours = {it: slices[it] for it in self.sliced[:grain]}
         given = [self._of(it, ours) for it in value.parts]
         done = [self._is_done(part) for part in value.parts]
-        found = value.compute(given, Now(ours, self.room, tuple(done), into))
+        made = value.compute(given, Now(ours, self.room, tuple(done), into))
         mine = self.states[value]
         if value.parts and into is None:
-            mine.memory = found
+            mine.memory = made
         for part, held, is_done in zip(value.parts, given, done, strict=True):
             state = self.states[part]
-            if _is_same(found, held):
-                # It is the same memory: whoever comes last hands it back.
+            if _is_same(made, held):
+                # They share memory, which the value that is used last hands back.
                 mine.memory = state.memory if is_done else None
                 state.memory = None if is_done else state.memory
             if is_done:
                 self._let_go(state)
-        return found
+        return made
 
     def _is_done(self, value: Value) -> bool:
-        """Note a use, and return whether it was the last before the next rows."""
+        """Note a use of a value, and return whether its memory is free afterwards."""
         state = self.states[value]
         state.left -= 1
         return not state.left and state.brief and state.memory is not None
@@ -177,5 +178,5 @@ class Run:
 
 
 def _is_same(one: Tensor, two: Tensor) -> bool:
-    """Return whether two tensors have the same memory."""
+    """Return whether two tensors share memory."""
     return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Products of tensors with named axes: in which order, and each of them."""
+"""Products of tensors with named axes, and the cheapest order of several."""
 
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -21,15 +21,15 @@ ENTRY = 16
 def order(
     factors: tuple[int, ...], sizes: tuple[int, ...], kept: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return how to multiply several factors two by two, the cheapest way.
+    """Return the cheapest order in which to multiply factors, two by two.
 
     Args:
-        factors: The axes of each, as bits.
-        sizes: Of each axis.
+        factors: The axes of each factor, as bits.
+        sizes: The size of each axis.
         kept: The axes of the product, as bits; all others are summed over.
 
     Returns:
-        The pairs, by position: a product is put at the end of the list of factors.
+        The pairs to multiply, by position: each product is appended to the factors.
     """
     count = len(factors)
     every = (1 << count) - 1
@@ -39,7 +39,7 @@ def order(
     def volume(axes: int) -> float:
         return math.prod((it for i, it in enumerate(sizes) if axes >> i & 1), start=1.0)
 
-    # What is left of each subset, once nobody else has the other axes.
+    # The axes of each subset's product: those kept, and those of factors outside.
     left = [union[it] & (kept | union[every ^ it]) for it in range(every + 1)]
     for i in range(count):
         left[1 << i] = factors[i]
@@ -74,10 +74,11 @@ def _unions(factors: tuple[int, ...]) -> list[int]:
 
 
 def _pairs(cut: list[int], count: int) -> tuple[tuple[int, int], ...]:
-    """Return what is multiplied with what, for all factors.
+    """Return the pairs to multiply, in order.
 
     Args:
-        cut: For each subset of factors, as bits, the part of it that is one of two.
+        cut: For each subset of factors, as bits, the subset that is the first of the
+            two to multiply last.
         count: How many factors there are.
     """
     pairs: list[tuple[int, int]] = []
@@ -94,7 +95,7 @@ def _pairs(cut: list[int], count: int) -> tuple[tuple[int, int], ...]:
 
 
 class Room:
-    """Memory that is used again and again: fresh pages cost more than products."""
+    """Reuses memory: writing to fresh pages costs more than products do."""
 
     def __init__(self, like: Tensor) -> None:
         """Take a tensor of the dtype and device."""
@@ -102,12 +103,12 @@ class Room:
         self._free: dict[int, list[Tensor]] = {}
 
     def take(self, shape: Sequence[int]) -> Tensor:
-        """Return a contiguous tensor, with anything in it."""
+        """Return a contiguous tensor with undefined values."""
         free = self._free.get(math.prod(shape))
         return free.pop().view(shape) if free else self._like.new_empty(shape)
 
     def give(self, tensor: Tensor) -> None:
-        """Hand back what nobody looks at any more."""
+        """Take back a tensor that is not read any more."""
         self._free.setdefault(tensor.numel(), []).append(tensor)
 
 
@@ -115,11 +116,11 @@ Product: TypeAlias = Callable[[Tensor, Tensor, Room], Tensor]
 
 
 def product(one: Axes, two: Axes, kept: set[Axis]) -> tuple[Axes, Product]:
-    """Return the axes of a product of two tensors, and what computes it.
+    """Return the axes of a product of two tensors, and the function that computes it.
 
     Args:
         one: The axes of the first.
-        two: Those of the second.
+        two: The axes of the second.
         kept: The axes that are not summed over.
     """
     shared = [axis for axis in one if axis in two]
@@ -135,28 +136,28 @@ def product(one: Axes, two: Axes, kept: set[Axis]) -> tuple[Axes, Product]:
 
     def compute(x: Tensor, y: Tensor, room: Room) -> Tensor:
         x, y = x.permute(first), y.permute(second)
-        found = room.take((*x.shape[: b + r], *y.shape[b + i :]))
+        made = room.take((*x.shape[: b + r], *y.shape[b + i :]))
         with (
             _matrices(x, (b, r, i), room) as left,
             _matrices(y, (b, i, c), room) as right,
         ):
-            torch.bmm(left, right, out=_viewed(found, (b, r, c)))
-        return found
+            torch.bmm(left, right, out=_viewed(made, (b, r, c)))
+        return made
 
     return (*batch, *rows, *columns), compute
 
 
 @contextmanager
 def _matrices(tensor: Tensor, counts: Sequence[int], room: Room) -> Generator[Tensor]:
-    """Put so many dimensions each into one: a batch of matrices."""
+    """Give a tensor as a batch of matrices; `counts` says how dimensions are merged."""
     try:
-        found = _viewed(tensor, counts)
-    except RuntimeError:  # that takes a copy
+        matrices = _viewed(tensor, counts)
+    except RuntimeError:  # no view: a copy is needed
         copy = room.take(tensor.shape).copy_(tensor)
         yield _viewed(copy, counts)
         room.give(copy)
     else:
-        yield found
+        yield matrices
 
 
 def _viewed(tensor: Tensor, counts: Sequence[int]) -> Tensor:
@@ -169,7 +170,7 @@ def _viewed(tensor: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def _elementwise(one: Axes, two: Axes) -> tuple[Axes, Product]:
-    """Multiply where nothing is summed over."""
+    """Return the same for a product in which no axis is summed over."""
     axes = (*one, *(axis for axis in two if axis not in one))
     second = _order_of(two, tuple(axis for axis in axes if axis in two))
     holes = tuple(slice(None) if axis in two else None for axis in axes)
@@ -178,8 +179,8 @@ def _elementwise(one: Axes, two: Axes) -> tuple[Axes, Product]:
     def compute(x: Tensor, y: Tensor, room: Room) -> Tensor:
         x = x[(..., *[None] * more)]
         y = y.permute(second)[holes]
-        found = room.take([max(it) for it in zip(x.shape, y.shape, strict=True)])
-        return torch.mul(x, y, out=found)
+        made = room.take([max(it) for it in zip(x.shape, y.shape, strict=True)])
+        return torch.mul(x, y, out=made)
 
     return axes, compute
 

@@ -1,4 +1,4 @@
-"""Rules of what mixes the entries along a dimension: products, norms, attention."""
+"""Rules of operations that mix entries: products, norms, softmax, attention."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def addmm(op: Operation) -> dict[int, Back]:
 
 
 def baddbmm(op: Operation) -> dict[int, Back]:
-    """The same for batches of matrices."""
+    """A batch of matrices plus a product of two."""
     return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
 
 
@@ -54,16 +54,16 @@ def _product(
         work = math.prod(op.shape) * other.shape[-1]
         return Step((*batch, inner, columns), (factor,), scale, work)
 
-    found: dict[int, Back] = {}
+    maps: dict[int, Back] = {}
     if right is not None:
-        found[0] = partial(to_left, right)
+        maps[0] = partial(to_left, right)
     if left is not None:
-        found[1] = partial(to_right, left)
-    return found
+        maps[1] = partial(to_right, left)
+    return maps
 
 
 def softmax(op: Operation) -> dict[int, Back]:
-    """Probabilities."""
+    """A softmax."""
     p = op.saved("result").movedim(op.dim(), -1)
     if p.numel() * p.shape[-1] > op.most:
         return {}
@@ -71,7 +71,7 @@ def softmax(op: Operation) -> dict[int, Back]:
 
 
 def log_softmax(op: Operation) -> dict[int, Back]:
-    """Their logarithms."""
+    """A log-softmax."""
     p = op.saved("result").movedim(op.dim(), -1).exp()[..., None, :]
     if p.numel() * p.shape[-1] > op.most:
         return {}
@@ -80,12 +80,13 @@ def log_softmax(op: Operation) -> dict[int, Back]:
 
 
 def _along(op: Operation, over: Sequence[int], matrix: Tensor) -> Back:
-    """Return the map of what mixes the entries along some dimensions.
+    """Return the map of an operation that mixes the entries along some dimensions.
 
     Args:
         op: The operation.
         over: The dimensions.
-        matrix: Of each entry of the others, ``(*others, out, in)``.
+        matrix: The Jacobian along them, for each entry of the other dimensions,
+            ``(*others, out, in)``.
     """
 
     def back(dims: Dims) -> Step:
@@ -110,7 +111,7 @@ def layer_norm(op: Operation) -> dict[int, Back]:
 
 
 def rms_norm(op: Operation) -> dict[int, Back]:
-    """A norm by the root of the mean square: nothing is subtracted before."""
+    """An RMS norm, which subtracts no mean."""
     count = len(op.saved("normalized_shape"))
     rstd = op.saved("result1").flatten(-count)
     return _scaled(op, op.saved("input").flatten(-count) * rstd, rstd, 0)
@@ -123,9 +124,10 @@ def _scaled(
 
     Args:
         op: The operation.
-        normal: What comes out of it before the weight.
-        rstd: What it was multiplied by.
-        subtracted: Which part of each entry was subtracted from every entry.
+        normal: The normalized input, before the weight.
+        rstd: The factor that normalizes it.
+        subtracted: The share of each entry in what is subtracted from all: one divided
+            by their number for a mean, else 0.
     """
     count, size = len(op.saved("normalized_shape")), normal.shape[-1]
     if normal.numel() * size > op.most:
@@ -140,11 +142,11 @@ def _scaled(
 
 def attention(op: Operation) -> dict[int, Back]:
     """Return the maps of attention, whose probabilities are computed again."""
-    found = read(op)
-    if found is None or found.entries * found.key.shape[-2] > op.most:
+    saved = read(op)
+    if saved is None or saved.entries * saved.key.shape[-2] > op.most:
         return {}
-    q, k, v, scale = found[:4]
-    p = found.probabilities()
+    q, k, v, scale = saved[:4]
+    p = saved.probabilities()
     slope = (p.diag_embed() - p[..., None] * p[..., None, :]) * scale
     work = p.numel() * q.shape[-1]
 

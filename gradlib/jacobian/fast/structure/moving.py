@@ -1,4 +1,4 @@
-"""Rules of what moves, picks, joins, sums or repeats entries."""
+"""Rules of operations that move, pick, join, sum or repeat entries."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.structure.step import Back, Step
 
 
 def reshaped(op: Operation) -> dict[int, Back]:
-    """A view whose entries are in the same order."""
+    """A view that keeps the order of entries."""
 
     def back(dims: Dims) -> Step | None:
         before = regrouped(dims, op.shapes[0])
@@ -33,9 +33,9 @@ def transposed(op: Operation) -> dict[int, Back]:
     one, other = moves.exchanged(op)
 
     def back(dims: Dims) -> Step:
-        found = list(dims)
-        found[one], found[other] = found[other], found[one]
-        return Step(tuple(found))
+        before = list(dims)
+        before[one], before[other] = before[other], before[one]
+        return Step(tuple(before))
 
     return {0: back}
 
@@ -68,7 +68,7 @@ def concatenated(op: Operation) -> dict[int, Back]:
 
 
 def stacked(op: Operation) -> dict[int, Back]:
-    """Several tensors, along a dimension of its own."""
+    """Several tensors, along a new dimension."""
     dim = op.dim()
 
     def back(i: int) -> Back:
@@ -91,16 +91,18 @@ def summed(op: Operation) -> dict[int, Back]:
 
 
 def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
-    """Return the map between a dimension and some rows of a longer one.
+    """Return the map between two dimensions, of which one is some rows of the other.
 
     Args:
         op: The operation.
         dim: The dimension.
         rows: Which rows of the longer one.
-        out: Whether what came out is the longer one.
+        out: Whether the output has the longer one.
     """
     size = len(rows) if out else op.shapes[0][dim]
-    if size == op.shape[dim]:  # all of them, and those may be the samples
+    if (
+        size == op.shape[dim]
+    ):  # all rows; they may be the samples, and must keep their axis
         return Step
     matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
     ours = range(len(rows))
@@ -116,7 +118,7 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
 
 def _unit(op: Operation, size: int, index: int) -> Tensor:
     unit = torch.zeros(size, **op.like)
-    unit[index].fill_(1)  # a number that is set comes from the CPU, and is waited for
+    unit[index].fill_(1)  # assigning a number would wait for the GPU
     return unit
 
 

@@ -1,7 +1,8 @@
-"""Axes that have an identity, so that equal sizes mean nothing.
+"""Axes with an identity: two of the same size are still different axes.
 
-A tensor's dimension is a product of axes, in the order of its entries: one axis for
-most, batch and token where a view has put them together, none where its size is 1.
+A tensor's dimension is a product of axes, in the order of its entries: a single axis
+for
+most, batch and token where a view has merged them, none where the size is 1.
 """
 
 import math
@@ -13,35 +14,35 @@ from torch import Tensor
 
 
 class Axis:
-    """One axis. Splitting it splits it wherever it is."""
+    """One axis. Where it is split, it is split in every tensor that has it."""
 
     __slots__ = ("parts", "size")
 
     def __init__(self, size: int) -> None:
-        """Make an axis that is no other."""
+        """Make a new axis."""
         self.size = size
         self.parts: tuple[Axis, ...] = ()
 
     def split(self, outer: int) -> None:
-        """Make it the product of two, of which the first has `outer` entries."""
+        """Split the axis in two, of which the first has `outer` entries."""
         self.parts = (Axis(outer), Axis(self.size // outer))
 
 
 Dims: TypeAlias = tuple[tuple[Axis, ...], ...]
-"""Of a tensor: the axes of each of its dimensions."""
+"""The axes of each dimension of a tensor."""
 
 
 def fresh(shape: Iterable[int]) -> Dims:
-    """Return axes of their own for each dimension of a shape."""
+    """Return a new axis for each dimension of a shape, none for one of size 1."""
     return tuple((Axis(size),) if size > 1 else () for size in shape)
 
 
 def resolved(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Return the axes that these are made of by now."""
-    found: list[Axis] = []
+    """Return the axes with split ones replaced by their parts."""
+    unsplit: list[Axis] = []
     for axis in axes:
-        found += resolved(axis.parts) if axis.parts else (axis,)
-    return tuple(found)
+        unsplit += resolved(axis.parts) if axis.parts else (axis,)
+    return tuple(unsplit)
 
 
 def flat(dims: Dims) -> tuple[Axis, ...]:
@@ -50,22 +51,23 @@ def flat(dims: Dims) -> tuple[Axis, ...]:
 
 
 def length(axes: Iterable[Axis]) -> int:
-    """Return how many entries they have together."""
+    """Return how many entries axes have together."""
     return math.prod(axis.size for axis in axes)
 
 
 def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """Return the dimensions of what a view with entries in the same order was made of.
+    """Return the dimensions of a tensor from those of a view of it.
 
     Args:
-        dims: Of the view.
-        shape: The other shape.
+        dims: The axes of the view, which keeps the order of entries.
+        shape: The shape of the tensor.
 
     Returns:
-        ``None`` where a dimension ends inside an axis that cannot be split there.
+        Its axes; ``None`` where a dimension ends inside an axis that cannot be split
+        there.
     """
     ahead = list(reversed(flat(dims)))
-    found: list[tuple[Axis, ...]] = []
+    regrouped: list[tuple[Axis, ...]] = []
     for size in shape:
         axes: list[Axis] = []
         while size > 1:
@@ -80,15 +82,16 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
                 return None
             axes.append(axis)
             size //= axis.size
-        found.append(tuple(axes))
-    return tuple(found)
+        regrouped.append(tuple(axes))
+    return tuple(regrouped)
 
 
 def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | None:
-    """Split the axes of one dimension, named more than once, until they are alike.
+    """Split several lists of axes of one dimension until they agree in sizes.
 
     Returns:
-        Those of each, as many and as long as the others'; ``None`` if that cannot be.
+        The lists, with as many axes as long as each other's; ``None`` if no split does
+        that.
     """
     ahead = [list(reversed(resolved(axes))) for axes in several]
     found: list[list[Axis]] = [[] for _ in several]
@@ -96,7 +99,7 @@ def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | Non
         size = min(stack[-1].size for stack in ahead)
         for stack, axes in zip(ahead, found, strict=True):
             axis = stack.pop()
-            if axis.parts:  # another one has split it meanwhile
+            if axis.parts:  # another list has split it meanwhile
                 stack += reversed(resolved(axis.parts))
                 axis = stack.pop()
             if axis.size % size:
@@ -110,9 +113,9 @@ def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | Non
 
 
 def view_of(tensor: Tensor, dims: Dims) -> tuple[Tensor, tuple[Axis, ...]]:
-    """Return a tensor with one dimension for each axis, and those axes.
+    """Return a tensor viewed with one dimension for each axis, and those axes.
 
-    A dimension along which every entry is the same one in memory is left out.
+    A dimension of stride 0, along which entries repeat, is left out.
     """
     kept: list[tuple[Axis, ...]] = []
     for place in reversed(range(tensor.dim())):

@@ -1,4 +1,4 @@
-"""The products and sums that a Jacobian takes, each from those before it."""
+"""The products and sums that a Jacobian is computed by, in order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from gradlib.jacobian.fast.structure.named_axes import Axis, flat, length, resol
 from gradlib.jacobian.fast.structure.terms import Sum, Term
 
 Slices: TypeAlias = dict[Axis, tuple[int, int]]
-"""Of axes of Y: where the rows at hand start, and how many there are."""
+"""The current rows: for each sliced axis of Y the start and length of the slice."""
 
 
 @dataclass(frozen=True)
 class Now:
-    """What a value is computed with, besides its parts.
+    """The context that a value is computed in.
 
     Attributes:
-        slices: The rows at hand.
-        room: Where its memory comes from.
-        mine: For each part whether it may be overwritten.
-        into: Where to write it, if that is given.
+        slices: The current rows.
+        room: Gives the memory.
+        mine: For each part of the value whether it may be overwritten.
+        into: The tensor to write the value to; ``None`` for new memory.
     """
 
     slices: Slices
@@ -47,10 +47,10 @@ class Value:
     """A tensor with named axes that is computed from others.
 
     Attributes:
-        axes: Its axes, in this order.
-        parts: What it is computed from.
-        compute: Does that.
-        work: The multiply-adds that takes.
+        axes: Its axes, in order.
+        parts: The values it is computed from.
+        compute: Computes it from the tensors of its parts.
+        work: How many multiply-adds that takes.
     """
 
     axes: Axes
@@ -60,7 +60,7 @@ class Value:
 
 
 class Builder:
-    """Makes values of sums, each once and after those that it is computed from."""
+    """Turns sums into values, each made once and after its parts."""
 
     def __init__(self, rows: Axes, like: Tensor) -> None:
         """Take the axes of Y, and a tensor of the dtype and device."""
@@ -75,16 +75,16 @@ class Builder:
 
         Args:
             total: The sum.
-            whole: Whether it has all axes, in their order, though nothing depends on
-                some.
+            whole: Whether it must have all axes of Y and X, in order, even those that
+                it does not depend on.
         """
         if total not in self._made:
             self._made[total] = self._sum(total, whole)
         return self._made[total]
 
     def are_finite(self) -> Tensor:
-        """Return whether all numbers are that it begins with: zero times infinity."""
-        # A tenth of what isfinite() takes; and a GPU is waited for once.
+        """Return whether all constants are finite: zero times infinity would be NaN."""
+        # aminmax() takes a tenth of isfinite()'s time; a GPU is waited for once.
         ends = [end for it in self._constants if it.numel() for end in it.aminmax()]
         return torch.stack([self._one, *ends]).isfinite().all()
 
@@ -95,13 +95,13 @@ class Builder:
         else:
             axes = resolved(total.as_term(self.rows).factors[0][1])
         given = [(self._term(term), term) for term in total.terms]
-        # Products come first: nobody else needs them, so others can be added to them.
+        # Products come first: no other value uses them, so terms can be added to them.
         given.sort(key=lambda it: len(it[1].factors) < 2)
         parts = [
             _Part(value, term.scale, _places(value.axes, term, dims, self.rows))
             for value, term in given
         ]
-        # Of these one that has every axis.
+        # Of products, those with every axis come first.
         parts.sort(key=lambda part: not part.covers(axes))
         if not whole and parts[0].covers(axes):
             axes = tuple(axis for (axis,) in parts[0].places)
@@ -113,21 +113,21 @@ class Builder:
         return made
 
     def _term(self, term: Term) -> Value:
-        here = {
+        factors = {
             i: self.of_sum(source)
             if isinstance(source, Sum)
             else self._constant(source, resolved(axes))
             for i, (source, axes) in enumerate(term.factors)
         }
-        if not here:
+        if not factors:
             return self._constant(self._one, ())
         kept = set(self.rows) | set(flat(term.dims))
-        pairs = _pairs([it.axes for it in here.values()], kept)
-        for number, (one, two) in enumerate(pairs, len(here)):
-            first, second = here.pop(one), here.pop(two)
-            wanted = kept.union(*(value.axes for value in here.values()))
-            here[number] = self._product(first, second, wanted)
-        (value,) = here.values()
+        pairs = _pairs([it.axes for it in factors.values()], kept)
+        for number, (one, two) in enumerate(pairs, len(factors)):
+            first, second = factors.pop(one), factors.pop(two)
+            wanted = kept.union(*(value.axes for value in factors.values()))
+            factors[number] = self._product(first, second, wanted)
+        (value,) = factors.values()
         return self._summed(value, kept)
 
     def _product(self, first: Value, second: Value, wanted: set[Axis]) -> Value:
@@ -159,12 +159,12 @@ class Builder:
 
 
 def _multiplier(multiply: Product) -> Compute:
-    """Return what multiplies two values."""
+    """Return the function that multiplies two values."""
     return lambda parts, now: multiply(parts[0], parts[1], now.room)
 
 
 def _summer(gone: list[int]) -> Compute:
-    """Return what sums over some axes."""
+    """Return the function that sums a value over some axes."""
 
     def compute(given: list[Tensor], now: Now) -> Tensor:
         shape = [it for i, it in enumerate(given[0].shape) if i not in gone]
@@ -174,7 +174,7 @@ def _summer(gone: list[int]) -> Compute:
 
 
 def _pairs(factors: Sequence[Axes], kept: set[Axis]) -> Sequence[tuple[int, int]]:
-    """Return in which order to multiply factors."""
+    """Return the pairs of factors to multiply, in the cheapest order."""
     numbers: dict[Axis, int] = {}
     for axes in factors:
         for axis in axes:
@@ -190,9 +190,9 @@ class _Part:
 
     Attributes:
         value: Its value.
-        scale: What that is multiplied by.
-        places: For each axis of it those of the sum that it runs along; more than the
-            value has axes where it is a part of the identity.
+        scale: The factor of the value.
+        places: For each axis of the value those of the sum that it runs along. There
+            are more places than axes where the term has a factor of the identity.
     """
 
     value: Value
@@ -200,21 +200,21 @@ class _Part:
     places: list[Axes]
 
     def covers(self, axes: Axes) -> bool:
-        """Return whether it has a value at every entry of the sum."""
+        """Return whether the term has an entry for every entry of the sum."""
         return len(self.places) == len(axes) == len(self.value.axes) and all(
             len(it) == 1 for it in self.places
         )
 
     def like(self, tensor: Tensor, axes: Axes) -> Tensor:
-        """Return its value's tensor with the axes of the sum, all of which it has."""
+        """Return its value's tensor with the axes in the order of the sum's."""
         return tensor.permute([self.places.index((axis,)) for axis in axes])
 
 
 def _places(value: Axes, term: Term, dims: Axes, rows: Axes) -> list[Axes]:
     """Return for each axis of a term those of the sum that it runs along.
 
-    An axis of Y runs along two where H's is not tied to it any more: the diagonal. Of
-    these come, at the end, those that the term has no entries for.
+    An axis of Y runs along two, a diagonal, where the sum has another axis for H: the
+    term has them tied. Diagonals along which the term has no entries come last.
     """
     mine = flat(term.dims)
     new = dict(zip(mine, dims, strict=True))
@@ -228,7 +228,7 @@ def _places(value: Axes, term: Term, dims: Axes, rows: Axes) -> list[Axes]:
 
 
 def _start(axes: Axes, part: _Part) -> Compute:
-    """Return what makes a sum of its first term."""
+    """Return the function that starts a sum with its first term."""
 
     def compute(given: list[Tensor], now: Now) -> Tensor:
         if part.covers(axes):
@@ -247,7 +247,7 @@ def _start(axes: Axes, part: _Part) -> Compute:
 
 
 def _adder(axes: Axes, part: _Part) -> Compute:
-    """Return what adds another term."""
+    """Return the function that adds another term to a sum."""
 
     def compute(given: list[Tensor], now: Now) -> Tensor:
         total, tensor = given
@@ -277,7 +277,7 @@ def _add(
             offset += slices[place[0]][0] * strides[place[1]]
     covered = {axis for place in part.places for axis in place}
     for axis in axes:
-        if axis not in covered:  # it is the same along this one
+        if axis not in covered:  # the term is constant along it
             shape.append(sizes[axis])
             steps.append(strides[axis])
     holes = len(shape) - tensor.dim()

@@ -1,4 +1,4 @@
-"""Whether a graph is worth a closer look, from the shapes on its way alone."""
+"""Whether the structure of a graph may pay, judged from shapes alone."""
 
 import math
 
@@ -7,17 +7,17 @@ from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.graph import Graph
 
 LOOK = 2**25
-"""How many multiply-adds of passes a node must have for a look at it to be short."""
+"""How many multiply-adds of passes there must be for each node to be worth a look."""
 
 PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0")
 
 
 def promises(graph: Graph, rows: float) -> bool:
-    """Return whether products of parts of a sample take long.
+    """Return whether passes take long, by products over parts of a sample, as tokens.
 
     Args:
-        graph: Of one output and one input.
-        rows: How many backward passes it would take otherwise.
+        graph: The graph of one output and one input.
+        rows: How many backward passes the Jacobian would take otherwise.
     """
     work, parts = _work(graph.drawing)
     long = rows * work > LOOK * len(graph.way)
@@ -26,7 +26,7 @@ def promises(graph: Graph, rows: float) -> bool:
 
 @kept_for_each
 def _work(drawing: Drawing) -> tuple[int, int]:
-    """Return the multiply-adds of a pass, and how many vectors a product multiplies."""
+    """Return the multiply-adds of a pass, and the most vectors in one product."""
     forms = drawing.forms
     each = forms[drawing.roots[0]].dtype.itemsize
     work, most = 0, 0

@@ -1,7 +1,7 @@
-"""What the nodes of a graph do to a Jacobian, in named axes.
+"""The derivatives of known operations, in named axes.
 
-Each rule reads a node's saved tensors, and gives for each of its inputs a map: from the
-axes of what came out to those of what went in, and the factors between the two.
+Each rule reads a node's saved tensors, and gives a map for each input of its operation:
+from the axes of the output to those of the input, and the factors between the two.
 """
 
 from collections.abc import Callable
@@ -53,8 +53,8 @@ RULES: dict[str, Rule] = {
     "SafeSoftmaxBackward0": mixing.softmax,
     "LogSoftmaxBackward0": mixing.log_softmax,
     "NativeLayerNormBackward0": mixing.layer_norm,
-    "FusedRmsNormBackward0": mixing.rms_norm,  # a GPU's; elsewhere it is many nodes
+    "FusedRmsNormBackward0": mixing.rms_norm,  # on a GPU; elsewhere it is many nodes
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
-    # Of a GPU's other kernels none takes float32 or float64.
+    # No other kernel of a GPU takes float32 or float64.
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }

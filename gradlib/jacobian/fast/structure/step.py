@@ -1,4 +1,4 @@
-"""What a rule says of an operation."""
+"""The derivative of an operation by one input, in named axes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from gradlib.jacobian.fast.structure.named_axes import Dims
 
 @dataclass(frozen=True)
 class Step:
-    """From what came out of an operation to one thing that went in.
+    """The derivative of an operation's output by one of its inputs.
 
     Attributes:
-        dims: The axes of what went in.
-        factors: Tensors with the axes of theirs. The derivative is their product, and
-            zero where two entries differ along an axis that both sides have.
-        scale: A number it is multiplied by too.
-        work: The multiply-adds that a backward pass takes here.
+        dims: The axes of the input.
+        factors: Tensors with their axes. The derivative is their product, and zero
+            where two entries differ along an axis that output and input both have.
+        scale: A number that multiplies the product.
+        work: How many multiply-adds a backward pass takes here.
     """
 
     dims: Dims
@@ -28,11 +28,11 @@ class Step:
 
 
 Back: TypeAlias = Callable[[Dims], Step | None]
-"""From the axes of what came out of an operation."""
+"""From the axes of an operation's output to the step; ``None`` where there is none."""
 
 
 def same(*scales: float) -> dict[int, Back]:
-    """Return maps to what has the same axes, times a number for each."""
+    """Return maps to inputs with the output's axes, each with a factor."""
 
     def back(scale: float) -> Back:
         return lambda dims: Step(dims, scale=scale)

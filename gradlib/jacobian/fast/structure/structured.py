@@ -1,8 +1,9 @@
-"""The Jacobian of a graph of known operations, from the structure these have.
+"""The Jacobian of a graph of known operations, from their structure.
 
-Most operations work on each token, or each head, by itself. dY/dH is a sum of products
-of small tensors, and these are multiplied in the cheapest order, a few rows at a time;
-nothing is computed for entries that cannot depend on each other.
+Most operations work on each token, or each head, by itself. So dY/dH, for a tensor H,
+is
+a sum of products of small tensors. These are multiplied in the cheapest order, a few
+rows at a time; nothing is computed for entries that cannot depend on each other.
 """
 
 import math
@@ -26,16 +27,16 @@ from gradlib.jacobian.plan import Plan
 from gradlib.private.modes import graph_is_captured
 
 MOST = 1
-"""How many times as many entries as the Jacobian a factor has at most."""
+"""A factor has at most this many times the entries of the Jacobian."""
 
 WORTH = 1.3
-"""How many times less work it must be."""
+"""How many times less work this way must take."""
 
 LOOK = 2**22
-"""How many multiply-adds take as long as finding out how to compute one value."""
+"""How many multiply-adds take as long as finding how to compute one value."""
 
 TURN = 2**19
-"""The same of computing a value for some rows, besides its own."""
+"""How many take as long as starting to compute a value for some rows."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ class Structured:
     """How to compute the Jacobian.
 
     Attributes:
-        bytes: What is held at most, besides the result.
-        are_finite: Whether the numbers are that it begins with, if nobody could read it
-            by now, as while a CUDA graph is captured: then the result is NaN if not.
-        needs_proof: Whether a finite result may be another than rows give: where
-            numbers are large, as the steps are others.
+        bytes: How many bytes are held at most, besides the result.
+        are_finite: Whether all constants are finite, where that cannot be read yet, as
+            while a CUDA graph is captured: if not, the result is made NaN.
+        needs_proof: Whether to compare the result with a VJP: where numbers are large,
+            these steps may give another finite result than rows do.
     """
 
     bytes: int
@@ -57,7 +58,7 @@ class Structured:
     needs_proof = True
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to take it."""
+        """Return the plan that takes this way."""
         return plan.shortened(
             "structure",
             "most operations work on each token, or each head, by itself",
@@ -69,7 +70,7 @@ class Structured:
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
-        """Return the blocks, written into contiguous tensors where there are some."""
+        """Return the blocks, written into the contiguous tensors of `out` if given."""
         point = graph.points[0].detach()
         made = empty(graph.shape(0, 0), point) if out is None else out[0, 0]
         with torch.no_grad():
@@ -84,12 +85,12 @@ def find_structured(graph: Graph, plan: Plan) -> Structured | None:
     """Return how to compute a Jacobian from the structure of its graph.
 
     Args:
-        graph: What it is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
 
     Returns:
-        ``None`` where an operation is not known, where it would not take less, or
-        where a number is not finite.
+        ``None`` where an operation is not known, where this would not take less, or
+        where a constant is not finite.
     """
     if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
         return None

@@ -1,4 +1,4 @@
-"""A Jacobian as a sum of products of small tensors, none of them computed yet."""
+"""A Jacobian as a sum of products of small tensors, before they are computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from gradlib.jacobian.fast.structure.rules import Back
 
 @dataclass(frozen=True)
 class Term:
-    """A product: dY/dH of one tensor H, or a part of it.
+    """A product of factors: dY/dH for a tensor H, or one term of it.
 
-    It is zero where two entries differ along an axis that Y and H both have: a token is
-    a function of itself only. Axes that neither has are summed over.
+    It is zero where two entries differ along an axis that Y and H both have: a token
+    depends on itself only. Axes that neither has are summed over.
 
     Attributes:
         factors: Tensors, or sums, with their axes.
         dims: The axes of H.
-        scale: A number it is multiplied by too.
+        scale: A number that multiplies the product.
     """
 
     factors: tuple["Factor", ...]
@@ -39,23 +39,23 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """What terms add up to, with the same axes for all of them.
+    """A sum of terms at the same tensor H, with common axes.
 
     Attributes:
-        terms: At the same tensor H.
-        dims: The axes of H here.
+        terms: The terms.
+        dims: The axes of H in the sum.
     """
 
     terms: tuple[Term, ...]
     dims: Dims
 
     def as_term(self, rows: Sequence[Axis]) -> Term:
-        """Return it as one factor."""
+        """Return a term with this sum as its only factor."""
         mine = dict.fromkeys(flat(self.dims)) | dict.fromkeys(resolved(rows))
         return Term(((self, tuple(it for it in mine if self.has(it))),), self.dims)
 
     def has(self, axis: Axis) -> bool:
-        """Return whether it has an axis, and is not just zero off the diagonal."""
+        """Return whether its value needs an axis: it does not as the identity's."""
         for term in self.terms:
             for mine, theirs in zip(flat(term.dims), flat(self.dims), strict=True):
                 if mine is not theirs and axis in (mine, theirs):
@@ -71,23 +71,23 @@ Factor: TypeAlias = tuple[Tensor | Sum, tuple[Axis, ...]]
 def through(
     term: Term, back: Back, shape: Sequence[int], rows: Sequence[Axis]
 ) -> tuple[Term, int] | None:
-    """Carry a term through an operation, to something that went in.
+    """Carry a term through an operation, to one of its inputs.
 
     Args:
-        term: Of what came out.
-        back: The map.
-        shape: Of what went in.
+        term: A term at the operation's output.
+        back: The map to the input.
+        shape: The shape of the input.
         rows: The axes of Y.
 
     Returns:
-        The term, and the multiply-adds of a backward pass; ``None`` where the map does
-        not know what to do.
+        The term at the input, and the multiply-adds of a backward pass; ``None`` where
+        the map cannot be applied.
     """
     step = back(term.dims)
     if step is None:
         return None
     dims = step.dims[len(step.dims) - len(shape) :]
-    # What was broadcast is summed over.
+    # An input that was broadcast is summed over.
     dims = tuple(
         () if size == 1 else axes for size, axes in zip(shape, dims, strict=True)
     )
@@ -108,16 +108,16 @@ def through(
 def added(
     terms: Sequence[Term], rows: Sequence[Axis], batch: Sequence[Axis] | None = None
 ) -> Sum | None:
-    """Return what terms at one tensor add up to.
+    """Return the sum of terms at one tensor H.
 
     Args:
         terms: The terms.
         rows: The axes of Y.
-        batch: Where H is what Y is differentiated for: the batch, which must be the
-            axes of its first dimension; all others become its own.
+        batch: Where H is X, the axes of the batch, which must be those of its first
+            dimension; X gets new axes for the others that Y has too.
 
     Returns:
-        ``None`` where their axes do not fit to each other.
+        ``None`` where the axes of the terms do not fit together.
     """
     dims: list[tuple[Axis, ...]] = []
     columns: list[list[tuple[Axis, ...]]] = []
@@ -141,8 +141,8 @@ def added(
         for one, *others in zip(*several, strict=True):
             same = all(it is one for it in others) and one not in used
             if not same or (batch is not None and one in of_y):
-                (found,) = fresh([one.size])
-                axes += found
+                (new,) = fresh([one.size])
+                axes += new
             else:
                 axes.append(one)
                 used.add(one)
@@ -151,16 +151,16 @@ def added(
 
 
 def settle(total: Sum) -> bool:
-    """Split axes until all sums, this and those in it, have those of their terms.
+    """Split axes until this sum, and each sum in it, agrees with its terms.
 
-    A view that comes later may have split an axis of a sum, which its terms have under
-    another name.
+    A view may have split an axis of a sum later, but not the axes of its terms that
+    correspond to it.
 
     Returns:
-        Whether that can be.
+        Whether they can agree.
     """
     sums = [total]
-    for each in sums:  # it grows
+    for each in sums:  # the list grows meanwhile
         for term in each.terms:
             sums += [it for it, _ in term.factors if isinstance(it, Sum)]
     sums = list(dict.fromkeys(sums))

@@ -1,4 +1,4 @@
-"""From Y back to X, one operation after the other, with nothing computed yet."""
+"""Goes from Y back to X, one operation after the other, and computes nothing yet."""
 
 import math
 from collections import defaultdict
@@ -14,12 +14,12 @@ from gradlib.jacobian.fast.structure.terms import Sum, Term, added, through
 from gradlib.jacobian.graph import Graph
 
 FACTORS = 6
-"""How many factors a term has at most, and how many terms a sum has, before it is
-computed: the cheapest order of so many is soon found."""
+"""With this many factors in a term, or more terms than that, they are added up to one
+factor: the cheapest order of so few is quickly found."""
 
 
 class Walk:
-    """What is found on the way.
+    """The sum of terms that a walk from Y to X gives.
 
     Attributes:
         total: dY/dX; ``None`` where an operation is not known.
@@ -30,8 +30,8 @@ class Walk:
         """Go all the way.
 
         Args:
-            graph: Of one output, Y, and one input, X.
-            most: How many entries a factor has at most that nobody has saved.
+            graph: The graph of one output, Y, and one input, X.
+            most: How many entries a computed factor has at most.
         """
         root = graph.roots[0]
         self.work = 0
@@ -50,7 +50,7 @@ class Walk:
 
     def _go(self, start: Edge) -> Sum | None:
         self._waiting[start].append(Term((), self._dims))
-        *before, _ = self._way  # X comes last: all of them lead to it
+        *before, _ = self._way  # X comes last: all nodes lead to it
         for node in before:
             for edge in [it for it in self._waiting if it[0] is node]:
                 if not self._pass(edge):
@@ -58,7 +58,7 @@ class Walk:
         return added(self._waiting[self._end], self.rows, self._dims[0])
 
     def _pass(self, edge: Edge) -> bool:
-        """Carry what waits at an edge through its operation."""
+        """Carry the terms that wait at an edge through its operation."""
         node, number = edge
         terms = self._waiting.pop(edge)
         before = {
@@ -74,24 +74,24 @@ class Walk:
         shapes = {i: self._forms[it].shape for i, it in before.items()}
         op = Operation(node, number, self._forms[edge], shapes, self._most)
         maps = RULES[node.name()](op)
-        for i, there in before.items():
+        for i, place in before.items():
             if i not in maps:
                 return False
             work = 0
             for term in terms:
-                found = through(term, maps[i], shapes[i], self.rows)
-                if found is None:
+                carried = through(term, maps[i], shapes[i], self.rows)
+                if carried is None:
                     return False
-                after, work = found
-                self._waiting[there].append(after)
+                after, work = carried
+                self._waiting[place].append(after)
             self.work += work + 2 * ENTRY * math.prod(shapes[i])
         return True
 
     def _is_worth_it(self, terms: Sequence[Term], ways: int) -> bool:
         """Return whether to add terms up, rather than to carry each on by itself.
 
-        What is used twice is computed once, and where everything passes there is
-        nothing that would make it more.
+        A sum that is used twice is computed once. Where all ways meet in one tensor,
+        adding up costs nothing that carrying on would save.
         """
         most = max(len(term.factors) for term in terms)
         if most >= FACTORS or len(terms) > FACTORS:
