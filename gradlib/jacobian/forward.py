@@ -63,7 +63,8 @@ def pieces(
                 u = one_hot(length, point, start, columns).view(length, *point.shape)
             else:
                 u = one_hot_for_all(length, point, start, point.shape)
-            for root, tangents in enumerate(push_point(u)):
+            pushed = push_point(u)
+            for root, tangents in enumerate(pushed):
                 if tangents is not None:
                     rows = graph.rows(root)
                     tangents = tangents.reshape(length, graph.batch, rows)

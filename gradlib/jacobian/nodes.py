@@ -234,6 +234,5 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype of the gradients in a backward pass."""
-    dtypes = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
-    floating = (it for it in dtypes if it.is_floating_point)
-    return min(floating, key=lambda it: it.itemsize)
+    found = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
+    return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)

@@ -1,4 +1,4 @@
-"""What code does along the axes of samples: the layers that this is, for a shape."""
+"""The layers that operations along the axes of samples are, for a given shape."""
 
 import math
 from types import NoneType
@@ -12,17 +12,17 @@ from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import Shape
 
 VIEWED = nn.Flatten()
-"""Stands where a tensor is viewed as flat, which torch refuses in some layouts."""
+"""The layer of a flat view, which torch refuses in some layouts."""
 
 
 def summed(shape: Shape, name: str, dim: Any, keepdim: bool = False) -> list[Any]:
     """Return the layers that a sum or mean is, over all entries or places of a sample.
 
     Args:
-        shape: Of what is summed up.
+        shape: The shape of the tensor that is summed.
         name: ``"sum"`` or ``"mean"``.
-        dim: Over which axes.
-        keepdim: Whether they stay, with one entry.
+        dim: The axes to sum over.
+        keepdim: Whether they stay, with size 1.
     """
     if type(dim) not in (int, tuple, list):
         raise UnknownError("torch refuses it")
@@ -39,7 +39,7 @@ def summed(shape: Shape, name: str, dim: Any, keepdim: bool = False) -> list[Any
 
 
 def flattened(before: Shape, args: tuple[Any, ...]) -> bool:
-    """Tell whether a new shape flattens all samples; if not, it is the old one."""
+    """Tell whether a view flattens all samples; if not, it must keep the shape."""
     is_one = len(args) == 1 and isinstance(args[0], tuple)
     after = cast(Shape, args[0] if is_one else args)
     if not all(type(it) is int for it in after):
@@ -54,18 +54,18 @@ def flattened(before: Shape, args: tuple[Any, ...]) -> bool:
 
 
 def unsqueezed(shape: Shape, dim: object) -> list[Any]:
-    """Return the layers that give numbers an axis, behind the batch."""
+    """Return the layers that give a batch of numbers, ``(batch,)``, a second axis."""
     if len(shape) != 1 or type(dim) is not int or dim not in (1, -1):
         raise UnknownError("it is an axis of something else")
     return [UNSQUEEZED]
 
 
 def taken(shape: Shape, key: Any) -> list[Any]:
-    """Return the layers that take entries of vectors, or give numbers an axis.
+    """Return the layers that indexing is: taking entries of vectors, or adding an axis.
 
     Args:
-        shape: Of what they are given.
-        key: What code asks for.
+        shape: The shape of the tensor that is indexed.
+        key: The index, as code has it in brackets.
     """
     if type(key) is not tuple:
         raise UnknownError("it takes samples")
@@ -97,13 +97,13 @@ def _entries(start: int, stop: int, count: int) -> list[Any]:
 
 
 def parted(shape: Shape, name: str, *args: Any, **kwargs: Any) -> list[list[Any]]:
-    """Return the layers that each part of vectors is.
+    """Return the layers that each part of vectors is, as of ``chunk``.
 
     Args:
-        shape: Of what is parted.
-        name: Of what does it.
-        args: How many parts, or how large they are, and along which axis.
-        kwargs: The same axis, by name.
+        shape: The shape of the tensor that is parted.
+        name: ``"chunk"``, ``"split"`` or ``"unbind"``.
+        args: The number or size of the parts, and the axis.
+        kwargs: The axis, if given by name.
     """
     size, *rest = (1, *args) if name == "unbind" else args
     (dim,) = (*rest, *kwargs.values())

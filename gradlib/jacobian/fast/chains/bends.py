@@ -15,40 +15,40 @@ class Bend(NamedTuple):
 
     Attributes:
         layer: The layer.
-        value: What it was given, or what it returned: ``(batch, ...)``.
+        value: Its input or output, as its slope needs: ``(batch, ...)``.
     """
 
     layer: Layer
     value: Tensor
 
     def part(self, start: int, stop: int) -> "Bend":
-        """Return it for some samples."""
+        """Return the bend for some samples."""
         return self._replace(value=self.value[start:stop])
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        found = pulled(v, [self], ours=ours)
-        return found, ours or found is not v
+        made = pulled(v, [self], ours=ours)
+        return made, ours or made is not v
 
 
 def bent(
     layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool, begun: bool = False
 ) -> tuple[list[Bend], Tensor]:
-    """Return what is needed to go back through elementwise layers, and their output.
+    """Return elementwise layers with the values their slopes need, and their output.
 
     Args:
-        layers: In the order of the forward pass.
-        x: What they are given.
+        layers: The layers, in the order of the forward pass.
+        x: The input of the first, ``(batch, ...)``.
         ours: Whether x may be overwritten.
-        last: Whether nobody asks for the output; then it may be anything.
-        begun: Whether x is what the first has returned, and may not be overwritten.
+        last: Whether the output is not needed; then it may be wrong.
+        begun: Whether x is the output of the first already, not to be overwritten.
     """
-    found: list[Bend] = []
+    bends: list[Bend] = []
     ours = ours and not grad_is_enabled()
     if begun:
-        found.append(Bend(layers[0], x))
+        bends.append(Bend(layers[0], x))
         ours = False
-    for number, layer in enumerate(layers[len(found) :], 1 + len(found)):
+    for number, layer in enumerate(layers[len(bends) :], 1 + len(bends)):
         known = layer.pointwise
         assert known is not None, "a convolution is not elementwise"
         needless = last and number == len(layers)
@@ -57,14 +57,14 @@ def bent(
                 x = known.overwrite(layer.module, x)
             else:
                 x = known.forward(layer.module, x)
-            found.append(Bend(layer, x))
+            bends.append(Bend(layer, x))
             ours = False
         else:
-            found.append(Bend(layer, x))
+            bends.append(Bend(layer, x))
             if not needless:
                 x = known.forward(layer.module, x)
                 ours = not grad_is_enabled()
-    return found, x
+    return bends, x
 
 
 def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
@@ -72,14 +72,14 @@ def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
 
     Args:
         v: The vectors; without a batch axis they are the same for all samples.
-        bends: In the order of the forward pass.
+        bends: The layers, in the order of the forward pass.
         ours: Whether v may be overwritten, if it has a batch axis.
     """
     alone = not grad_is_enabled()  # no graph keeps what is overwritten
     ours = ours and alone and v.dim() > 2
     for (module, known), value in reversed(bends):
         assert known is not None, "a convolution is not elementwise"
-        if known.factor is not None and v.dim() > 2:  # it is all in one number
+        if known.factor is not None and v.dim() > 2:  # the slope is a single number
             factor = known.factor(module)
             if factor != 1:
                 v, ours = v.mul_(factor) if ours else v * factor, alone
@@ -87,7 +87,7 @@ def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
         value = value.unsqueeze(1)
         if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
             v = known.pull(module, v, value, ours)
-        else:  # a function is dearer than a product
+        else:  # computing the slope costs more than a product, so it is done once
             slope = known.pull(module, torch.ones_like(value), value, alone)
             v = v.mul_(slope) if ours else v * slope
         ours = alone

@@ -1,4 +1,4 @@
-"""Chains of layers whose Jacobians are known, where nobody looks on."""
+"""Chains of layers whose Jacobians are known, where no mode or hook is in force."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,31 +41,32 @@ from gradlib.jacobian.plan import FORWARD, SPLIT
 from gradlib.private.modes import nobody_looks_on
 
 MANY = 2**10
-"""Up to how many entries of an image rows are asked for as those of a matrix, which has
-the square of that."""
+"""With at most this many output entries, rows of convolutions are asked for by an
+identity matrix, which has the square of that."""
 
 _ELEMENTWISE = frozenset((nn.Flatten, Layer, *POINTWISE))
 _AMONG_MATRICES = _ELEMENTWISE | {nn.Linear, Linear, nn.BatchNorm1d}
-"""The types of what is known between matrices, and of these."""
+"""The types of layers that may stand among matrices, those of matrices included."""
 
 
 class Chain(NamedTuple):
-    """Convolutions and the like, then linear layers, and what is elementwise around.
+    """Convolutions and the like, then linear layers, with elementwise layers around.
 
     Attributes:
-        x: What it is given, ``(batch, *in)``.
-        maps: What comes before the first linear layer and is not elementwise.
+        x: The input, ``(batch, *in)``.
+        maps: The layers that are gone back through vector by vector, before the first
+            linear layer.
         linears: The linear layers.
-        bends: What is elementwise before the first, after each, and after the last.
-        softmax: What comes at the end, if it is one.
-        squeezed: Whether the output's axis, of one entry, is taken away.
-        ins: How many entries of a sample go into the first linear layer.
-        outs: And how many come out of the last.
-        order: In which order the Jacobians of the linear layers are multiplied.
-        kept: How many entries of a sample are kept for what is elementwise there, and
-            for the softmax.
-        size: Of a sample of the output, if its axis is not taken away.
-        replays: Replays it on a GPU, if a chain of its form was met before.
+        bends: The elementwise layers before the first linear layer, and after each.
+        softmax: The softmax at the end, if there is one.
+        squeezed: Whether the output's last axis, of one entry, is taken away.
+        ins: How many entries of a sample the first linear layer gets.
+        outs: How many entries of a sample the last one returns.
+        order: The order in which the Jacobians of the linear layers are multiplied.
+        kept: How many entries of a sample are kept for the slopes of elementwise
+            layers, and for the softmax.
+        size: The shape of a sample of the output, before its axis is taken away.
+        replays: Its replays on a GPU, if a chain of its form was met before.
     """
 
     x: Tensor
@@ -89,33 +90,33 @@ class Chain(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the Jacobian is computed from: x, weights and buffers."""
-        found = [
+        """The tensors that the Jacobian is computed from: x, weights and buffers."""
+        tensors = [
             self.x,
             *(it for linear in self.linears for it in linear if it is not None),
         ]
         for layer in (*every(self.maps.layers), *joined.from_iterable(self.bends)):
             module, known = layer
             if type(module) is Linear:
-                found += [it for it in module if it is not None]
+                tensors += [it for it in module if it is not None]
             elif known in (None, BATCH_NORM) and isinstance(module, nn.Module):
-                found += [*module.parameters(), *module.buffers()]
-        return found
+                tensors += [*module.parameters(), *module.buffers()]
+        return tensors
 
     @property
     def softens_early(self) -> bool:
-        """Whether the last matrix is smaller, for each sample, than the whole."""
+        """Whether the softmax is applied to the last matrix, as it is the smaller."""
         return self.softmax is not None and self.linears[-1].weight.shape[1] < self.ins
 
     @property
     def begins_alike(self) -> bool:
-        """Whether the same vectors of all samples go back through maps."""
+        """Whether all samples share the vectors that go back into the maps."""
         bends = any(self.bends) or self.softmax is not None
         return bool(self.maps.layers) and not bends
 
     @property
     def multiply_adds(self) -> int:
-        """How many all products take, and `maps`, of all rows."""
+        """How many multiply-adds all products take, and all rows through the maps."""
         rows = self.x.shape[0] * self.outs
         softmax = rows * self.ins if self.softmax is not None else 0
         once = (rows - self.outs) * self.maps.alike if self.begins_alike else 0
@@ -124,10 +125,11 @@ class Chain(NamedTuple):
 
 
 def is_for_chains(inputs: tuple[Any, ...]) -> bool:
-    """Tell whether a function of some inputs may be a chain.
+    """Tell whether a function of these inputs may be a chain.
 
-    Layers count where no mode of torch could change what they do. So nothing mixes
-    samples, is random, or cuts a path.
+    It may where no mode of torch can change what layers do. So a chain mixes no
+    samples,
+    is not random, and cuts no path.
     """
     if len(inputs) != 1 or not nobody_looks_on():
         return False
@@ -138,14 +140,14 @@ def is_for_chains(inputs: tuple[Any, ...]) -> bool:
 
 
 def found_on(fn: Callable[..., Any], x: Tensor) -> tuple[Chain, list[Any]] | None:
-    """Return the chain that a function is, and the layers that it was found in.
+    """Return the chain that a function is, and the layers that it is made of.
 
     Args:
         fn: The function.
-        x: What it would be called with.
+        x: Its input, ``(batch, *in)``.
 
     Returns:
-        Both, or ``None`` if it is something else.
+        Both, or ``None`` if the function is no chain.
     """
     try:
         layers = layers_of(fn, x)
@@ -158,14 +160,14 @@ def found_on(fn: Callable[..., Any], x: Tensor) -> tuple[Chain, list[Any]] | Non
 
 
 def _saves_output(layers: list[Any], *, saved: bool) -> bool:
-    """Tell whether the last of some layers may have saved what it returns.
+    """Tell whether autograd may have saved the output of the last layer.
 
     Args:
-        layers: In the order of the forward pass.
-        saved: Whether that is so of what the first is given.
+        layers: The layers, in the order of the forward pass.
+        saved: Whether it has saved the input of the first.
 
     Raises:
-        UnknownError: One overwrites what has been saved, and torch will refuse that.
+        UnknownError: A layer overwrites a saved tensor, which torch will refuse.
     """
     for layer in layers:
         overwrites = is_in_place(layer)
@@ -180,11 +182,11 @@ def _saves_output(layers: list[Any], *, saved: bool) -> bool:
 
 
 def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
-    """Return the chain that layers make of x, if they do."""
+    """Return the chain that layers are for the input x, or ``None``."""
     samples, *size = x.shape
     maps = NO_MAPS
     last: Any = layers[-1] if layers else None
-    # Samples of one number have an axis of one entry meanwhile.
+    # Samples that are single numbers are treated as vectors of one entry.
     after = shape_after(layers, x.shape)
     squeezed = after is not None and len(after) == 1
     layers = [it for it in layers if it is not SQUEEZED and it is not UNSQUEEZED]
@@ -194,7 +196,7 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
             return None
         layers, softmax = layers[:-1], last
     like = x.dtype, x.device
-    if layers and type(layers[-1]) is Summed:  # nobody computes that sum
+    if layers and type(layers[-1]) is Summed:  # the sum is not computed, but a matrix
         layers = [*layers[:-1], Linear(_equal(layers[-1], *like), None)]
     number = _mapped(layers, len(size))
     if number or len(size) > 1:
@@ -207,10 +209,10 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         return None
     linears, bends, widths, kept = parted
     is_image = not layers and len(maps.size) > 1
-    if is_image and (squeezed or softmax is not None):  # which are for one axis
+    if is_image and (squeezed or softmax is not None):  # both need a single axis
         return None
     if not linears and (len(maps.size) == 1 or _has_few_rows(maps)):
-        # The rows are those of the maps.
+        # The rows of the maps, as vectors to go back with.
         eye = torch.eye(maps.outs, dtype=x.dtype, device=x.device)
         linears, bends = [Linear(eye, None)], [*bends, []]
         widths.append(maps.outs)
@@ -227,7 +229,7 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
 
 
 def _is_over_entries(softmax: Any) -> bool:
-    """Tell whether it is torch's own, over the entries of each sample."""
+    """Tell whether a softmax is torch's own, over the entries of each sample."""
     is_own = is_own_function("softmax") and is_own_function("log_softmax")
     return is_own and type(softmax.dim) is int and softmax.dim in (1, -1)
 
@@ -235,11 +237,11 @@ def _is_over_entries(softmax: Any) -> bool:
 def _parted(
     layers: list[Any], size: list[int], like: tuple[torch.dtype, torch.device]
 ) -> tuple[list[Linear], list[list[Layer]], list[int], int] | None:
-    """Return linear layers, and what is elementwise before, between and after them.
+    """Return the linear layers, and the elementwise ones around them.
 
     Returns:
         Both, the widths of the tensors between, and how many entries of a sample are
-        kept for its slopes; ``None`` where there is something else.
+        kept for slopes; ``None`` where there is another layer.
     """
     linears: list[Linear] = []
     bends: list[list[Layer]] = [[]]
@@ -273,28 +275,28 @@ def _equal(sum_: Summed, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _has_few_rows(maps: Maps) -> bool:
-    """Tell whether rows may be asked for at the end of convolutions."""
+    """Tell whether convolutions have few enough outputs to go back from each."""
     convolves = any(type(it.module) is nn.Conv2d for it in every(maps.layers))
     return convolves and maps.outs <= MANY
 
 
 def _is_narrower(widths: list[int], maps: Maps, ins: int) -> bool:
-    """Tell whether fewer vectors go forward, or from the middle, than back."""
+    """Tell whether columns, or a split, would take less than rows."""
     middle = min(maps.narrowest, *widths)
     return min(FORWARD * ins, SPLIT * middle) < widths[-1]
 
 
 def _mapped(layers: list[Any], axes: int) -> int:
-    """Return how many layers come before the matrices.
+    """Return how many layers, the maps, come before the matrices.
 
     Args:
-        layers: All of them.
+        layers: All layers.
         axes: How many axes a sample has.
     """
-    if axes > 1:  # up to where it is flattened
+    if axes > 1:  # up to where samples are flattened
         return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
     kinds = [*map(type, layers)]
-    # Without a matrix to put it into, a batch norm is gone back through.
+    # Without a matrix to be folded into, a batch norm is a map.
     among = _AMONG_MATRICES if {nn.Linear, Linear} & {*kinds} else _ELEMENTWISE
     others = [i for i, kind in enumerate(kinds, 1) if kind not in among]
     return others[-1] if others else 0

@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.kernels import aten, plain_conv2d_back
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
-"""Up to how many input channels the library of convolutions is slow to go back.
+"""With at most this many input channels, the library's backward is slow.
 
 With strides it takes as long as without. There plain products took an eighth to nearly
 all of its time on a core of an AMD EPYC with torch 2.13, and up to a quarter more on
@@ -22,22 +22,23 @@ channels, and 8 to 160 images.
 """
 
 MANY = 2**12
-"""From how many places of its output on, of all vectors, another way is faster then.
+"""With at least this many places of the output, all vectors together, going back by
+shifts is faster then.
 
-Each tap of the kernel takes some time of its own there. With 3 x 3 and 5 x 5 taps and
-16 channels, on a core of an AMD EPYC with torch 2.13, they were even at that many.
+That takes some time for each tap of the kernel. With 3 x 3 and 5 x 5 taps and 16
+channels, on a core of an AMD EPYC with torch 2.13, both were even at that many.
 """
 
 TALL = 7
-"""How many taps there may be for each output channel then, times the square of how many
-input channels. Measured with 1 to 4 input channels, 8 to 64 output channels, 3 x 3 to
+"""The most taps for each output channel then, times the square of the number of input
+channels. Measured with 1 to 4 input channels, 8 to 64 output channels, 3 x 3 to
 7 x 7 taps, on a core of an Intel Xeon; 1 x 1 was always slower.
 """
 
 BACK = 2**19
-"""Up to how many entries of all vectors, for each thread, plain products are faster
-still: threads share them image by image, and the one large product of the other way
-badly.
+"""With at most this many entries of all vectors, for each thread, plain products are
+faster than shifts: threads share them image by image, but badly the one large product
+that shifts take.
 
 With 1 to 3 input channels, 8 to 24 output channels and 12 x 12 to 32 x 32 places, on
 cores of an AMD EPYC with torch 2.13, whole networks took up to a sixth less time than
@@ -45,46 +46,48 @@ with half as many on one core, and up to a third less than with a quarter on two
 """
 
 WIDE = 2**19
-"""From how many weights on the library is slow where channels are last.
+"""With at least this many weights, the library is slow with channels last in memory.
 
 With 3 x 3 taps and 2 x 2 to 12 x 12 places, on a core of an Intel Xeon with torch 2.13,
 256 channels take up to twice as long and more, 512 up to three times; 128 are even.
-With a single tap it is faster so.
+With a single tap, channels last are faster.
 """
 
 IMAGES, CHANNELS = 8, 8
-"""Up to how many images and input channels plain products may be faster than the
-library, which takes 20 to 60 µs to begin."""
+"""With at most this many images and input channels, plain products may be faster than
+the library, which takes 20 to 60 µs to start."""
 
 PATCHES, PRODUCTS, PLACES = 5 * 2**13, 2**19, 64
-"""How many entries there may be then in all that the taps see, and multiply-adds, where
-fewer than so many places of an image's output take as long as these.
+"""The most entries, then, in all windows of taps, and the most multiply-adds; an
+image's
+output of fewer places takes as long as one of `PLACES`.
 
-With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, they took half the
-time going back and three quarters going forward; and, of 4 and 8 images, a fifth to
-five sixths either way on one of an older generation.
+With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, plain products took
+half the time going back and three quarters going forward; and, with 4 and 8 images, a
+fifth to five sixths either way on a core of an older generation.
 """
 
 APART = 2**14
-"""How many entries taps may see going forward, where they are strides apart.
+"""The most entries in all windows going forward with strides.
 
-On the older core they took more time at twice as many.
+On the older core, plain products took more time than the library at twice as many.
 """
 
 
 BLOCK, HALF = 16, 9 / 16
-"""How many channels the library takes at a time where they are first in memory, and up
-to which part of all blocks these are faster put last there, and first again.
+"""How many channels the library takes at a time, a block, where channels are first in
+memory; and up to which filled part of all blocks it is faster to put channels last, and
+first again afterwards.
 
 With 3 x 3 taps, 17 to 24 and 33 to 40 channels, 8 x 8 to 32 x 32 places, and 2 to 48
-images they took two fifths of the time to all of it, and a sixth more at most, on one
+images that took two fifths of the time to all of it, and a sixth more at most, on one
 core and on two of an AMD EPYC with torch 2.13; with fuller blocks, up to three fifths
 more.
 """
 
 FLIPPED = 8
-"""Up to how many output channels the library is slow to go back from where channels are
-first. Forward with the taps in reverse it is not.
+"""With at most this many output channels, and channels first in memory, the library's
+backward is slow. A forward convolution with the taps reversed is not.
 
 With 8 or 32 input channels, 3 x 3 and 5 x 5 taps, 8 x 8 to 32 x 32 places, and 2 to 160
 images that took a quarter to nine tenths of the time on one core and on two of an AMD
@@ -97,32 +100,32 @@ class Taps(Protocol):
 
     @property
     def in_channels(self) -> int:
-        """How many channels go in."""
+        """How many channels the input has."""
         ...
 
     @property
     def out_channels(self) -> int:
-        """How many come out."""
+        """How many channels the output has."""
         ...
 
     @property
     def kernel_size(self) -> Sequence[int]:
-        """How many taps there are along each axis."""
+        """The number of taps along each axis."""
         ...
 
     @property
     def stride(self) -> Sequence[int]:
-        """How far apart they move."""
+        """The stride along each axis."""
         ...
 
     @property
     def dilation(self) -> Sequence[int]:
-        """How far apart they are."""
+        """The distance of neighbouring taps, along each axis."""
         ...
 
     @property
     def groups(self) -> int:
-        """How many parts the channels are in that do not mix."""
+        """The number of groups of channels that do not mix."""
         ...
 
 
@@ -131,9 +134,9 @@ class Convolved(NamedTuple):
 
     Attributes:
         module: The convolution.
-        shape: Of what it was given, without the batch axis.
-        last: Whether channels are last in memory around it.
-        plain_images: Up to how many images plain products are faster going back.
+        shape: The shape of a sample of its input.
+        last: Whether its input and output have channels last in memory.
+        plain_images: With at most this many images, plain products are faster back.
     """
 
     module: nn.Conv2d
@@ -151,12 +154,12 @@ class Convolved(NamedTuple):
 def convolved(
     module: nn.Conv2d, x: Tensor, *, last: bool = True
 ) -> tuple[Convolved, Tensor]:
-    """Return what is needed to go back through a convolution, and its output.
+    """Return the step back through a convolution, and its output.
 
     Args:
         module: The convolution.
-        x: What it is given.
-        last: Whether channels are to be last in memory, as most are faster so.
+        x: Its input, ``(batch, channels, height, width)``.
+        last: Whether channels are to be last in memory, as is faster for most.
     """
     shape = x.shape[1:]
     back = plain_images(module, shape) if x.shape[0] <= IMAGES else 0
@@ -184,30 +187,30 @@ def convolved(
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Return images with channels last in memory, where that is faster."""
+    """Return images with channels last in memory on a CPU, where that is faster."""
     on_cpu = x.device.type == "cpu"
     return x.contiguous(memory_format=torch.channels_last) if on_cpu else x
 
 
 def plain_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False) -> int:
-    """Return up to how many images plain products are faster than the library.
+    """Return for how many images at most plain products are faster than the library.
 
     Args:
         module: The convolution.
-        size: Channels, height and width of what it is given.
-        forth: Whether they go forward; otherwise back.
+        size: Channels, height and width of its input.
+        forth: Whether going forward; otherwise back.
     """
     can_be_plain = module.groups == 1 == max(module.dilation)
     return small_images(module, size, forth=forth) if can_be_plain else 0
 
 
 def small_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False) -> int:
-    """Return up to how many images the library takes as long for as to begin.
+    """Return for how many images at most the library's time is that to start.
 
     Args:
         module: The convolution.
-        size: Channels, height and width of what it is given.
-        forth: Whether they go forward; otherwise back.
+        size: Channels, height and width of its input.
+        forth: Whether going forward; otherwise back.
     """
     channels, after = size[0], size_after(module, size)
     if channels > CHANNELS or after is None:
@@ -220,32 +223,32 @@ def small_images(module: nn.Conv2d, size: Sequence[int], *, forth: bool = False)
 
 
 def is_few(images: Tensor, most: int) -> bool:
-    """Tell whether what only few images are faster with may be done.
+    """Tell whether there are few images, so that plain products may be used.
 
-    What that is has no derivatives that are tested here.
+    Not for `create_graph`: the derivatives of their kernels are not tested here.
     """
     on_cpu = images.device.type == "cpu"
     return images.shape[0] <= most and on_cpu and not grad_is_enabled()
 
 
 def _is_plain_back(module: nn.Conv2d, v: Tensor) -> bool:
-    """Tell whether plain products are faster back, of more images."""
+    """Tell whether plain products are faster back, also for many images."""
     if v.device.type != "cpu" or grad_is_enabled() or not is_plain_back(module):
         return False
     return max(module.stride) > 1 or v.numel() <= BACK * torch.get_num_threads()
 
 
 def is_plain_back(taps: Taps) -> bool:
-    """Tell whether plain products are faster than the library, back to few channels."""
+    """Tell whether plain products are faster back, as to few input channels."""
     if max(taps.dilation) > 1:
         return False
-    if max(taps.stride) > 1:  # what the library takes as long for as without strides
+    if max(taps.stride) > 1:  # the library takes as long as without
         return _has_few_channels(taps)
     return goes_by_shifts(taps)
 
 
 def goes_by_shifts(taps: Taps) -> bool:
-    """Tell whether all taps may be multiplied at once, and added up afterwards."""
+    """Tell whether to go back by shifts: multiply by all taps at once, then add up."""
     if not _has_few_channels(taps) or max(taps.stride) > 1:
         return False
     each = math.prod(taps.kernel_size)
@@ -259,12 +262,12 @@ def _has_few_channels(taps: Taps) -> bool:
 
 
 def _laid_out(module: nn.Conv2d, x: Tensor, *, last: bool) -> Tensor:
-    """Return images in memory as the library is fastest with them.
+    """Return images in the memory layout that the library is fastest with.
 
     Args:
         module: The convolution.
-        x: What it is given, or goes back.
-        last: Whether channels are last there, if that is the same to it.
+        x: Its input, or the gradient that goes back.
+        last: Whether channels are last where both layouts are as fast.
     """
     if last:
         return x.contiguous() if _is_wide(module, x) else x
@@ -272,15 +275,15 @@ def _laid_out(module: nn.Conv2d, x: Tensor, *, last: bool) -> Tensor:
 
 
 def _is_wide(module: nn.Conv2d, x: Tensor) -> bool:
-    """Tell whether channels should not be last in memory."""
+    """Tell whether the library is slow with channels last in memory."""
     is_large = module.weight.numel() >= WIDE and max(module.kernel_size) > 1
     return is_large and x.device.type == "cpu"
 
 
 def _is_half_empty(module: nn.Conv2d) -> bool:
-    """Tell whether channels should not be first in memory: blocks of them are not full.
+    """Tell whether the library is slow with channels first, as blocks are not full.
 
-    Of few channels the library makes no blocks.
+    With few channels it makes no blocks.
     """
     ins, outs = module.in_channels, module.out_channels
     if min(ins, outs) <= BLOCK or not _has_blocks(module):
@@ -293,27 +296,27 @@ def _in_blocks(channels: int) -> int:
 
 
 def _is_faster_flipped(module: nn.Conv2d) -> bool:
-    """Tell whether it is faster to go forward with the taps in reverse than back."""
+    """Tell whether a forward convolution with reversed taps is the faster backward."""
     if module.out_channels > FLIPPED or not _has_blocks(module):
         return False
     return min(_around_flipped(module)) >= 0
 
 
 def _has_blocks(module: nn.Conv2d) -> bool:
-    """Tell whether the library takes channels in blocks, as it was measured."""
+    """Tell whether the library takes channels in blocks, for the kinds measured."""
     apart = max(*module.stride, *module.dilation) > 1 or module.groups > 1
     is_float = module.weight.dtype is torch.float32
     return is_float and max(module.kernel_size) > 1 and not apart
 
 
 def _around_flipped(module: nn.Conv2d) -> list[int]:
-    """Return how many zeros are around what goes back: so far taps reach beyond it."""
+    """Return the padding of the gradient: how far the taps reach beyond it."""
     pairs = zip(module.kernel_size, _pair(module.padding), strict=True)
     return [taps - 1 - added for taps, added in pairs]
 
 
 def _pulled_flipped(module: nn.Conv2d, v: Tensor) -> Tensor:
-    """Go back as forward with the taps in reverse, from output channels to input's."""
+    """Go back by a forward convolution with the taps reversed."""
     weight = module.weight.flip(2, 3).transpose(0, 1).contiguous()
     return F.conv2d(v, weight, None, 1, _around_flipped(module))
 
@@ -348,13 +351,13 @@ def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
 
 
 def _are_zeros_apart(module: nn.Conv2d, v: Tensor) -> bool:
-    """Tell whether what strides have left over is put in afterwards.
+    """Tell whether to append the zeros of places that strides leave over afterwards.
 
-    Without padding no tap has seen that. Where channels are few, the library takes up
-    to five times as long with it for some sizes, and two thirds as long at least for
-    others: so on one core and on two of an AMD EPYC with torch 2.13, with 8 channels in
-    1 and 2 groups, 3 x 3 taps a stride of 2 apart, 10 x 10 to 28 x 28 places, and 40
-    and 160 images.
+    Without padding no tap has seen these places. With few channels, the library takes
+    up to five times as long with them for some sizes, and two thirds as long at least
+    for others: so on one core and on two of an AMD EPYC with torch 2.13, with 8
+    channels in 1 and 2 groups, 3 x 3 taps a stride of 2 apart, 10 x 10 to 28 x 28
+    places, and 40 and 160 images.
     """
     many = v.shape[0] > IMAGES and v.device.type == "cpu"
     return many and module.in_channels <= CHANNELS and max(_pair(module.padding)) == 0
@@ -363,12 +366,12 @@ def _are_zeros_apart(module: nn.Conv2d, v: Tensor) -> bool:
 def left_over(
     taps: Taps, padding: Sequence[int], sides: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return how many places strides have left over at the far edges: below, right.
+    """Return how many places strides leave over at the far edges: below, right.
 
     Args:
         taps: The sizes of the convolution.
-        padding: How many zeros are put around.
-        sides: How many places there are along each axis, without these.
+        padding: How many zeros are added on each side, along each axis.
+        sides: How many places there are along each axis, without padding.
     """
     if max(taps.stride) == 1:
         return (0,) * len(sides)
@@ -382,7 +385,7 @@ def left_over(
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:
-    """Multiply by all weights at once, and add up what each tap of the kernel gives."""
+    """Go back by shifts: multiply by all weights at once, then add up the taps."""
     module, (channels, height, width), *_ = convolved
     count, _, rows, columns = v.shape
     weight = module.weight.flatten(1)  # (outs, channels * taps)

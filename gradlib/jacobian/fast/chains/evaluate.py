@@ -1,4 +1,4 @@
-"""The Jacobian of a chain, from one forward pass without a graph."""
+"""Computes the Jacobian of a chain, from one forward pass without a graph."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
 
     Args:
         chain: The chain.
-        out: Where to write it, contiguous; ``None`` for memory of its own.
-        create_graph: Whether gradients flow through it.
+        out: A contiguous tensor to write to; ``None`` for new memory.
+        create_graph: Whether gradients flow through the Jacobian.
     """
     keep_what_is_freed()
     before = grad_is_enabled()
@@ -46,7 +46,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
 
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x.shape[1:].numel()
-        # A large result is written to pages that are soon had, if it can be at once.
+        # A large result without maps is written to huge pages directly.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
             made = of(seen, h, None)
@@ -82,12 +82,12 @@ def in_parts(
 
     Args:
         shape: Its shape.
-        like: Where its dtype and device come from.
-        at_once: How many samples to work on at a time.
-        part_of: Of the first sample, the one after the last, and where to write it:
-            the Jacobian of some samples, there or elsewhere.
-        out: Where to write all of it, contiguous; ``None`` for memory of its own.
-        columns: Whether that is laid out ``(samples, ins, outs)``.
+        like: A tensor of its dtype and device.
+        at_once: How many samples to compute at a time.
+        part_of: A function of the first sample, the one after the last and the tensor
+            to write to, that returns their Jacobian, there or in other memory.
+        out: A contiguous tensor to write to; ``None`` for new memory.
+        columns: Whether new memory is laid out ``(samples, ins, outs)``.
     """
     samples, outs, ins = shape
     if out is not None:
@@ -106,11 +106,11 @@ def in_parts(
 
 
 def _shared(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
-    """Go back as far as the Jacobian is the same for all samples, once for all of them.
+    """Go back as far as the Jacobian is the same for all samples, once for all.
 
     Returns:
-        What is needed to go on, and with which vectors, ``(1, outs, ...)``; ``None``
-        where each sample has its own from the start.
+        The steps left, and the vectors for them, ``(1, outs, ...)``; ``None`` where
+        samples differ from the start.
     """
     if not chain.begins_alike:
         return seen, None
@@ -130,14 +130,14 @@ def _of(
 
     Args:
         chain: The chain.
-        seen: What is needed to go back through its maps.
-        h: What comes out of them, ``(samples, ...)``.
-        into: Where to write it, if it can be written there at once.
-        shared: The vectors that go back through the maps, if they are the same for all.
+        seen: The steps back through its maps.
+        h: The output of the maps, ``(samples, ...)``.
+        into: A tensor that the result may be written to.
+        shared: The vectors that go back through the maps, if the same for all samples.
     """
     if shared is not None:
         v = shared.expand(h.shape[0], *shared.shape[1:])
-        # If nothing is left to go back through, all samples share their memory.
+        # Where no step is left, all samples share memory.
         return through_maps.backward(seen, v).flatten(2).contiguous()
     factors, y = _factors(chain, h)
     into = None if chain.maps.layers else into
@@ -152,13 +152,13 @@ def _of(
         return through_maps.backward(seen, v).flatten(2)
     if made.dim() > 2:
         return made
-    return made.expand(h.shape[0], -1, -1).clone()  # no memory of a weight
+    return made.expand(h.shape[0], -1, -1).clone()  # no view of a weight
 
 
 def _softened_product(
     chain: Chain, factors: Factors, y: Tensor, into: Tensor | None
 ) -> Tensor:
-    """Return all factors multiplied, where a softmax of y comes at the end."""
+    """Return the product of all factors, where a softmax of y comes at the end."""
     softmax, tree = chain.softmax, chain.order.tree
     assert softmax is not None, "there is one"
     if not chain.softens_early:
@@ -172,15 +172,15 @@ def _softened_product(
 
 
 def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
-    """Go forward, and return the last layers' output too, if a softmax needs it.
+    """Return the factors at h, and the output that a softmax needs.
 
-    Where nothing does, it is not computed: then it is something else.
+    Without a softmax the last layers are not computed, and the second is undefined.
     """
     needless = chain.softmax is None
     if h.dim() > 2:
         h = h.flatten(1)
-    found: list[list[Bend]] = [[] for _ in chain.bends]
-    reach = len(found)
+    bends: list[list[Bend]] = [[] for _ in chain.bends]
+    reach = len(bends)
     while needless and reach and not chain.bends[reach - 1]:
         reach -= 1
     for place in range(reach):
@@ -191,21 +191,21 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
             h, begun = linear_then(h, *chain.linears[place - 1], then)
         if layers:
             last = needless and place == reach - 1
-            found[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
-    return _folded([it.weight for it in chain.linears], found), h
+            bends[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
+    return _folded([it.weight for it in chain.linears], bends), h
 
 
 def _folded(matrices: list[Tensor], bends: list[list[Bend]]) -> Factors:
-    """Return factors, with what batch norms multiply by in the matrices beside them.
+    """Return the factors, with the factors of batch norms folded into matrices.
 
-    So the products, which are larger, are not multiplied by it.
+    Else the products, which are larger, would be multiplied by them.
     """
-    for place, found in enumerate(bends):
-        if place and found and found[0].layer.pointwise is BATCH_NORM:
-            steep = steepness(found.pop(0).layer.module)
+    for place, group in enumerate(bends):
+        if place and group and group[0].layer.pointwise is BATCH_NORM:
+            steep = steepness(group.pop(0).layer.module)
             matrices[place - 1] = matrices[place - 1] * steep.unsqueeze(1)
-        if place < len(matrices) and found and found[-1].layer.pointwise is BATCH_NORM:
-            steep = steepness(found.pop().layer.module)
+        if place < len(matrices) and group and group[-1].layer.pointwise is BATCH_NORM:
+            steep = steepness(group.pop().layer.module)
             matrices[place] = matrices[place] * steep
     return Factors(matrices, bends)
 

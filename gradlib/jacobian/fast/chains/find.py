@@ -1,4 +1,4 @@
-"""Is a call a chain of layers, and what is its Jacobian then?"""
+"""Finds the chain of known layers that a call is, and computes its Jacobian."""
 
 import math
 from itertools import chain as joined
@@ -23,9 +23,9 @@ class ChainOfCall(NamedTuple):
 
     Attributes:
         chain: The chain.
-        out: Where the Jacobian is to be written; ``None`` for memory of its own.
-        create_graph: Whether gradients flow through it.
-        replays: Replays it, where memory may be kept for that.
+        out: A tensor to write the Jacobian to; ``None`` for new memory.
+        create_graph: Whether gradients flow through the Jacobian.
+        replays: Its replays on a GPU, where memory may be kept for them.
     """
 
     chain: Chain
@@ -35,19 +35,19 @@ class ChainOfCall(NamedTuple):
 
     @property
     def may_hide(self) -> list[Tensor]:
-        """What may be infinite where the Jacobian is not, as a slope is zero."""
+        """Tensors that may be infinite where the Jacobian is not, by a zero slope."""
         return self.chain.tensors
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian."""
         chain, out, create_graph, replays = self
-        found = None if replays is None else self._replayed(replays)
-        if found is None:
+        result = None if replays is None else self._replayed(replays)
+        if result is None:
             return evaluate(chain, out, create_graph=create_graph)
-        return found if out is None else out.copy_(found)
+        return result if out is None else out.copy_(result)
 
     def _replayed(self, replays: Replays) -> Tensor | None:
-        """Return what a GPU launches at once; ``None`` if it does not."""
+        """Return the Jacobian by a replay; ``None`` where there is none yet."""
         chain = self.chain
         x, *others = chain.tensors
         result = math.prod(chain.shape) * x.element_size()
@@ -56,28 +56,24 @@ class ChainOfCall(NamedTuple):
             x,
             others,
             bytes_of_parts(chain) + result,
-            # What is between linear layers; all else belongs to who replays it.
+            # The elementwise layers; all else is fixed for the owner of `replays`.
             tuple([it.pointwise for it in joined.from_iterable(chain.bends)]),
         )
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to multiply the Jacobians of its layers."""
+        """Return the plan that multiplies the Jacobians of its layers."""
         return planned(plan, self.chain)
 
 
 def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
-    """Return the chain that a call is, where no code has to be read for that.
-
-    Args:
-        call: The call.
-    """
+    """Return the chain that a call of a plain net is, for which no code is read."""
     if not is_open(call):
         return None
     net = plain_net(call.fn, call.inputs)
     if net is None:
         return None
     may_replay = may_replay_on(net.x.device)
-    # Launched at once, even a small net is through sooner.
+    # A replay is faster, even for a small net.
     if net.form.is_small and asks_no_more(call) and not may_replay:
         return SmallNet(net)
     chain = net.chain
@@ -89,10 +85,7 @@ def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
 def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
     """Return the chain that a call is, or ``None``.
 
-    A call that is wrong is none, so that the general way may say what is wrong.
-
-    Args:
-        call: The call.
+    It is ``None`` for a wrong call too, so that the general way says what is wrong.
     """
     if not is_open(call):
         return None
@@ -107,7 +100,7 @@ def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
 
 
 def _of_call(call: Call, chain: Chain) -> ChainOfCall | None:
-    """Return a call's chain, if there is room for it, and for what is asked of it."""
+    """Return a call's chain, if its arguments allow that and there is room."""
     out, create_graph = call.out, call.create_graph
     if not has_room(chain, out, call.max_bytes):
         return None

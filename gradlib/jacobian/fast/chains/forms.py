@@ -1,4 +1,4 @@
-"""The form of a chain: all that is known of it besides its modules and tensors."""
+"""The form of a chain: all that is kept of it, without its modules and tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, is_
@@ -19,7 +19,7 @@ from gradlib.jacobian.fast.replayed import Replays
 from gradlib.private.modules import own_buffers, own_parameters
 
 Of: TypeAlias = list[tuple[int, Callable[[Any], Iterable[Any]]]]
-"""The numbers of modules, and what gives something of each."""
+"""The numbers of modules, each with a function that gives some of its values."""
 
 _POOLED = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
 
@@ -46,25 +46,25 @@ _OPTIONS: dict[type[Any], tuple[str, ...]] = {
     Parameter: (),
     **{kind: known.options for kind, known in POINTWISE.items()},
 }
-"""What of a layer, or weight, is read besides tensors, and whether it is in place."""
+"""The options of each layer or weight, besides ``inplace`` and its tensors."""
 
 
 class ChainForm(NamedTuple):
-    """What is known of all chains that are alike.
+    """All that chains of one form have in common.
 
     Attributes:
-        of_x: Of x.
+        of_x: The kind of x.
         own: What has to be torch's own, or Python's.
-        readings: What was read to find it, and what has to come of it again.
-        twice: Which of those gave the same.
+        readings: The readings that found the chain, with what each must give again.
+        twice: The pairs of readings that gave the same object.
         layers: The numbers of the readings that gave the layers.
-        options_of: What gives their options.
-        options: The options, and then what each layer says of being in place.
-        tensors_of: What gives their tensors.
-        classes: Of the tensors.
-        kinds: Of the same, where there is one.
-        strides: Of x and the tensors, where they matter.
-        chain: The chain, with places for modules.
+        options_of: The functions that give the layers' options.
+        options: The options, then the ``inplace`` of each layer.
+        tensors_of: The functions that give the layers' tensors.
+        classes: The classes of the tensors.
+        kinds: The kinds of the tensors, without those that are ``None``.
+        strides: The strides of x and the tensors, where they matter.
+        chain: The chain, with slots for modules.
     """
 
     of_x: Kind
@@ -82,11 +82,11 @@ class ChainForm(NamedTuple):
 
 
 def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm | None:
-    """Return the form of a chain; ``None`` where nobody could tell it again.
+    """Return the form of a chain; ``None`` where it could not be recognized again.
 
     Args:
-        seen: What was read to find it.
-        layers: The layers that it was made from.
+        seen: The readings that found the chain.
+        layers: The layers that it is made of.
         chain: The chain.
     """
     known: dict[int, Any] = {
@@ -122,15 +122,15 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
 
 
 def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
-    """Return the chain that a function is, if it is of a form.
+    """Return the chain that a function is, if it has a form, else ``None``.
 
     Args:
         form: The form.
         fn: The function.
-        x: What it would be called with.
+        x: Its input, ``(batch, *in)``.
 
     Raises:
-        Exception: One of `line.ERRORS`: something that was read is there no more.
+        Exception: One of `line.ERRORS`: something that was read is gone.
     """
     if kind_of(x) != form.of_x or not are_same(form.own):
         return None
@@ -149,7 +149,7 @@ def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
 
 
 def _parts(layers: Sequence[Any]) -> Iterator[Any]:
-    """Return all layers, and of linear ones that are none of torch's their tensors."""
+    """Yield all layers, but for `Linear`, which is made anew, its tensors."""
     for layer in every(layers):
         if type(layer) is Linear:
             yield from (it for it in layer if it is not None)
@@ -166,7 +166,7 @@ def _inplace(numbers: Iterable[int], modules: Any) -> list[Any]:
 
 
 def _is_for_good(value: Any) -> bool:
-    """Tell whether an option never changes itself, and leads to nothing else."""
+    """Tell whether an option is immutable, with all its parts."""
     if type(value) is tuple:
         parts = cast(tuple[Any, ...], value)
         return all(map(_is_for_good, parts))
@@ -174,7 +174,7 @@ def _is_for_good(value: Any) -> bool:
 
 
 def _are_alike(options: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Tell whether options are the same, and of the same types: 1 is no True."""
+    """Tell whether options are the same, and of the same types: 1 is not True."""
     if all(map(is_, options, others)):
         return True
     return all(map(_is_for_good, options)) and repr(options) == repr(others)

@@ -1,6 +1,6 @@
-"""The functions of torch, and methods of tensors, that are layers by another name.
+"""The functions of torch, and methods of tensors, that do what a known layer does.
 
-Those that torch has when this is imported: what somebody puts there later is his own.
+These are torch's at the time of import: a later replacement is not known.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ from gradlib.jacobian.fast.chains.noted import note_own
 from gradlib.private.modules import torchs_own
 
 Made = Callable[..., Any]
-"""Makes a layer, of numbers and names; ``None`` where there is none."""
+"""Makes a layer from the arguments of a call; ``None`` where there is none."""
 
 LARGEST = 2**53
-"""The largest number that is known to be the same in every dtype."""
+"""The largest number that is taken as the same in every dtype."""
 
 
 def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
@@ -42,7 +42,7 @@ def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
 
 
 def _softmax_of(kind: type[nn.Module]) -> Made:
-    """Return what makes a softmax along the axis after the batch, which is the last."""
+    """Return the maker of a softmax along axis 1, which is the last."""
 
     def made(dim: object = None) -> nn.Module | None:
         return kind(dim) if type(dim) is int and dim in (1, -1) else None
@@ -66,7 +66,7 @@ def _power(n: object, /) -> Layer | None:
 
 
 def _of_number(operation: Pointwise, factor: int = 1) -> Made:
-    """Return what makes the layer of an operation with a number."""
+    """Return the maker of the layer of an operation with a number."""
 
     def made(number: Any) -> Layer | None:
         is_known = type(number) is int or type(number) is float
@@ -147,17 +147,17 @@ FUNCTIONS: dict[Any, Made] = {
     for space, makes in ((torch, _WITHOUT_OPTIONS), (F, _WITH_OPTIONS))
     for name, make in makes.items()
 }
-"""What makes the layer of each, of the arguments after the first."""
+"""The maker of each function's layer, from the arguments after the first."""
 
 NAMED: dict[Any, str] = {
     F.linear: "linear",
     **{vars(torch)[name]: name for name in ("matmul", "mm", "sum", "mean")},
     **{vars(torch)[name]: name for name in ("chunk", "split", "unbind")},
 }
-"""Functions that need more than numbers, or the shape, each with its name."""
+"""Functions whose layer depends on the shape, or on a tensor, each with its name."""
 
 NAMESPACES: tuple[Any, ...] = (torch, nn, F)
-"""Where functions are."""
+"""The namespaces that functions are looked up in."""
 
 METHODS: dict[str, Made] = {
     **_WITHOUT_OPTIONS,
@@ -165,10 +165,10 @@ METHODS: dict[str, Made] = {
     "clone": lambda: nn.Identity(),
     "contiguous": lambda: nn.Identity(),
 }
-"""What makes the layer of each method."""
+"""The maker of each method's layer."""
 
 CASTS = {"float": torch.float32, "double": torch.float64}
-"""Methods that change nothing where a tensor has that dtype."""
+"""Methods that do nothing where a tensor has that dtype already."""
 
 OPERATORS: dict[str, Made] = {
     "__add__": _of_number(PLUS),
@@ -182,7 +182,7 @@ OPERATORS: dict[str, Made] = {
     "__pow__": _power,
     "__neg__": lambda: Layer(-1, TIMES),
 }
-"""What makes the layer of each operator, with a number on its other side."""
+"""The maker of each operator's layer, from the number on its other side."""
 
 JOINING = {
     **dict.fromkeys(("__add__", "__iadd__"), "add"),
@@ -190,7 +190,7 @@ JOINING = {
     "__mul__": "mul",
     "__truediv__": "div",
 }
-"""Operators whose other side may be a tensor too, and how they put two together."""
+"""Operators whose other side may be a tensor too, with the `by` of a `Joined`."""
 
 GATHERING = {torch.cat: "cat", torch.stack: "stack"}
 """Functions of several tensors."""
@@ -199,21 +199,21 @@ MULTIPLYING = ("__matmul__", "matmul", "mm")
 """Methods whose other side is a matrix."""
 
 TURNING = ("T", "mT", "t")
-"""What gives a matrix with its axes exchanged; the last one is a method."""
+"""Attributes that give a transposed matrix; the last one is a method."""
 
 SEEN = (
     *("shape", "size", "dim", "ndim", "view", "reshape", "__len__", "__getitem__"),
     *("sum", "mean", "chunk", "split", "unbind", "unsqueeze"),
     *CASTS,
 )
-"""What else of a tensor is known."""
+"""Other known attributes of a tensor."""
 
 _KNOWN = *METHODS, *OPERATORS, *JOINING, *MULTIPLYING, *TURNING, *SEEN
 _WERE = {name: torchs_own(getattr(Tensor, name)) for name in _KNOWN}
 
 
 def is_own(name: str) -> bool:
-    """Tell whether tensors are known to have something, and it is torch's."""
+    """Tell whether an attribute of tensors is known, and still torch's own."""
     if name not in _WERE:
         return False
     note_own(((Tensor, name, _WERE[name]),))
@@ -221,32 +221,32 @@ def is_own(name: str) -> bool:
 
 
 CONSTANTS = (int, float, bool, str, type(None), torch.Size)
-"""The types of what has no parts, and stays as it is."""
+"""The types of immutable values without parts that stand for themselves."""
 
 
 def is_torchs_function(value: object) -> bool:
-    """Tell whether something is a function that is known, or where functions are."""
+    """Tell whether a value is a known function, or a namespace of functions."""
     if type(value) in (FunctionType, BuiltinFunctionType):
         return any(value in it for it in (FUNCTIONS, NAMED, GATHERING))
     return any(value is it for it in NAMESPACES)
 
 
-@lru_cache(maxsize=4096, typed=True)  # 2.0 is no 2
+@lru_cache(maxsize=4096, typed=True)  # 2.0 is not 2
 def _layer(kinds: tuple[Any, ...], make: Made, *args: Any, **kwargs: Any) -> Any:
     del kinds
     return make(*args, **kwargs)
 
 
 def layer(make: Made, *args: Any, **kwargs: Any) -> Any:
-    """Return the layer that a call is, or ``None``. The same call is the same layer.
+    """Return the layer that a call is, or ``None``. Equal calls give the same object.
 
     Args:
-        make: What makes one.
-        *args: The call's arguments after the tensor: constants, as all else has no
-            hash.
-        **kwargs: The same.
+        make: The maker of the layer.
+        *args: The call's arguments after the tensor: constants, as the cache hashes
+            them.
+        **kwargs: The same, by name.
     """
     given = *args, *kwargs.values()
-    # The cache looks at the types of arguments only: (2.0, 2) would be (2, 2) to it.
+    # The cache tells types of arguments apart, but not inside tuples: (2.0, 2), (2, 2).
     kinds = [(*map(type, it),) for it in given if issubclass(type(it), tuple)]
     return _layer((*kinds,), make, *args, **kwargs)

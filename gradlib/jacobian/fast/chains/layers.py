@@ -1,6 +1,6 @@
 """The layers whose Jacobians are known, by their exact types.
 
-A subclass may do anything, so it is not the type it was made from.
+A subclass may do anything, so it does not count as its base class.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,9 @@ from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
 
 Pull: TypeAlias = Callable[[Any, Tensor, Tensor, bool], Tensor]
-"""Of a module, v, its x or y, and whether v may be overwritten: v times the slope.
-
-Where v may not be, it broadcasts.
-"""
+"""A function of a module, vectors v, the module's input x or output y, and whether v
+may
+be overwritten. It returns v times the slope, broadcast where v is not overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +24,16 @@ class Pointwise:
     """An elementwise layer.
 
     Attributes:
-        name: Of torch's function, and of a tensor's method, that does the same.
-        forward: Of the module, or number, and x: what it returns.
-        pull: Multiplies by the slope.
-        looks_at: Which one `pull` is given: ``"x"``, ``"y"``, or ``"either"``.
-        overwrite: As `forward`, into x itself; ``None`` where x is looked at.
+        name: The name of torch's function, and of a tensor's method, that does the
+            same.
+        forward: A function of the module, or number, and x, that returns y.
+        pull: Multiplies vectors by the slope.
+        looks_at: What `pull` takes, ``"x"``, ``"y"``, or ``"either"`` of both.
+        overwrite: As `forward`, but overwrites x; ``None`` where `pull` takes x.
         options: The names of the module's options.
-        cuts: Whether `pull` gives zero at flat places for infinite vectors too, as
-            torch does; a slope of zero would give NaN.
-        factor: Of the number: the slope, where it is the same everywhere.
+        cuts: Whether `pull` gives zero where the function is flat for infinite vectors
+            too, as torch does; a product with a slope of zero would give NaN.
+        factor: A function of the number that gives the slope, where that is constant.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Pointwise:
 
 
 OPTIONS = (int, float, str)
-"""The types of options; a tensor may be one, and have a graph."""
+"""The types that options must have: a tensor as an option may have a graph."""
 
 
 def by_kernel(
     kernel: Any, others: Callable[[Any, Tensor], tuple[Any, ...]] | None = None
 ) -> Pull:
-    """Return what multiplies by a slope in one of torch's kernels.
+    """Return the pull that multiplies by a slope in one of torch's kernels.
 
     Args:
         kernel: The kernel.
-        others: What it takes besides v, of the module and its x or y: that alone
-            where there is none.
+        others: A function of the module and its x or y that gives the kernel's
+            arguments after v; ``None`` for x or y alone.
     """
     fresh, into = kernel.default, kernel.grad_input
 
@@ -70,7 +70,7 @@ def by_kernel(
 
 
 def by_slope(slope: Callable[[Any, Tensor], Tensor]) -> Pull:
-    """Return what multiplies by a slope, of the module and its x or y."""
+    """Return the pull that multiplies by ``slope(module, x or y)``."""
 
     def pull(module: Any, v: Tensor, value: Tensor, ours: bool) -> Tensor:
         steep = slope(module, value)
@@ -85,14 +85,14 @@ _silu_at_once = by_kernel(aten.silu_backward)
 def _silu_pulled(module: Any, v: Tensor, x: Tensor, ours: bool) -> Tensor:
     if not grad_is_enabled():
         return _silu_at_once(module, v, x, ours)
-    s = x.sigmoid()  # torch's own has no derivative
+    s = x.sigmoid()  # torch's kernel has no derivative
     return v * (s + x * s * (1 - s))
 
 
 def _mish_slope(x: Tensor) -> Tensor:
     if not grad_is_enabled():
         return aten.mish_backward.default(torch.ones_like(x), x)
-    t = nn.functional.softplus(x).tanh()  # torch's own has no derivative
+    t = nn.functional.softplus(x).tanh()  # torch's kernel has no derivative
     return t + x * x.sigmoid() * (1 - t.square())
 
 
@@ -223,22 +223,21 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 POINTWISE[nn.ReLU6] = POINTWISE[nn.Hardtanh]
 
 SQUEEZED, UNSQUEEZED = object(), object()
-"""Stand where a last axis of one entry is taken away, and where one is put there."""
+"""The layers that remove a last axis of one entry, and that add one."""
 
 IDLE = (nn.Identity, nn.Dropout, nn.AlphaDropout)
-"""Layers that return what they are given, unless they drop some of it."""
+"""Layers that return their input, unless they drop some of it in training."""
 
 SOFTMAXES = (nn.Softmax, nn.LogSoftmax)
 """Layers that mix the entries of a sample: a chain may end with one."""
 
 
 class Layer(NamedTuple):
-    """A layer of a chain that is no linear one.
+    """A layer of a chain that is not linear.
 
     Attributes:
-        module: The module, or the number that an operation takes; ``None`` without.
-        pointwise: What is known of it; ``None`` where one goes back through it by a
-            step of its own.
+        module: The module, or the number that an operation takes, or ``None``.
+        pointwise: The elementwise layer it is; ``None`` where it has a step of its own.
     """
 
     module: Any
@@ -248,7 +247,7 @@ class Layer(NamedTuple):
 class Linear(NamedTuple):
     """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``.
 
-    It is the layer itself, where code multiplies by a tensor that it has from outside.
+    Where code multiplies by a tensor from outside, this is the layer itself.
     """
 
     weight: Tensor
@@ -256,12 +255,13 @@ class Linear(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Two ways from one tensor, put together: a residual block, or a gate.
+    """Two ways from one tensor that are combined: a residual block, or a gate.
 
     Attributes:
-        ways: The layers of each; none of them is the tensor itself.
-        by: What puts them together: ``"add"``, ``"sub"``, ``"mul"`` or ``"div"``.
-        inplace: Whether that overwrites what the first way gives.
+        ways: The layers of each way; an empty one gives the tensor itself.
+        by: The operation that combines them: ``"add"``, ``"sub"``, ``"mul"``,
+            ``"div"``.
+        inplace: Whether that overwrites the output of the first way.
     """
 
     ways: tuple[list[Any], list[Any]]
@@ -274,7 +274,7 @@ class Summed(NamedTuple):
 
     Attributes:
         of: How many entries the vector has.
-        averages: Whether it is their mean.
+        averages: Whether to take the mean.
     """
 
     of: int
@@ -285,10 +285,10 @@ class Taken(NamedTuple):
     """Neighbouring entries of vectors.
 
     Attributes:
-        start: The number of the first.
-        stop: And of the one after the last.
+        start: The number of the first entry.
+        stop: The number of the one after the last.
         of: How many entries the vectors have.
-        is_one_of_several: Whether others were taken at once: then torch lets nobody
+        is_one_of_several: Whether the same call took others too: then torch refuses to
             overwrite them.
     """
 
@@ -299,25 +299,23 @@ class Taken(NamedTuple):
 
 
 class Woven(NamedTuple):
-    """Ways from one vector that part and meet again, as those of two lines do not.
+    """Ways from one vector that part and meet in more ways than those of a `Joined`.
 
     Attributes:
-        stages: In the order of the forward pass. Each is the layers of a way, and the
-            number of the stage whose result they are given, from 1; 0 is what comes in.
-            Or it is several numbers, and what puts these together: as in a `Joined`, or
-            ``"cat"``, one behind the other.
+        stages: The stages, in the order of the forward pass.
     """
 
     stages: list["Stage"]
 
 
 class Stage(NamedTuple):
-    """A stage of ways that part and meet again.
+    """A stage of a `Woven`: layers after one stage, or several stages combined.
 
     Attributes:
-        layers: Of one way.
-        by: What puts several together; ``""`` for none.
-        given: The numbers of what it is given.
+        layers: The layers, where it has one input.
+        by: The operation that combines several, as in a `Joined`, or ``"cat"``, one
+            behind the other; ``""`` for layers.
+        given: The numbers of the stages it gets, from 1; 0 is the input.
     """
 
     layers: list[Any]
@@ -326,26 +324,26 @@ class Stage(NamedTuple):
 
 
 def every(layers: Sequence[Any]) -> Sequence[Any]:
-    """Return all layers of a line, those on several ways included."""
+    """Return all layers of a line, those inside `Joined` and `Woven` included."""
     if {Joined, Woven}.isdisjoint(map(type, layers)):
         return layers
-    found: list[Any] = []
+    single: list[Any] = []
     for layer in layers:
         if type(layer) is Joined:
             for way in layer.ways:
-                found += every(way)
+                single += every(way)
         elif type(layer) is Woven:
             for stage in layer.stages:
-                found += every(stage.layers)
+                single += every(stage.layers)
         else:
-            found.append(layer)
-    return found
+            single.append(layer)
+    return single
 
 
 def _by_number(
     name: str, forward: Callable[[Any, Tensor], Tensor], factor: Callable[[Any], float]
 ) -> Pointwise:
-    """Return an operation with a number, whose slope is the same everywhere."""
+    """Return an operation with a number, whose slope is constant."""
     slope = by_slope(lambda c, x: torch.full_like(x, factor(c)))
     return Pointwise(name, forward, slope, "x", factor=factor)
 
@@ -361,4 +359,4 @@ OPERATIONS = SIN, COS, EXP, POWER, TIMES, OVER, UNDER, PLUS, FROM = (
     _by_number("add", lambda c, x: x + c, lambda _: 1),
     _by_number("sub", lambda c, x: c - x, lambda _: -1),
 )
-"""Operations that no module is there for: some take a number, n or c."""
+"""Operations without a module: some take a number, n or c."""

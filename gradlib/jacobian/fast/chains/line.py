@@ -1,4 +1,4 @@
-"""Straight lines: the layers that x goes through, one after the other."""
+"""Finds the line of layers that an input x goes through, one after the other."""
 
 import sys
 from collections.abc import Callable
@@ -26,38 +26,38 @@ from gradlib.private.modules import is_plain_module, own_children
 
 
 def layers_of(fn: Callable[..., Any], x: Tensor) -> list[Any]:
-    """Return the layers that a function of x goes through.
+    """Return the layers that a function takes x through.
 
-    They are modules, by their exact type and with no hook on them; where there is no
-    module for what is done, what `layers` has for it. A module of one's own, or a
-    function, says in its code which they are.
+    They are modules without hooks, known by their exact type, or the classes of
+    `layers` for operations without a module. Those of a custom module, or a function,
+    are found by running its code on stand-ins.
 
     Args:
         fn: The function, or module.
-        x: What it would be called with.
+        x: Its input, ``(batch, *in)``.
 
     Raises:
-        Exception: One of `ERRORS`: it goes through something else.
+        Exception: One of `ERRORS`: it does something else.
     """
     if isinstance(fn, nn.Module):
-        found = _of_module(fn, x.shape, x.dtype)
+        layers = _of_module(fn, x.shape, x.dtype)
     else:
-        found = _in_code(fn, x.shape, x.dtype)
-    if VIEWED in every(found) and not _can_be_viewed(found, x):
+        layers = _in_code(fn, x.shape, x.dtype)
+    if VIEWED in every(layers) and not _can_be_viewed(layers, x):
         raise UnknownError("torch refuses this view")
-    return found
+    return layers
 
 
-# Those that no code of somebody's is in, which may ask for the shape it is given.
+# Layers without the user's code, which may ask for the shape of its input.
 _WITHOUT_CODE = KNOWN - {nn.Sequential}
 
 ERRORS = (
     *(UnknownError, ArithmeticError, AssertionError, AttributeError, ImportError),
     *(LookupError, NameError, RecursionError, TypeError, ValueError),
 )
-"""What code on stand-ins comes to, and layers that somebody has changed.
+"""The errors of code run on stand-ins, and of layers that the user has changed.
 
-All else is somebody's own, as of a signal handler.
+Any other error is the user's own, as from a signal handler.
 """
 
 
@@ -67,8 +67,8 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
         raise UnknownError("a hook is on it")
     note(_is_plain, module, None, True)
     if kind not in KNOWN:
-        # Of the first the code names no layers either. The second may have put their
-        # weights away, as those do that are of low rank or have few bits.
+        # The code of torch's other modules names no layers. Subclasses of Linear may
+        # keep their weights elsewhere, as those of low rank or few bits do.
         if _is_of_torch(module) or isinstance(module, nn.Linear):
             raise UnknownError("this layer is not known")
         note(_is_of_torch, module, None, False)
@@ -83,20 +83,20 @@ def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]
         return []
     if kind is not nn.Sequential:
         return [module]
-    found: list[Any] = []
-    passed = 0  # up to which of them the shape is known
+    layers: list[Any] = []
+    passed = 0  # `shape` is that after this many layers
     children = _children(module)
     note(_children, module, None, children)
     note(length, children, None, len(children))
     for number, child in enumerate(children):
         note(getitem, children, number, child)
         if type(child) not in _WITHOUT_CODE:
-            there, passed = shape_after(found[passed:], shape), len(found)
-            if there is None:
+            after, passed = shape_after(layers[passed:], shape), len(layers)
+            if after is None:
                 raise UnknownError("its input has a shape that is not known")
-            shape = there
-        found += _of_module(child, shape, dtype)
-    return found
+            shape = after
+        layers += _of_module(child, shape, dtype)
+    return layers
 
 
 def _is_plain(module: nn.Module, _: None = None) -> bool:
@@ -112,7 +112,7 @@ def _children(module: nn.Module, _: None = None) -> list[Any]:
 
 
 def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
-    """Return the layers that code goes through, run on stand-ins."""
+    """Return the layers that a function goes through, by running it on stand-ins."""
     if type(fn) not in (FunctionType, MethodType) or is_debugged():
         raise UnknownError("no code, or somebody debugs it and would see stand-ins")
     x = StandIn(start(shape, dtype, _of_module))
@@ -123,16 +123,16 @@ def _in_code(fn: Any, shape: Shape, dtype: torch.dtype) -> list[Any]:
 
 
 def is_debugged() -> bool:
-    """Tell whether somebody debugs, and would see stand-ins."""
+    """Tell whether a debugger or tracer runs, which would show stand-ins."""
     monitoring: Any = vars(sys).get("monitoring")  # since Python 3.12
     tool = monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
     return sys.gettrace() is not None or tool is not None
 
 
 def _can_be_viewed(layers: list[Any], x: Tensor) -> bool:
-    """Tell whether torch views tensors as flat here: it does so in one layout only."""
+    """Tell whether torch can view all tensors as flat: it can in one layout only."""
     weights = [it.weight for it in every(layers) if isinstance(it, nn.Conv2d)]
-    # Not is_contiguous(): with one channel that says nothing.
+    # Not is_contiguous(): with one channel that does not tell.
     return all(
         it.stride() == torch.empty(it.shape, device="meta").stride()
         for it in (x, *weights)

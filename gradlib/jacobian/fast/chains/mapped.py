@@ -1,4 +1,4 @@
-"""What comes before the matrices of a chain: layers that are gone back through."""
+"""The maps of a chain: layers before its matrices, gone back through by vectors."""
 
 import math
 import sys
@@ -48,16 +48,17 @@ class Maps(NamedTuple):
     """Layers that are gone back through, vector by vector.
 
     Attributes:
-        layers: In the order of the forward pass; a `Joined` has such layers too.
-        size: Of what comes out of them, of each sample.
-        entries: How many entries go into all of them together.
-        widest: How many go into the one with the most.
-        live: How many of one vector there are at once at most, on the way back.
-        narrowest: How many there are where everything passes the fewest.
-        multiply_adds: What all convolutions and linear layers take.
-        alike: What those at the end take that are the same for all samples.
-        small_images: Up to how many samples the size of no convolution matters much.
-        of_groups: Whether there is a group norm, which wants channels first.
+        layers: The layers, in the order of the forward pass, also inside a `Joined`.
+        size: The shape of a sample of their output.
+        entries: How many entries of a sample all layers get together.
+        widest: How many entries of a sample the largest tensor has.
+        live: How many entries of one vector are held at once at most, going back.
+        narrowest: How many entries the narrowest tensor has that all ways pass.
+        multiply_adds: How many all convolutions and linear layers take.
+        alike: How many those at the end take whose Jacobian all samples share.
+        small_images: With at most this many samples, each convolution's time is that to
+            start.
+        of_groups: Whether there is a group norm, which is faster with channels first.
     """
 
     layers: list[Any]
@@ -73,13 +74,13 @@ class Maps(NamedTuple):
 
     @property
     def first_images(self) -> int:
-        """Up to how many vectors of all samples channels are better first in memory."""
+        """With at most this many vectors, all samples together, channels come first."""
         of_groups = FEW // self.widest if self.of_groups else 0
         return max(self.small_images, of_groups)
 
     @property
     def outs(self) -> int:
-        """How many entries come out of them, of each sample."""
+        """How many entries a sample of their output has."""
         return math.prod(self.size)
 
 
@@ -93,14 +94,14 @@ NO_MAPS = Maps([], (), entries=0, widest=0, live=0, narrowest=0, multiply_adds=0
 
 
 def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
-    """Return what is known of layers, if all of them are known.
+    """Return the maps that layers are; ``None`` where one is not known.
 
     Args:
-        layers: In the order of the forward pass.
-        size: Of what goes into the first, of each sample.
-        like: Of that too.
+        layers: The layers, in the order of the forward pass.
+        size: The shape of a sample of their input.
+        like: The dtype and device of the input.
     """
-    found: list[Any] = []
+    known: list[Any] = []
     entries = multiply_adds = alike = live = 0
     widest = narrowest = math.prod(size)
     small = sys.maxsize
@@ -110,7 +111,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         one = _OF_KINDS.get(kind, _of_layer)(layer, size, like)
         if one is None:
             return None
-        found += one.layers
+        known += one.layers
         size = one.size
         entries += one.entries
         widest = max(widest, one.widest)
@@ -121,7 +122,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         small = min(small, one.small_images)
         of_groups = of_groups or one.of_groups
     return Maps(
-        found,
+        known,
         size,
         entries=entries,
         widest=widest,
@@ -144,7 +145,8 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
         one.size,
         entries=math.prod(size) + factors + one.entries + other.entries,
         widest=max(one.widest, other.widest),
-        # Beside the first way what came is there, beside the second what that gave too.
+        # Going back by the first way, its gradient and the incoming one are held; by
+        # the second, the first way's result too.
         live=max(one.live, other.live + math.prod(size)) + one.outs,
         narrowest=one.outs,
         multiply_adds=one.multiply_adds + other.multiply_adds,
@@ -157,34 +159,34 @@ def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
     sizes, entries = [size], math.prod(size)
     widest = live = multiply_adds = 0
     stages = list[Stage]()
-    # What does nothing is left out, so that others get other numbers.
+    # Stages that do nothing are left out, so later ones get other numbers.
     numbers = [0]
     for layers, by, given in layer.stages:
         given = tuple([numbers[number] for number in given])
         one, *others = [sizes[number] for number in given]
-        found = maps_of(layers, one, like)
-        if found is None:
+        maps = maps_of(layers, one, like)
+        if maps is None:
             return None
-        if not by and not found.layers:
+        if not by and not maps.layers:
             numbers.append(given[0])
             continue
-        size = found.size if layers else one
+        size = maps.size if layers else one
         if by == "cat":
             size = (sum(it[0] for it in (one, *others)),)
-        stages.append(Stage(found.layers, by, given))
+        stages.append(Stage(maps.layers, by, given))
         sizes.append(size)
         numbers.append(len(stages))
-        entries += found.entries + len(others) * 2 * math.prod(size)
-        widest = max(widest, found.widest, math.prod(size))
-        live = max(live, found.live)
-        multiply_adds += found.multiply_adds
+        entries += maps.entries + len(others) * 2 * math.prod(size)
+        widest = max(widest, maps.widest, math.prod(size))
+        live = max(live, maps.live)
+        multiply_adds += maps.multiply_adds
     size = sizes[numbers[-1]]
     return Maps(
         [Woven(stages)],
         size,
         entries=entries,
         widest=widest,
-        live=live + entries,  # what came to each stage may be there until its turn
+        live=live + entries,  # each stage's gradient may wait until its turn
         narrowest=math.prod(size),
         multiply_adds=multiply_adds,
     )
@@ -245,13 +247,13 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
 
 
 def _is_as_said(layer: nn.Conv2d, outs: int, each: list[int]) -> bool:
-    """Tell whether a convolution's weights are of the size that it says."""
+    """Tell whether a convolution's weight has the shape that its options say."""
     of_group = layer.in_channels // layer.groups
     return outs == layer.out_channels and each == [of_group, *layer.kernel_size]
 
 
 def elementwise(layer: Any) -> Layer | None:
-    """Return a layer with what is known of it, if it is elementwise."""
+    """Return a layer as a `Layer`, if it is elementwise and torch's own."""
     if type(layer) is Layer:
         pointwise = layer.pointwise
         return layer if pointwise and is_own_function(pointwise.name) else None
@@ -265,13 +267,13 @@ def elementwise(layer: Any) -> Layer | None:
 
 
 def scaling(layer: Any, width: int, like: Like) -> Layer | None:
-    """Return a layer that multiplies each entry of vectors by a number of its own."""
+    """Return a batch norm in evaluation as an elementwise `Layer`, or ``None``."""
     is_one = type(layer) is nn.BatchNorm1d and _is_norm(layer, (width,), like)
     return Layer(layer, BATCH_NORM) if is_one else None
 
 
 def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
-    """Return a layer's parameters, if they are ordinary and go with its input."""
+    """Return a linear layer's or convolution's parameters, if they fit its input."""
     if type(layer) is Linear:
         weight, bias = layer
     else:
@@ -279,14 +281,14 @@ def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
         weight, bias = own.get("weight"), own.get("bias")
         if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
             return None
-    # A bias that does not go with the weight makes torch raise where it is added.
+    # With a bias that does not fit the weight, torch raises.
     if bias is not None and not is_plain(bias, (weight.shape[0],), like):
         return None
     return Linear(weight, bias) if is_plain(weight, weight.shape, like) else None
 
 
 def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
-    """Tell whether a layer is a norm that mixes the entries of a sample, at most."""
+    """Tell whether a layer is a known norm that does not mix samples."""
     kind = cast(type[Any], type(layer))
     channels = size[0]
     stored: list[Any] = []
@@ -296,7 +298,7 @@ def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
     elif kind is nn.LayerNorm:
         fits = layer.normalized_shape == tuple(size) == (channels,)
     elif kind in (nn.BatchNorm1d, nn.BatchNorm2d):
-        # With statistics of its own it mixes no samples, and changes nothing.
+        # In evaluation it mixes no samples, and changes no statistics.
         fits = not layer.training and len(size) == (1 if kind is nn.BatchNorm1d else 3)
         buffers = own_buffers(layer)
         stored = [buffers.get("running_mean"), buffers.get("running_var")]
@@ -309,7 +311,7 @@ def _is_norm(layer: Any, size: Shape, like: Like) -> bool:
 
 
 def is_plain(tensor: Any, shape: Shape, like: Like) -> bool:
-    """Tell whether a parameter or buffer is an ordinary tensor of a shape."""
+    """Tell whether a tensor is ordinary, with a shape, dtype and device."""
     return (
         type(tensor) in (Parameter, Tensor)
         and tensor.shape == shape
@@ -319,7 +321,7 @@ def is_plain(tensor: Any, shape: Shape, like: Like) -> bool:
 
 
 def _is_refused(layer: Any) -> bool:
-    """Tell whether torch goes back through no such layer: it has lost the sign."""
+    """Tell whether torch cannot go back: in place, a negative slope loses the sign."""
     if not layer.__dict__.get("inplace"):
         return False
     return min(getattr(layer, it, 0) for it in ("negative_slope", "alpha")) < 0

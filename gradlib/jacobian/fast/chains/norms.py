@@ -1,8 +1,8 @@
 """Norms of a chain, forward and back: a sample's own statistics, or those of a model.
 
 With y = n a + b, where n is x less its mean and divided by its deviation, a vector v
-comes back as v a, less its mean, less n times the mean of v a n; and all that divided
-by the deviation. Ba, Kiros, Hinton, "Layer Normalization", 2016; Wu, He, "Group
+goes back to v a, less its mean, less n times the mean of v a n, all divided by the
+deviation. Ba, Kiros, Hinton, "Layer Normalization", 2016; Wu, He, "Group
 Normalization", 2018.
 """
 
@@ -18,7 +18,7 @@ from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 2**20
-"""Up to how many entries of all vectors torch's kernels of group norms are faster.
+"""With at most this many entries of all vectors, torch's group norm kernels are faster.
 
 With two norms of 8 and of 24 channels of 16 x 16 places, and of 2 and of 8 samples with
 6 vectors each, chains took a tenth to two fifths less time on one core and on two of an
@@ -31,9 +31,9 @@ class Normed(NamedTuple):
     """A norm by a sample's own mean and deviation, of groups of its channels.
 
     Attributes:
-        n: What it was given, with mean 0 and deviation 1: ``(batch, 1, places,
+        n: The normalized input, of mean 0 and deviation 1: ``(batch, 1, places,
             channels)``.
-        steep: What its output grows by with it: ``(batch, 1, 1, channels)``.
+        steep: The weight divided by the deviation: ``(batch, 1, 1, channels)``.
         groups: How many groups of channels there are.
     """
 
@@ -42,7 +42,7 @@ class Normed(NamedTuple):
     groups: int
 
     def part(self, start: int, stop: int) -> "Normed":
-        """Return it for some samples."""
+        """Return the step for some samples."""
         return Normed(self.n[start:stop], self.steep[start:stop], self.groups)
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
@@ -61,15 +61,15 @@ class Normed(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A norm by a sample's own mean and deviation, as torch's kernels have it.
+    """The same norm, back by torch's kernels.
 
     Attributes:
-        x: What it was given, ``(batch, channels, ...)``, contiguous: in any other
-            layout the kernels lose the digits of bright images.
-        mean: Of each sample, or of each of its groups: ``(batch, ...)``.
-        rate: One divided by the deviations.
-        weight: ``(channels,)``, or ``None``.
-        back: Goes back, with one vector for each x: of the vectors and the others.
+        x: The input, ``(batch, channels, ...)``, contiguous: in any other layout the
+            kernels lose the digits of bright images.
+        mean: The mean of each sample, or of each of its groups: ``(batch, ...)``.
+        rate: One divided by the deviations, ``(batch, ...)``.
+        weight: The weight, ``(channels,)``, or ``None``.
+        back: A function of vectors, one for each sample of x, and the four above.
     """
 
     x: Tensor
@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
     back: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
     def part(self, start: int, stop: int) -> "Kernel":
-        """Return it for some samples."""
+        """Return the step for some samples."""
         x, mean, rate = (it[start:stop] for it in (self.x, self.mean, self.rate))
         return self._replace(x=x, mean=mean, rate=rate)
 
@@ -89,30 +89,30 @@ class Kernel(NamedTuple):
         x, mean, rate, weight, back = self
         if (count := v.shape[1]) > 1:
             x, mean, rate = (it.repeat_interleave(count, 0) for it in (x, mean, rate))
-        v = v.contiguous()  # which the kernels take for granted
+        v = v.contiguous()  # the kernels assume it
         return back(v.flatten(0, 1), x, mean, rate, weight).view(v.shape), True
 
 
 def normed(module: Any, x: Tensor) -> tuple[Normed | Kernel, Tensor]:
-    """Return what is needed to go back through a group or layer norm, and its output.
+    """Return the step back through a group or layer norm, and its output.
 
     Args:
         module: The norm.
-        x: ``(batch, channels, ...)``.
+        x: Its input, ``(batch, channels, ...)``.
     """
-    # The kernels' own derivatives have none that is right.
+    # The derivatives of the kernels' backward are wrong.
     if type(module) is nn.LayerNorm and not grad_is_enabled():
         return _layered(module, x)
     groups = module.num_groups if type(module) is nn.GroupNorm else 1
     weight, bias = module.weight, module.bias
-    # No kernel here: where channels are last that of images subtracts the square of the
-    # mean from the mean of squares, and of a bright one no digit is left. And to put
-    # them first takes long where there is much.
+    # No kernel here: with channels last, that of images subtracts the square of the
+    # mean from the mean of squares, which leaves a bright image no digit. To put
+    # channels first takes long for many entries.
     last = x.movedim(1, -1)
     flat = last.reshape(x.shape[0], 1, -1, x.shape[1])
     places = flat.shape[2]
     n = flat - _means(flat.sum(2, keepdim=True), groups, places)
-    # Of what is far from zero the mean is rounded by more than what is left has digits.
+    # Far from zero, the mean is rounded by more than the precision of the difference.
     rest = _means(n.sum(2, keepdim=True), groups, places)
     n = n - rest if grad_is_enabled() else n.sub_(rest)
     squares = n * n
@@ -131,11 +131,11 @@ def normed(module: Any, x: Tensor) -> tuple[Normed | Kernel, Tensor]:
 
 
 def grouped(module: nn.GroupNorm, x: Tensor) -> tuple[Kernel, Tensor]:
-    """Do the same for a group norm by a kernel, whose derivatives are not right.
+    """Do the same for a group norm by a kernel, whose second derivatives are wrong.
 
     Args:
         module: The norm.
-        x: ``(batch, channels, ...)``.
+        x: Its input, ``(batch, channels, ...)``.
     """
     x, weight, groups = x.contiguous(), module.weight, module.num_groups
     y, mean, rate = aten.native_group_norm.default(
@@ -177,9 +177,9 @@ def _means(sums: Tensor, groups: int, places: int) -> Tensor:
     """Return the means of groups, ``(batch, count, 1, channels)``, of sums over places.
 
     Args:
-        sums: ``(batch, count, 1, channels)``.
+        sums: The sums, ``(batch, count, 1, channels)``.
         groups: How many groups of channels there are.
-        places: Over how many places they were summed.
+        places: How many places were summed over.
     """
     each = sums.shape[-1] // groups
     of_groups = sums.view(*sums.shape[:-1], groups, each)
@@ -188,7 +188,7 @@ def _means(sums: Tensor, groups: int, places: int) -> Tensor:
 
 
 class Scaled(NamedTuple):
-    """A norm by a model's mean and deviation: nothing but a factor.
+    """A norm by a model's stored mean and deviation, which is only a factor.
 
     Attributes:
         steep: The factor of each channel, ``(channels, ...)``.
@@ -203,11 +203,11 @@ class Scaled(NamedTuple):
 
 
 def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
-    """Return what is needed to go back through a batch norm, and its output.
+    """Return the step back through a batch norm, and its output.
 
     Args:
         module: The norm, in evaluation mode.
-        x: ``(batch, channels, ...)``.
+        x: Its input, ``(batch, channels, ...)``.
     """
     steep = steepness(module)
     shift = -module.running_mean * steep
@@ -219,7 +219,7 @@ def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:
 
 
 def steepness(module: Any) -> Tensor:
-    """Return what a batch norm in evaluation mode multiplies by, ``(channels,)``."""
+    """Return the factor of a batch norm in evaluation mode, ``(channels,)``."""
     rate = (module.running_var + module.eps).rsqrt()
     return rate if module.weight is None else rate * module.weight
 
@@ -230,4 +230,4 @@ BATCH_NORM = Pointwise(
     by_slope(lambda module, x: steepness(module).expand_as(x)),
     "x",
 )
-"""A batch norm of vectors, in evaluation mode: it is elementwise."""
+"""A batch norm of vectors in evaluation mode, which is elementwise."""

@@ -1,4 +1,4 @@
-"""Where it is noted what is read to find a chain, while somebody wants that."""
+"""Notes what is read to find a chain, in a thread that has asked for notes."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -6,21 +6,21 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 Read: TypeAlias = Callable[[Any, Any], Any]
-"""Of what was read before, and a name or the like: what is read."""
+"""Reads something of an owner, which was read before, by a name or the like."""
 
 Found: TypeAlias = tuple[tuple[Any, str, Any], ...]
-"""Where things are, by which name, and what was there."""
+"""Attributes that must stay torch's own, or Python's: the namespace, name and value."""
 
 
 class Notes(Protocol):
-    """Takes down what is read."""
+    """Takes notes of what is read."""
 
     def add(self, read: Read, owner: Any, name: Any, value: Any) -> None:
-        """Take down a reading."""
+        """Note a reading."""
         ...
 
     def add_own(self, found: Found) -> None:
-        """Take down what has to be torch's own, or Python's."""
+        """Note attributes that must stay torch's own, or Python's."""
         ...
 
 
@@ -33,7 +33,7 @@ _thread = _Thread()
 
 @contextmanager
 def noting(notes: Notes) -> Generator[None]:
-    """Have notes take down what this thread reads."""
+    """Have `notes` note what this thread reads in the block."""
     before, _thread.notes = _thread.notes, notes
     try:
         yield
@@ -42,13 +42,13 @@ def noting(notes: Notes) -> Generator[None]:
 
 
 def note(read: Read, owner: Any, name: Any, value: Any) -> None:
-    """Note that something was read, which reads it again.
+    """Note a reading, so that it can be repeated: ``read(owner, name)`` gave `value`.
 
     Args:
-        read: How.
-        owner: Of what: something that was read before.
-        name: By which name, or the like.
-        value: What it gave.
+        read: The function that reads.
+        owner: The object read from, itself read before.
+        name: The name, or the like, that was read.
+        value: The result.
     """
     notes = _thread.notes
     if notes is not None:
@@ -56,12 +56,12 @@ def note(read: Read, owner: Any, name: Any, value: Any) -> None:
 
 
 def note_own(found: Found) -> None:
-    """Note that something had to be torch's own, or Python's."""
+    """Note attributes that must stay torch's own, or Python's."""
     notes = _thread.notes
     if notes is not None:
         notes.add_own(found)
 
 
 def length(value: Any, _: None = None) -> int:
-    """Return how many parts there are."""
+    """Return the length of a value, as a `Read`."""
     return len(value)

@@ -1,10 +1,10 @@
-"""In which order the Jacobians of a chain's layers are multiplied.
+"""Finds the cheapest order in which to multiply the Jacobians of a chain's layers.
 
-It is the matrix-chain problem: each product joins what comes before a tensor in the
-chain with what comes after it, and the order decides how large the products are. Here
-a layer's own matrix is the same for all samples, and a product of several layers, with
-a bend between them, is another one for each. So a product with a single layer is one
-large multiplication of matrices, for the whole batch.
+This is the matrix-chain problem: each product joins the layers before a tensor in the
+chain with those after it, and the order decides how large the products are. Here a
+layer's own matrix is the same for all samples, but a product of several layers with a
+bend, an elementwise layer, between them differs by sample. So a product with a single
+layer is one large multiplication of matrices, for the whole batch.
 
 Godbole, "On efficient computation of matrix chain products", 1973.
 """
@@ -16,15 +16,15 @@ ENTRY = 64
 """How many multiply-adds take as long as writing an entry."""
 
 MOST = 32
-"""How many matrices there may be: the time it takes grows with their cube."""
+"""How many matrices a chain has at most: finding the order takes their cube."""
 
 
 class Product(NamedTuple):
-    """Two neighbours, multiplied.
+    """The product of two neighbours.
 
     Attributes:
-        inner: What comes first in the forward pass.
-        outer: What comes after it.
+        inner: The factor that comes first in the forward pass.
+        outer: The factor that comes after it.
         columns: Whether the result is laid out ``(batch, ins, outs)``, by columns, or
             ``(batch, outs, ins)``, by rows.
     """
@@ -42,9 +42,9 @@ class Order(NamedTuple):
     """An order, and what it takes.
 
     Attributes:
-        tree: The last product of all.
-        multiply_adds: Of all products.
-        entries: What all products, and what they are made from, have together.
+        tree: The last product, with the others inside.
+        multiply_adds: How many all products take.
+        entries: How many entries all products and scaled factors have together.
         each: The same for one sample, without the last product.
     """
 
@@ -55,11 +55,11 @@ class Order(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What it takes, in multiply-adds."""
+        """The cost in multiply-adds, entries included."""
         return self.multiply_adds + ENTRY * self.entries
 
     def text(self, tree: Nesting | None = None) -> str:
-        """Return it as one writes it, the last layer first: ``(3 2) 1``."""
+        """Return the order in words, the last layer first: ``(3 2) 1``."""
         tree = self.tree if tree is None else tree
         if isinstance(tree, int):
             return str(tree + 1)
@@ -84,8 +84,8 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
     """Return the cheapest order.
 
     Args:
-        widths: Of the tensors between the matrices, the chain's ends included.
-        bends: For each matrix whether something elementwise comes after it.
+        widths: The widths of the tensors between matrices, the chain's ends included.
+        bends: For each matrix whether elementwise layers come after it.
         batch: The number of samples.
     """
 
@@ -97,7 +97,7 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
         samples = batch if any(bends[first:last]) else 1
 
         def joined(middle: int, inner: Order, outer: Order) -> Order:
-            """Return the product at the tensor before a matrix."""
+            """Return the product of what is before matrix `middle`, and of the rest."""
             between = widths[middle]
             scaled = ins if columns else outs
             if first + 1 < middle < last:
@@ -135,7 +135,7 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
         return min(layouts, key=lambda it: it.cost)
 
     def laid_out(first: int, last: int, columns: bool) -> Order:
-        """Return the order whose result is laid out so, or is copied into that."""
+        """Return the cheapest order with this layout, or with the other and a copy."""
         other = of(first, last, not columns)
         copied = 0 if first == last else batch * widths[first] * widths[last + 1]
         other = other._replace(entries=other.entries + copied)
@@ -143,4 +143,4 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
 
     chosen = cheapest(0, len(widths) - 2)
     each = chosen.entries // batch - widths[0] * widths[-1]
-    return chosen._replace(each=max(0, each))  # of one matrix there is no product
+    return chosen._replace(each=max(0, each))  # a single matrix has no product

@@ -1,7 +1,7 @@
 """Whether torch's layers, functions and methods are still torch's own.
 
-Modules call functions, and functions call one another: one that somebody has replaced
-may be in any of those of its name. It counts, or computes, in its own way.
+Modules call functions, and functions call one another. So where one was replaced, every
+layer and function that may call one of its name counts as replaced.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from gradlib.private.modules import torchs_own
 
 
 def found(name: str, *spaces: Any) -> Found:
-    """Return what of torch's own a name stands for, in several classes or modules."""
+    """Return torch's own attribute of a name, in each class or module that has one."""
     return tuple(
         (it, name, torchs_own(getattr(it, name) if _is_own(it) else None))
         for it in spaces
@@ -70,25 +70,25 @@ KNOWN = frozenset(_RUN)
 
 
 def is_own_function(name: str) -> bool:
-    """Tell whether the functions and methods of a name are torch's."""
+    """Tell whether the functions and methods of a name are still torch's own."""
     note_own(_FUNCTIONS[name])
     return are_same(_FUNCTIONS[name])
 
 
 def is_own_layer(kind: type[nn.Module]) -> bool:
-    """Tell whether a known type runs what is torch's."""
+    """Tell whether all that a known type of layer runs is still torch's own."""
     note_own(_RUN[kind])
     return are_same(_RUN[kind])
 
 
 def run_by(kind: type[nn.Module]) -> Found:
-    """Return what of torch a layer of a known type runs, functions included."""
+    """Return the attributes of torch that a known type of layer runs."""
     known = POINTWISE.get(kind)
     return _RUN[kind] + (() if known is None else _FUNCTIONS[known.name])
 
 
 def are_same(found: Found) -> bool:
-    """Tell whether what was found is still there."""
+    """Tell whether attributes still have the values that were found."""
     for space, name, was in found:  # noqa: SIM110 (with all() it takes twice as long)
         if getattr(space, name) is not was:
             return False

@@ -1,4 +1,4 @@
-"""Tensors on the way of x through somebody's code, and the layers that lead to them."""
+"""Tensors that x becomes in the user's code, and the layers that lead to them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,22 +19,23 @@ from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 
 
 class Place(NamedTuple):
-    """A tensor on the way of x: what it has become, after some layers.
+    """A tensor that x has become, after some layers.
 
     Attributes:
-        before: The place that the last of them leads from; ``None`` at x.
-        layer: The last of them.
-        sources: That place; or those that were put together.
-        by: What has done that; ``""`` for none.
-        gone: Which layers x has gone through so far, on all ways: a bit for each.
-        shape: Of the tensor.
-        dtype: Of all tensors on the way.
-        layers_of: Of a module, the shape of its input and its dtype: the layers it goes
-            through.
-        made: How many layers there are so far, used or not: the one entry of it.
-        writes: How often the memory was written to: the one entry of it. Views share
-            it.
-        version: How often it was when this tensor was made.
+        before: The place before the last layer; ``None`` at x.
+        layer: The last layer.
+        sources: The place before; or those that were combined.
+        by: The operation that combined them; ``""`` for none.
+        gone: The layers that x has gone through, on all ways: a bit for each.
+        shape: The shape of the tensor.
+        dtype: The dtype of all tensors.
+        layers_of: A function of a module, the shape of its input and the dtype, that
+            gives the layers it goes through.
+        made: A list of one number that all places share: how many layers were made so
+            far, used or not.
+        writes: A list of one number that views share: how often their memory was
+            written to.
+        version: That number when this tensor was made.
     """
 
     before: "Place | None"
@@ -50,7 +51,7 @@ class Place(NamedTuple):
     version: int
 
     def after(self, layers: Sequence[Any]) -> "Place":
-        """Return the tensor after some layers more."""
+        """Return the tensor after more layers."""
         self.require_current()
         place = self
         for layer in layers:
@@ -59,19 +60,20 @@ class Place(NamedTuple):
         return place
 
     def replaced(self, layer: Any) -> "Place":
-        """Return the tensor with a layer in place of the last, one more that is made.
+        """Return the tensor with another layer in place of the last.
 
         Args:
-            layer: It gives the same shape, in memory of its own.
+            layer: The layer, which counts as made too. It gives the same shape, in
+                memory of its own.
         """
         self.require_current()
         before = self.sources
         return self._made(*before, layer=layer, shape=self.shape, writes=[0])
 
     def line(self) -> list[Any]:
-        """Return the layers that lead here, if nothing else has been done."""
+        """Return the layers that lead here, if all layers made do."""
         self.require_current()
-        if self.gone.bit_count() != self.made[0]:  # it may have written to something
+        if self.gone.bit_count() != self.made[0]:  # others may have written to memory
             raise UnknownError("it does something whose result is not used")
         return _layers(self, None)
 
@@ -93,7 +95,7 @@ class Place(NamedTuple):
         return self._made(self, layer=layer, shape=shape, writes=writes)
 
     def _made(self, before: "Place", *, writes: list[int], **others: Any) -> "Place":
-        """Return what one layer more has made of the tensor."""
+        """Return the place after one more layer."""
         gone = self.gone | 1 << self.made[0]
         self.made[0] += 1
         return self._replace(
@@ -117,17 +119,17 @@ def start(
 
 
 def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place:
-    """Return what two tensors make that x has become on two ways.
+    """Return the combination of two tensors that x has become on two ways.
 
     Args:
-        one: The first.
-        other: The second.
-        by: What puts them together, as a `Joined` has it.
+        one: The first tensor.
+        other: The second tensor.
+        by: The operation that combines them, as in a `Joined`.
         inplace: Whether that overwrites the first.
 
     Raises:
-        UnknownError: They are not of one shape, or something is overwritten that both
-            ways need.
+        UnknownError: They differ in shape, or a tensor is overwritten that both ways
+            need.
     """
     one.require_current()
     other.require_current()
@@ -147,7 +149,7 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
     writes, gone = [0], one.gone | other.gone
     if inplace:
         _require_writable(one)
-        # It has done something, also where nobody uses what it returns.
+        # It has an effect, even if its result is not used.
         gone |= 1 << one.made[0]
         one.made[0] += 1
         writes = one.writes
@@ -164,13 +166,13 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
 
 
 def gathered(places: Sequence[Place]) -> Place:
-    """Return vectors one behind the other.
+    """Return the concatenation of vectors that x has become on several ways.
 
     Args:
-        places: What x has become on several ways: ``(batch, ...)`` each.
+        places: The vectors, ``(batch, ins)`` each.
 
     Raises:
-        UnknownError: They are no vectors, or something is overwritten.
+        UnknownError: They are no vectors, or one was overwritten.
     """
     one, *others = places
     for place in places:
@@ -195,7 +197,7 @@ def gathered(places: Sequence[Place]) -> Place:
 
 
 def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
-    """Return all that is between a place and what others make that come from there."""
+    """Return the ways from a place to the combination of places after it."""
     numbers = {id(root): 0}
     stages: list[Stage] = []
 
@@ -210,7 +212,7 @@ def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
 
     given = tuple(map(add, places))
     stages.append(Stage([], by, given))
-    # Images are faster row by row where they are large, and nobody has measured these.
+    # Large images are faster row by row, and this was not measured with images.
     if len(root.shape) > 2 or any(
         is_in_place(it) for stage in stages for it in stage.layers
     ):
@@ -219,7 +221,7 @@ def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
 
 
 def _require_writable(place: Place) -> None:
-    """Raise where torch lets nobody overwrite a tensor: a view made with others."""
+    """Raise where torch refuses to overwrite a tensor: it is one of several views."""
     for it in _back(place):
         if not is_view(it.layer):
             break
@@ -228,30 +230,30 @@ def _require_writable(place: Place) -> None:
 
 
 def is_in_place(layer: Any) -> bool:
-    """Tell whether a layer overwrites what it is given."""
+    """Tell whether a layer overwrites its input."""
     return isinstance(layer, nn.Module) and bool(vars(layer).get("inplace"))
 
 
 def is_view(layer: Any) -> bool:
-    """Tell whether a layer may return what it is given, or a view of it."""
+    """Tell whether a layer may return its input, or a view of it."""
     return type(layer) in (nn.Flatten, Taken) or layer in (SQUEEZED, UNSQUEEZED)
 
 
 def _back(place: Place | None) -> Iterator[Place]:
-    """Go back from a place, to where x is."""
+    """Yield the places from one back to x."""
     while place is not None:
         yield place
         place = place.before
 
 
 def _layers(end: Place, root: Place | None) -> list[Any]:
-    """Return the layers from one place to another; without one, from x."""
-    found: list[Any] = []
+    """Return the layers from `root`, or x, to `end`."""
+    backwards: list[Any] = []
     for place in _back(end):
         if place is root or place.before is None:
             break
-        found.append(place.layer)
-    return found[::-1]
+        backwards.append(place.layer)
+    return backwards[::-1]
 
 
 def _begins_in_place(way: list[Any]) -> bool:
@@ -260,5 +262,5 @@ def _begins_in_place(way: list[Any]) -> bool:
 
 
 def _is_own(way: list[Any]) -> bool:
-    """Tell whether what a way gives is no view of what it was given."""
+    """Tell whether the output of a way is not a view of its input."""
     return not all(map(is_view, way))

@@ -1,9 +1,8 @@
-"""Linear layers with an activation between each two: the commonest networks.
+"""Plain nets, the commonest: linear layers with an activation between each two.
 
-To read the layers of one, and to plan its products, takes longer than the products of a
-small one. So what follows from its form alone is found once for each form: the classes
-of its layers and tensors, and their shapes, dtypes and devices. Nothing of a net itself
-is kept.
+Reading the layers of a small net, and planning its products, takes longer than the
+products. So this is done once for each form: the classes of layers and tensors, with
+their shapes, dtypes and devices. No module or tensor of a net is kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,25 +29,24 @@ from gradlib.private.modes import nobody_looks_on
 from gradlib.private.modules import is_plain_module, own_children, own_parameters
 
 LITTLE = 2**20
-"""Up to what cost, as `order.Order.cost` has it, it does not matter who multiplies: it
-takes some 100 µs."""
+"""Up to this cost, as `order.Order.cost` has it, the library that multiplies does not
+matter: all takes some 100 µs."""
 
 Parameters: TypeAlias = tuple[Tensor, Tensor | None]
 """The weight and the bias of a linear layer."""
 
 
 class NetForm(NamedTuple):
-    """What is known of all nets whose layers and tensors are alike.
+    """All that plain nets of one form have in common.
 
     Attributes:
-        between: What is elementwise between the linear layers, in their order.
-        order: In which order their Jacobians are multiplied.
-        widths: How many entries go into each linear layer, and come out of the last.
-        own: What of torch they run.
-        is_small: Whether there is nothing to plan but to go forward, and back by rows,
-            with all samples at once.
-        follow: What follows the linear layers, by torch's names, where it matters who
-            multiplies.
+        between: The elementwise layers between the linear layers, in order.
+        order: The order in which the Jacobians are multiplied.
+        widths: How many entries each linear layer gets, and the last returns.
+        own: The attributes of torch that the layers run.
+        is_small: Whether all samples go forward at once, and back by rows.
+        follow: The names of the activations after linear layers, where the library that
+            multiplies matters.
     """
 
     between: Sequence[list[Layer]]
@@ -60,11 +58,11 @@ class NetForm(NamedTuple):
 
 
 class PlainNet(NamedTuple):
-    """A net, and what it is given.
+    """A plain net and its input.
 
     Attributes:
-        form: What is known of its form.
-        x: ``(batch, in)``.
+        form: Its form.
+        x: The input, ``(batch, in)``.
         linears: The parameters of its linear layers.
     """
 
@@ -74,7 +72,7 @@ class PlainNet(NamedTuple):
 
     @property
     def chain(self) -> Chain:
-        """It as a chain."""
+        """The net as a chain."""
         (between, order, widths, *_), x, linears = self
         return Chain(
             x,
@@ -93,13 +91,13 @@ class PlainNet(NamedTuple):
 def is_small(
     order: orders.Order, widths: Sequence[int], samples: int, dtype: torch.dtype
 ) -> bool:
-    """Tell whether all samples go through at once, and back by rows.
+    """Tell whether all samples go forward at once, and back by rows.
 
     Args:
-        order: In which the Jacobians of the layers are multiplied.
-        widths: How many entries go into each linear layer, and come out of the last.
-        samples: How many there are.
-        dtype: Of all tensors.
+        order: The order in which the Jacobians of the layers are multiplied.
+        widths: How many entries each linear layer gets, and the last returns.
+        samples: How many samples there are.
+        dtype: The dtype of all tensors.
     """
     inside = samples * (order.each + sum(widths[1:-1]))
     result = samples * widths[0] * widths[-1] * dtype.itemsize
@@ -107,27 +105,27 @@ def is_small(
 
 
 def followers(between: Sequence[Sequence[Layer]]) -> frozenset[str]:
-    """Return what follows linear layers, by torch's names.
+    """Return the names of the activations that follow linear layers, as torch has them.
 
     Args:
-        between: What is elementwise between them, in their order.
+        between: The elementwise layers between linear layers, in order.
     """
     firsts = [layers[0].pointwise for layers in between]
     return frozenset(it.name for it in firsts if it is not None)
 
 
 def plain_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> PlainNet | None:
-    """Return such a net, if it is one, as it is called.
+    """Return a function as a plain net with its input, or ``None`` if it is none.
 
     Args:
-        fn: The net.
-        inputs: What it would be called with.
+        fn: The function.
+        inputs: Its inputs.
     """
     if type(fn) is not nn.Sequential or len(inputs) != 1:
         return None
     net: Any = fn
     modules: list[Any] = [*own_children(net).values()]
-    if not modules or type(modules[0]) is not nn.Linear:  # as of most others
+    if not modules or type(modules[0]) is not nn.Linear:  # so for most other functions
         return None
     if not nobody_looks_on():
         return None
@@ -142,7 +140,12 @@ def plain_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> PlainNet | Non
             tuple(map(type, tensors)),
             tuple([kind_of(it) for it in tensors if it is not None]),
         )
-    except (AttributeError, KeyError, RuntimeError, TypeError):  # no module, layer, x
+    except (
+        AttributeError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+    ):  # fn, a layer or x is none
         return None
     if form is None or not are_same(form.own):
         return None
@@ -158,12 +161,12 @@ def _form(
     classes: tuple[type[Any], ...],
     kinds: tuple[Kind, ...],
 ) -> NetForm | None:
-    """Return what is known of all nets of a form; ``None`` if they are others.
+    """Return the form of plain nets; ``None`` if these are none.
 
     Args:
         layers: The classes of the layers.
-        classes: Of x, and of the weight and bias of each linear layer.
-        kinds: Of the same, where there is a tensor.
+        classes: The classes of x, and of the weight and bias of each linear layer.
+        kinds: The kinds of the same, without those that are ``None``.
     """
     bends = [POINTWISE.get(it) for it in layers[1::2]]
     between = [it for it in bends if it is not None and not it.options]

@@ -1,4 +1,4 @@
-"""A chain, as a plan says it."""
+"""The plan of a chain."""
 
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.result import bytes_of_parts
@@ -6,11 +6,11 @@ from gradlib.jacobian.plan import Plan
 
 
 def planned(plan: Plan, chain: Chain) -> Plan:
-    """Return a plan to multiply a chain's layers.
+    """Return the plan that multiplies the Jacobians of a chain's layers.
 
     Args:
-        plan: How it would be computed without this.
-        chain: What is multiplied.
+        plan: How the Jacobian would be computed otherwise.
+        chain: The chain.
     """
     return plan.shortened(
         "chain",

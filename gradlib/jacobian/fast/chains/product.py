@@ -1,4 +1,4 @@
-"""Carrying an order out: the products of layers' Jacobians."""
+"""Multiplies the Jacobians of a chain's layers, in a given order."""
 
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ class Factors(NamedTuple):
     """The Jacobians of a chain's layers.
 
     Attributes:
-        matrices: The weights of the linear layers, ``(outs, ins)``. The last may be
-            another for each sample, ``(batch, outs, ins)``.
-        bends: What comes before the first of them, after each, and after the last.
+        matrices: The weights of the linear layers, ``(outs, ins)``. The last may differ
+            by sample, ``(batch, outs, ins)``.
+        bends: The elementwise layers before the first matrix, and after each.
     """
 
     matrices: list[Tensor]
@@ -29,16 +29,16 @@ def is_by_columns(tree: Nesting) -> bool:
 
 
 def whole_product(factors: Factors, tree: Nesting, into: Tensor | None) -> Tensor:
-    """Return all factors multiplied, ``(batch, outs, ins)`` or ``(outs, ins)``.
+    """Return the product of all factors, ``(batch, outs, ins)`` or ``(outs, ins)``.
 
     Args:
-        factors: What is multiplied.
-        tree: In which order.
-        into: Where to write it, if it can be written there at once.
+        factors: The factors.
+        tree: The order.
+        into: A tensor that the product may be written to.
     """
     columns = is_by_columns(tree)
     if into is not None:
-        # Its layout, seen as the product has it, if it is the same.
+        # Transposed, where the product is laid out by columns.
         seen = into.mT if columns else into
         if seen.is_contiguous():
             made = product(factors, tree, columns=columns, into=seen)
@@ -52,18 +52,18 @@ def whole_product(factors: Factors, tree: Nesting, into: Tensor | None) -> Tenso
 def product(
     factors: Factors, tree: Nesting, *, columns: bool, into: Tensor | None = None
 ) -> Tensor:
-    """Multiply.
+    """Return the product of the factors that a tree joins.
 
     Args:
-        factors: What is multiplied.
-        tree: In which order.
+        factors: All factors.
+        tree: The order, or a part of it.
         columns: Whether the result is ``(batch, ins, outs)``, not ``(batch, outs,
             ins)``. Where no bend is inside, there is no batch axis.
-        into: Where to write it, if it can be written there at once.
+        into: A tensor that the product may be written to.
     """
     if isinstance(tree, int):
         matrix = factors.matrices[tree]
-        # What is elementwise keeps the layout, and the next product wants this one.
+        # Elementwise layers keep the layout, and the next product needs this one.
         made = matrix.mT.contiguous() if columns else matrix
         alone = len(factors.matrices) == 1
         return _ended(factors, 0, 0, made, columns) if alone else made
@@ -72,7 +72,7 @@ def product(
     inner, outer, _ = tree
     last = outer if isinstance(outer, int) else -1
     first = inner if isinstance(inner, int) else -1
-    joins = first < 0 and last < 0  # then what comes before and after is inside
+    joins = first < 0 and last < 0  # then the bends at both ends are inside
     if into is not None and not _has_samples(factors, whole=joins):
         into = None
     if joins:
@@ -88,11 +88,11 @@ def product(
 
 
 def _has_samples(factors: Factors, *, whole: bool) -> bool:
-    """Tell whether a product has a batch axis.
+    """Tell whether the product of all factors has a batch axis.
 
     Args:
-        factors: What is multiplied.
-        whole: Whether with what comes before the first matrix, and after the last.
+        factors: The factors.
+        whole: Whether to count the bends before the first matrix and after the last.
     """
     bends = factors.bends if whole else factors.bends[1:-1]
     return any(bends) or factors.matrices[-1].dim() > 2
@@ -101,7 +101,7 @@ def _has_samples(factors: Factors, *, whole: bool) -> bool:
 def _ended(
     factors: Factors, first: int, last: int, made: Tensor, columns: bool
 ) -> Tensor:
-    """Put in what comes before the first matrix of all, and after the last."""
+    """Multiply by the bends before the first matrix, and after the last."""
     before, after = factors.bends[0], factors.bends[-1]
     if first == 0 and before:
         made = _pulled(made.mT, before).mT if columns else _pulled(made, before)
@@ -123,7 +123,7 @@ def _joined(factors: Factors, tree: Product, into: Tensor | None) -> Tensor:
 
 
 def _pulled(v: Tensor, bends: list[Bend]) -> Tensor:
-    """Return vectors times slopes; none but the weights, of all samples, are kept."""
+    """Return vectors times slopes, overwriting all but weights, which have no batch."""
     return pulled(v, bends, ours=True)
 
 

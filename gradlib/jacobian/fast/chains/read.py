@@ -1,4 +1,4 @@
-"""What code reads of modules, containers and namespaces, with nothing standing in."""
+"""Reads the real attributes and parts of modules, containers and namespaces."""
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -18,28 +18,28 @@ from gradlib.private.modules import (
 
 
 def in_space(space: Any, name: str) -> Any:
-    """Return what stands in a namespace."""
+    """Return the value of a name in a namespace."""
     return cast(Any, vars(space)[name])
 
 
 def method_of(module: nn.Module, name: str) -> Any:
-    """Return a function of a module's class, which is yet to be bound."""
+    """Return a method of a module, as a function that is not bound to it yet."""
     value, is_method = looked_up(module, name)
     return value if is_method else _ELSE
 
 
 def value_of(module: nn.Module, name: str) -> Any:
-    """Return an attribute of a module that is not bound to it."""
+    """Return an attribute of a module that is not a method."""
     value, is_method = looked_up(module, name)
     return _ELSE if is_method else value
 
 
 _ELSE = object()
-"""Stands where an attribute is of the other kind."""
+"""Returned for an attribute of the other kind."""
 
 
 def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
-    """Return an attribute of a module, found as Python does; is it yet to be bound?"""
+    """Return a module's attribute, as Python finds it, and whether it is a method."""
     if not is_looked_into_plainly(type(module)):
         raise UnknownError("its attributes are not what they seem")
     own = vars(module)
@@ -47,29 +47,29 @@ def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
         return bool(own[name]), False
     for kind in type(module).__mro__:
         if name in kind.__dict__:
-            found = kind.__dict__[name]
+            value = kind.__dict__[name]
             break
     else:
         # In the order in which a module looks for them.
-        for there in (own, own_parameters(module), own_buffers(module)):
-            if name in there:
-                return there[name], False
+        for space in (own, own_parameters(module), own_buffers(module)):
+            if name in space:
+                return space[name], False
         return own_children(module)[name], False
-    if type(found) not in (FunctionType, staticmethod, *CONSTANTS):
+    if type(value) not in (FunctionType, staticmethod, *CONSTANTS):
         raise UnknownError("it is the class's, a property or the like")
     if name in own:
         return own[name], False
-    if isinstance(found, staticmethod):
-        return found.__func__, False
-    return found, type(found) is FunctionType
+    if isinstance(value, staticmethod):
+        return value.__func__, False
+    return value, type(value) is FunctionType
 
 
-# torch's own, whatever somebody has put there since.
+# torch's own, also where Tensor.mT is replaced later.
 _transposed: Callable[[Tensor], Tensor] = cast(Any, Tensor).mT.__get__
 
 
 def turned(weight: Tensor, _: None = None) -> Tensor:
-    """Return a matrix with its axes exchanged, through which gradients flow."""
+    """Return a transposed matrix, through which gradients flow."""
     if weight.is_nested or weight.is_quantized or weight.layout is not strided:
         raise UnknownError("it is of another kind")
     if weight.dim() != 2 or not vars(weight).keys().isdisjoint(TURNING):
@@ -96,7 +96,7 @@ _LIST, _SEQUENTIAL, _MODULE_LIST = map(_gives, (list, nn.Sequential, nn.ModuleLi
 
 
 def parts_of(real: Any, _: None = None) -> Sequence[Any]:
-    """Return all that is in a list, or in a container of torch's."""
+    """Return the parts of a list, or of torch's containers."""
     gives = _gives(type(real))
     if gives == _LIST:
         return real
@@ -106,7 +106,7 @@ def parts_of(real: Any, _: None = None) -> Sequence[Any]:
 
 
 def part_of(real: Any, key: Any) -> Any:
-    """Return a part of a list, tuple, dict, or container of torch's."""
+    """Return one part, or a slice, of a list, dict, or torch's containers."""
     kind = cast(type[Any], type(real))
     if kind is dict and type(key) in CONSTANTS:
         return real[key]

@@ -1,4 +1,4 @@
-"""A function's code, with other things in its reach."""
+"""Rebuilds a function around stand-ins: same code, other globals and closure."""
 
 import builtins
 import dis
@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.chains.noted import Read, note, note_own
 
 
 class UnknownError(Exception):
-    """Code does something that stand-ins do not know."""
+    """Code does something that is not known of chains."""
 
 
 BUILTINS: dict[str, Any] = {
@@ -23,25 +23,27 @@ BUILTINS: dict[str, Any] = {
         *(max, min, range, reversed, round, str, sum, tuple, zip),
     )
 }
-"""What code finds of those, as they were when this was imported: they only compute."""
+"""The builtins that code may use, as of import: they only compute."""
 
 
 def rebound(
     function: FunctionType, known: Callable[[Any], Any], found: Callable[..., Any]
 ) -> FunctionType:
-    """Return a function with the same code, that reaches nothing but what is known.
+    """Return a function with the same code that reaches only stand-ins.
 
     Args:
-        function: Somebody's function.
-        known: Of a value: what stands for it; raises `UnknownError` where nothing does.
-        found: What it has for ``getattr``.
+        function: The user's function.
+        known: A function from a value to its stand-in; raises `UnknownError` where
+            there
+            is none.
+        found: The function that stands for ``getattr``.
 
     Raises:
-        UnknownError: It may do, or ask, what nobody could stand in for.
+        UnknownError: Its code may do, or ask, what stand-ins cannot answer.
     """
     code, outside = function.__code__, function.__globals__
     names = _names(code)
-    # What Python itself has may be somebody's, as for what exec() has made.
+    # Its builtins may be others, as for a function made by exec().
     are_own = function.__builtins__ is builtins.__dict__
     if names is None or not are_own:
         raise UnknownError("it asks or does what nobody could stand in for")
@@ -55,7 +57,7 @@ def rebound(
     scope: dict[str, Any] = {"__builtins__": {}}
     for name in names:
         if name in outside:
-            with suppress(UnknownError):  # who needs it finds nothing
+            with suppress(UnknownError):  # code that uses it gets a NameError
                 scope[name] = of(function, _global, name)
         elif name in BUILTINS and vars(builtins)[name] is BUILTINS[name]:
             note(_has_global, function, name, False)
@@ -64,7 +66,7 @@ def rebound(
     cells: list[CellType] = []
     for number in range(len(function.__closure__ or ())):
         cells.append(CellType())
-        with suppress(UnknownError, ValueError):  # nothing is in it yet
+        with suppress(UnknownError, ValueError):  # a cell may be empty
             cells[-1].cell_contents = of(function, _in_cell, number)
     defaults = of(function, getattr, "__defaults__")
     made = FunctionType(code, scope, argdefs=defaults, closure=tuple(cells))
@@ -90,9 +92,9 @@ def _in_cell(function: FunctionType, number: int) -> Any:
 
 
 _REFUSED = {
-    # It asks what stand-ins cannot say: which object something is, or of what kind.
+    # These ask for an object's identity or class, which stand-ins do not have.
     *("IS_OP", "MATCH_SEQUENCE", "MATCH_MAPPING", "MATCH_CLASS"),
-    # It handles errors, which are not its own here; or it is run later.
+    # These handle errors, which may be ours here, or run code later.
     *("PUSH_EXC_INFO", "RETURN_GENERATOR"),
     *("STORE_GLOBAL", "DELETE_GLOBAL"),
 }
@@ -101,9 +103,9 @@ _OF_CELLS = ("STORE_DEREF", "DELETE_DEREF")
 
 @lru_cache(maxsize=4096)
 def _names(code: CodeType) -> frozenset[str] | None:
-    """Return what code, and all in it, may take from outside; ``None`` if refused.
+    """Return the names that code, and code inside it, uses; ``None`` if refused.
 
-    It is kept for each code, as reading it is slow.
+    The result is kept for each code, as reading instructions is slow.
     """
     names = set(code.co_names)
     for it in dis.get_instructions(code):

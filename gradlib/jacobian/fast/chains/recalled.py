@@ -1,8 +1,9 @@
-"""Chains that were found before: of the same code and layers, as they are now.
+"""Finds chains again by repeating the readings that found them before.
 
-Of a module, or of the code of a function, it is kept how chains were found, from its
-second call on. At each later one all that is read again, and where anything is not as
-it was, the chain is found anew. Nothing of a net itself is kept.
+From the second call on of a module, or of a function's code, the readings that found
+its
+chain are kept. Each later call repeats them; where any gives something else, the chain
+is found anew. No module or tensor of a net is kept.
 """
 
 from collections.abc import Callable
@@ -21,20 +22,20 @@ from gradlib.jacobian.fast.chains.noted import noting
 from gradlib.jacobian.fast.chains.witnesses import Witnesses
 
 MOST = 4
-"""How many forms are kept of a module, or of code: as of batches of several sizes."""
+"""How many forms are kept for a module, or code, as for several batch sizes."""
 
 TRIES = 8
-"""How many forms are noted until one must have been met again."""
+"""How many forms are noted before one must be met again, or noting stops."""
 
 
 class _Known:
     """What is known of a module, or of code.
 
     Attributes:
-        of: The module, or code, weakly.
-        is_chain: Whether it was one when it was called last.
+        of: A weak reference to the module, or code.
+        is_chain: Whether its last call was a chain.
         forms: The forms that were met, the last one first.
-        tries: How many more may be noted.
+        tries: How many more forms may be noted.
     """
 
     __slots__ = ("forms", "is_chain", "of", "tries")
@@ -50,11 +51,11 @@ _known: dict[int, _Known] = {}
 
 
 def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
-    """Return the chain that a function is, or ``None`` if it is something else.
+    """Return the chain that a function is, or ``None``.
 
     Args:
         fn: The function.
-        inputs: What it would be called with.
+        inputs: Its inputs.
     """
     if not is_for_chains(inputs):
         return None
@@ -66,17 +67,17 @@ def chain_of(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Chain | None:
 
 
 def recalled(known: _Known, fn: Any, x: Tensor) -> Chain | None:
-    """Return the chain that a function is, if it is of a form that was met before.
+    """Return the chain that a function is, if it has a form that was met before.
 
     Args:
-        known: What is known of it.
+        known: What is known of the function.
         fn: The function.
-        x: What it would be called with.
+        x: Its input, ``(batch, *in)``.
     """
     for form in known.forms:
         try:
             chain = of_form(form, fn, x)
-        except ERRORS:  # what was read is not there any more
+        except ERRORS:  # something that was read is gone
             continue
         if chain is not None:
             known.tries = TRIES
@@ -85,7 +86,7 @@ def recalled(known: _Known, fn: Any, x: Tensor) -> Chain | None:
 
 
 def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
-    """Find a chain, and note how, if it was one before and may be met again."""
+    """Find a chain; note its readings if the last call was one and tries are left."""
     if known.is_chain and known.tries > 0:
         chain = _noted(known, fn, x)
     else:
@@ -97,13 +98,13 @@ def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
 
 
 def _traced(fn: Any, x: Tensor) -> Chain | None:
-    """Find a chain, and note nothing."""
+    """Find a chain without noting readings."""
     found = found_on(fn, x)
     return None if found is None else found[0]
 
 
 def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
-    """Find a chain, and note how."""
+    """Find a chain, and note the readings that find it."""
     seen = Witnesses(fn)
     with noting(seen):
         found = found_on(fn, x)
@@ -111,7 +112,7 @@ def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
         return None
     chain, layers = found
     known.tries -= 1
-    with suppress(*ERRORS):  # it has no option of that name
+    with suppress(*ERRORS):  # a layer lacks an option
         form = form_of(seen, layers, chain)
         if form is not None:
             known.forms = form, *known.forms[: MOST - 1]
@@ -119,9 +120,9 @@ def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
 
 
 def _known_of(fn: Any) -> _Known | None:
-    """Return what is known of a function; ``None`` if it is no function."""
+    """Return what is known of a module or function; ``None`` if it is neither."""
     of = fn
-    if not issubclass(type(fn), nn.Module):  # whatever it says it is
+    if not issubclass(type(fn), nn.Module):  # isinstance() would ask its __class__
         if type(fn) is MethodType:
             fn = fn.__func__
         if type(fn) is not FunctionType:

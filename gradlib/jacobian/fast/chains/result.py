@@ -1,4 +1,4 @@
-"""The memory of a result: whether there is room for it."""
+"""The memory of a chain's result: whether it fits, and how many samples at a time."""
 
 import math
 from typing import Any
@@ -10,35 +10,36 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.memory import room_on
 
 IN_CACHE = 2**21
-"""How many entries are worked on at a time, in all layers: most of them at different
-times, so that what is worked on at once fits into a core's own cache.
+"""How many entries of all layers are computed in one part. They are in use at different
+times, so that those in use at once fit into a core's own cache.
 
 On a core of an AMD EPYC half as many took a little longer for layers of 64 and of 256,
 and about as long for others.
 """
 
 MAPS_IN_CACHE = 5 * 2**17
-"""The same of the largest tensor on the way back through maps.
+"""How many entries the largest tensor has in one part, going back through maps.
 
-The more at once, the faster convolutions are, up to where the C library hands memory
-back after each part: fresh pages are slow.
+Convolutions are the faster the more there are, until the C library returns memory to
+the
+system after each part: fresh pages are slow.
 """
 
 FILLING = 2**28
-"""The same on other devices, which want much at once: an H100 gains up to here."""
+"""The same as `IN_CACHE` on other devices: an H100 gains up to here."""
 
 SMALL = 2**22
-"""Up to how many entries there is always room, unless somebody says otherwise.
+"""Fewer entries are taken to have room, unless `max_bytes` is given.
 
-To ask the system takes 40 µs, and they are a few hundredths of a GiB.
+Asking the system takes 40 µs, and these are a few hundredths of a GiB.
 """
 
 SMALL_ON_GPU = 2**25
-"""The same on other devices, which say so themselves where there is none."""
+"""The same on other devices, which raise themselves where memory runs out."""
 
 
 def samples_at_once(chain: Chain) -> int:
-    """Return how many samples of a chain are worked on at a time."""
+    """Return how many samples of a chain are computed in one part."""
     samples, entries = chain.x.shape[0], _entries(chain)
     if samples * entries <= IN_CACHE:
         return samples
@@ -46,22 +47,24 @@ def samples_at_once(chain: Chain) -> int:
     if chain.maps.layers and chain.x.device.type == "cpu":
         most, entries = MAPS_IN_CACHE, chain.outs * chain.maps.widest
     parts = math.ceil(samples / max(1, most // entries))
-    return math.ceil(samples / parts)  # alike: a smaller last one would be slower
+    return math.ceil(
+        samples / parts
+    )  # all parts alike: a small last one would be slower
 
 
 def in_caches(like: Tensor) -> int:
-    """Return how many entries are worked on at a time, by all of a device."""
+    """Return how many entries are computed in one part, on a whole device."""
     on_cpu = like.device.type == "cpu"
     return IN_CACHE * torch.get_num_threads() if on_cpu else FILLING
 
 
 def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
-    """Tell whether the result fits into memory, or into what is brought for it.
+    """Tell whether there is room for the result and all products, or `out` is right.
 
     Args:
-        chain: What the Jacobian is of.
-        out: What is brought; ``None`` if nothing is.
-        max_bytes: What may be held at once; ``None`` for half of what is free.
+        chain: The chain.
+        out: The tensor to write to; ``None`` for new memory.
+        max_bytes: How many bytes may be held at once; ``None`` for half of those free.
     """
     if out is not None and not _is_good(out, chain):
         return False
@@ -79,22 +82,22 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
 
 
 def bytes_of_parts(chain: Chain) -> int:
-    """Return how many bytes the products take that are worked on at a time."""
+    """Return how many bytes the products of one part take."""
     samples = min(chain.x.shape[0], samples_at_once(chain))
     return _entries(chain) * samples * chain.x.element_size()
 
 
 def _entries(chain: Chain) -> int:
-    """Return how many entries a sample takes, without those of the last product."""
+    """Return how many entries a sample takes, without the last product."""
     entries, maps = chain.order.each + chain.kept, chain.maps
     if not maps.layers:
         return entries
-    # The vectors that go back stay while others come of them.
+    # The vectors that go back are held beside their gradients.
     return entries + maps.entries + chain.outs * (maps.outs + maps.live)
 
 
 def _is_good(out: Any, chain: Chain) -> bool:
-    """Tell whether what is brought for the result can be written to as it is."""
+    """Tell whether the result can be written to `out` directly."""
     x = chain.x
     if type(out) is not Tensor or out.is_nested:
         return False

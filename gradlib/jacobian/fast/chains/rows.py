@@ -1,7 +1,7 @@
-"""Forward, and back by rows: linear layers with something elementwise between each two.
+"""The Jacobian of linear layers with elementwise ones between each two, by rows.
 
-It is the commonest chain, and its products need no order: each takes all rows of all
-samples past one layer.
+This is the commonest chain, and its products need no order: each takes all rows of all
+samples back through one layer.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from gradlib.jacobian.fast.matmul import TORCH, Library
 
 
 def goes_by_rows(chain: Chain) -> bool:
-    """Tell whether a chain is such layers, and best gone back through by rows."""
+    """Tell whether a chain has such layers only, and rows are the cheapest order."""
     first, *between, last = chain.bends
     if first or last or not between or not all(between):
         return False
     if chain.maps.layers or chain.softmax is not None:
         return False
     if any(it.pointwise is BATCH_NORM for it in joined.from_iterable(between)):
-        return False  # it is better put into a matrix
+        return False  # it is folded into a matrix
     return is_by_rows(chain.order.tree)
 
 
@@ -40,11 +40,11 @@ def by_rows(
     """Return the Jacobian, ``(batch, outs, ins)``.
 
     Args:
-        between: What is elementwise between the linear layers, in their order.
-        x: What the first of them is given, ``(batch, ins)``.
-        linears: Their parameters.
-        into: Where to write it, contiguous, if it can be written there at once.
-        library: Who multiplies.
+        between: The elementwise layers between the linear layers, in order.
+        x: The input of the first linear layer, ``(batch, ins)``.
+        linears: The parameters of the linear layers.
+        into: A contiguous tensor that the result may be written to.
+        library: The functions that multiply.
     """
     linear_then, multiplied = library
     seen: list[list[Bend]] = []

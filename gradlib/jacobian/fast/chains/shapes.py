@@ -1,4 +1,4 @@
-"""The shapes of the tensors on a line of layers."""
+"""The shapes of the tensors along a line of layers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
-    """Return the shape of what layers return, one after the other.
+    """Return the shape of the output of layers, one after the other.
 
     Args:
-        layers: Those of a line; each takes its input.
-        shape: Of what the first is given, ``(batch, ...)``.
+        layers: The layers of a line.
+        shape: The shape of the first one's input, ``(batch, ...)``.
 
     Returns:
         The shape, or ``None`` where it is not known.
@@ -40,7 +40,9 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             is_own = kind is Linear
             weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
             outs, ins = weight.shape
-            if ins != shape[-1]:  # who waits for a shape would wait for ever
+            if (
+                ins != shape[-1]
+            ):  # else code that loops until a shape is reached would not end
                 return None
             shape = *shape[:-1], outs
         elif kind is nn.Flatten:
@@ -70,15 +72,15 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
 
 
 def _is_of_numbers(layer: Any) -> bool:
-    """Tell whether a layer does the same to samples of one number without an axis."""
+    """Tell whether a layer takes a batch of numbers, ``(batch,)``, too."""
     known = Joined, Woven, Layer, *POINTWISE
     return layer is UNSQUEEZED or type(layer) in known
 
 
 def _known(layers: Sequence[Any], shape: Shape) -> Shape:
-    """Return the shape after layers of a way.
+    """Return the shape after the layers of a way.
 
-    Ways are put together where the shapes are known that they lead to, and go together.
+    It is known: ways are combined only where the shapes of both are, and fit together.
     """
     return cast(Shape, shape_after(layers, shape))
 
@@ -95,7 +97,7 @@ def _shape_of_woven(layer: Woven, shape: Shape) -> Shape:
 
 
 def flattens(layer: Any) -> bool:
-    """Tell whether a layer makes a row of each sample."""
+    """Tell whether a layer flattens each sample to a vector."""
     if type(layer) is not nn.Flatten:
         return False
     axes = layer.start_dim, layer.end_dim
@@ -103,7 +105,7 @@ def flattens(layer: Any) -> bool:
 
 
 def size_after(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:
-    """Return the size of what a convolution makes of a sample, if it is known."""
+    """Return the shape of a sample of a convolution's output, if it is known."""
     if len(size) != 3 or size[0] != layer.in_channels:
         return None
     padding, kernel = layer.padding, layer.kernel_size
@@ -132,7 +134,7 @@ def _pooled(
     moves = _of_axes(layer.kernel_size, layer.stride, layer.padding, dilation)
     if len(size) != 3 or layer.ceil_mode is not False or moves is None:
         return None
-    # What torch refuses.
+    # torch refuses these.
     for kernel, stride, padding, apart in moves:
         if min(kernel, stride, apart) < 1 or not 0 <= 2 * padding <= kernel:
             return None
@@ -151,9 +153,10 @@ def _means_of_parts(layer: nn.AdaptiveAvgPool2d, size: Sequence[int]) -> Shape |
 
 
 def _of_axes(*options: Any) -> list[tuple[int, ...]] | None:
-    """Return options of a pool for each axis, if they are integers, or two of them.
+    """Return a pool's options for each axis, if each is an integer or a pair of them.
 
-    By their types: a float and ``True`` may equal one, and torch refuses them.
+    Types are compared exactly: torch refuses a float or ``True`` that equals an
+    integer.
     """
     pairs = [*map(pair, options)]
     if any(len(it) != 2 or {*map(type, it)} != {int} for it in pairs):
@@ -162,7 +165,7 @@ def _of_axes(*options: Any) -> list[tuple[int, ...]] | None:
 
 
 def pair(option: Any) -> tuple[int, int]:
-    """Return what an option of a pool is for both axes."""
+    """Return a pool's option as a pair, one for each axis."""
     if isinstance(option, tuple):
         return cast(tuple[int, int], option)
     return option, option
@@ -174,9 +177,9 @@ _SIZES: dict[type[Any], Callable[[Any, Sequence[int]], Shape | None]] = {
     nn.AvgPool2d: _means,
     nn.AdaptiveAvgPool2d: _means_of_parts,
 }
-"""Return the size of what a pool makes of a sample, if it is known."""
+"""Functions that give the shape of a sample of a layer's output, if it is known."""
 
 
 def _after(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Return how many places a window stops at along an axis."""
+    """Return how many windows there are along an axis."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1

@@ -1,4 +1,4 @@
-"""Linear layers with an activation between each two, of samples that go at once."""
+"""Small nets: linear layers and activations, with all samples computed at once."""
 
 from itertools import chain as joined
 from typing import NamedTuple
@@ -21,18 +21,18 @@ from gradlib.jacobian.plan import Plan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
 UNSURE = frozenset(("hardswish", "hardtanh"))
-"""The functions whose slope at NaN is one or the other, in torch, by how many entries
-there are and where they stand in memory."""
+"""Functions whose slope at NaN, in torch, depends on the number of entries and their
+places in memory."""
 
 
 class SmallNet(NamedTuple):
-    """A small net, and what it is given."""
+    """A small net and its input."""
 
     net: PlainNet
 
     @property
     def may_hide(self) -> list[Tensor]:
-        """What may be infinite where the Jacobian is not: mostly rows hide the same."""
+        """Tensors whose infinity this hides, but torch's rows may not; mostly none."""
         form, x, linears = self.net
         bends = [it.pointwise for it in joined.from_iterable(form.between)]
         if not any(it is not None and it.name in UNSURE for it in bends):
@@ -48,23 +48,19 @@ class SmallNet(NamedTuple):
             keep_what_is_freed()
             library = library_for(x, form.follow)
         before = grad_is_enabled()
-        try:  # where an interrupt may come at once
+        try:  # an interrupt may come at any time
             enable_grad(False)
             return by_rows(form.between, x, linears, None, library)
         finally:
             enable_grad(before)
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to multiply the Jacobians of its layers."""
+        """Return the plan that multiplies the Jacobians of its layers."""
         return planned(plan, self.net.chain)
 
 
 def small_net_of(chain: Chain) -> SmallNet | None:
-    """Return the small net that a chain is, if it is one.
-
-    Args:
-        chain: What was found in somebody's code.
-    """
+    """Return the small net that a chain is, or ``None``."""
     x, order, between = chain.x, chain.order, chain.bends[1:-1]
     if chain.squeezed or x.dim() > 2 or not goes_by_rows(chain):
         return None

@@ -1,4 +1,4 @@
-"""The softmax that a chain may end with: it mixes the entries of a sample's output."""
+"""The softmax that a chain may end with, which mixes the entries of a sample."""
 
 from torch import Tensor, nn
 
@@ -9,16 +9,17 @@ from gradlib.private.modes import grad_is_enabled
 def softened(
     softmax: nn.Softmax | nn.LogSoftmax, y: Tensor, jacobian: Tensor
 ) -> Tensor:
-    """Return the Jacobian of a softmax of y, or of its logarithm.
+    """Return the Jacobian of the softmax or log-softmax of y, ``(batch, outs, ins)``.
 
-    The logarithm grows as y does, less the mean of all entries, each weighted by its
-    own softmax. All are measured from the entry that has most of it: where that is
-    nearly all, its own row is small, and nothing of it is lost to rounding.
+    That of the log-softmax is y's, less the mean of its rows weighted by the softmax.
+    The row of the largest entry is subtracted from all first: where its softmax is
+    nearly 1, the row of the result is small, and nothing of it is lost to rounding.
 
     Args:
-        softmax: Which of the two it is.
-        y: What it is given, ``(batch, outs)``.
-        jacobian: Of y: ``(batch, outs, ins)``, which may be overwritten, or
+        softmax: The softmax or log-softmax.
+        y: Its input, ``(batch, outs)``.
+        jacobian: The Jacobian of y, ``(batch, outs, ins)``, which may be overwritten,
+            or
             ``(outs, ins)`` if all samples share it.
     """
     p = aten._softmax.default(y, 1, False)
@@ -26,8 +27,8 @@ def softened(
     if jacobian.dim() < 3:
         made = jacobian - jacobian[most].unsqueeze(1)
     else:
-        there = most.view(-1, 1, 1).expand(-1, 1, jacobian.shape[2])
-        made = _less(jacobian, jacobian.gather(1, there))
+        index = most.view(-1, 1, 1).expand(-1, 1, jacobian.shape[2])
+        made = _less(jacobian, jacobian.gather(1, index))
     made = _less(made, p.unsqueeze(1) @ made)
     if type(softmax) is nn.LogSoftmax:
         return made

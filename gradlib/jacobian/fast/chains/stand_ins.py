@@ -1,9 +1,10 @@
-"""Stand-ins, on which somebody's code is run to see which layers it names.
+"""Stand-ins, on which the user's code is run to see which layers it applies.
 
-As torch.fx does it, one stands for x. Here others stand for all else that the code can
-reach: its own module, globals, and what it closes over. They know layers and torch's
-functions, and nothing can be changed through them: what else the code does is an error.
-So its branches are those of this call, and nothing happens that anybody would notice.
+As in torch.fx, one stands for x. Here others stand for all else that the code can
+reach:
+its module, globals and closure. They know layers and torch's functions, and nothing can
+be changed through them: anything else that the code does is an error. So the code takes
+the branches of this call, and the run has no effect that the user could notice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,22 +56,22 @@ from gradlib.jacobian.fast.chains.read import (
 from gradlib.jacobian.fast.chains.rebound import UnknownError, rebound
 
 MANY = 256
-"""How many parts a tuple may have, that code has from outside."""
+"""How many parts a tuple from outside of the code may have."""
 
 
 WEIGHTS = (Tensor, Parameter)
-"""The types of tensors that code may have from outside."""
+"""The types of tensors from outside of the code, other than x."""
 
 
 class Method(NamedTuple):
-    """A method of a tensor."""
+    """A method of a tensor, not called yet."""
 
     tensor: Place | Tensor
     name: str
 
 
 class StandIn:
-    """Stands for one object, and lets nobody at it."""
+    """Stands for an object, without giving access to it."""
 
     __slots__ = ("real",)
 
@@ -79,27 +80,27 @@ class StandIn:
         _set_real(self, real)
 
     def __getattribute__(self, name: str) -> Any:
-        """Return what stands for an attribute."""
+        """Return the stand-in of an attribute."""
         return attribute(real_of(self), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what stands for the result of a call."""
+        """Return the stand-in of a call's result."""
         return called(real_of(self), args, kwargs)
 
     def __len__(self) -> int:
-        """Return how many samples, or parts, there are."""
+        """Return the number of samples, or parts."""
         real = real_of(self)
         return real.shape[0] if _is_tensor(real, "__len__") else len(_noted_parts(real))
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through what stands for the parts."""
+        """Yield the stand-ins of the parts."""
         parts = _noted_parts(real_of(self))
         for number, part in enumerate(parts):
             note(getitem, parts, number, part)
             yield _known(part)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return what stands for a part."""
+        """Return the stand-in of a part."""
         return _item(real_of(self), key)
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -138,27 +139,27 @@ def _after(place: Place, *layers: Any) -> StandIn:
 for _name in (*OPERATORS, *JOINING, "__matmul__"):
     setattr(StandIn, _name, _operator(_name, OPERATORS.get(_name)))
 
-# Past the methods above.
+# Slot access, past the methods above.
 real_of: Callable[[StandIn], Any]
 _set_real: Callable[[StandIn, Any], None]
 real_of, _set_real = vars(StandIn)["real"].__get__, vars(StandIn)["real"].__set__
 
 
 def _is_tensor(real: Any, name: str) -> bool:
-    """Tell whether it is a tensor, with a method that is torch's."""
+    """Tell whether an object is a tensor, and its method of that name torch's own."""
     return isinstance(real, Place) and is_own(name)
 
 
 def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what stands for the result of a call.
+    """Return the stand-in of a call's result.
 
     Args:
-        real: What is called.
-        args: Stand-ins, and what has none as it cannot change.
-        kwargs: The same.
+        real: The object that is called.
+        args: Stand-ins, and constants, which stand for themselves.
+        kwargs: The same, by name.
 
     Raises:
-        UnknownError: It is not known, as it is for errors of Python's that follow.
+        UnknownError: The call is not known. Python's own errors mean the same.
     """
     if isinstance(real, nn.Module):
         place = _place(*args, **kwargs)
@@ -183,7 +184,7 @@ def called(real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _place(x: Any, /) -> Place:
-    """Return the place that a single argument stands for."""
+    """Return the place of the tensor that is the only argument."""
     place = real_of(x)
     if not isinstance(place, Place):
         raise UnknownError("it is called with something else than a tensor")
@@ -193,9 +194,9 @@ def _place(x: Any, /) -> Place:
 def _method(
     place: Place, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return what stands for the result of a method, or a function of its name."""
+    """Return the stand-in of the result of a method, or a function of its name."""
     if name == "squeeze" and not (args or kwargs) and place.shape[0] > 1:
-        return _after(place, SQUEEZED)  # a chain if that was its only axis of one entry
+        return _after(place, SQUEEZED)  # known for ``(batch, 1)`` alone
     if name == "linear":
         return _linear(place, *args, **kwargs)
     if name in MULTIPLYING and not kwargs:
@@ -224,12 +225,12 @@ def _method(
 
 
 def _product(place: Place, weight: StandIn) -> Place:
-    """Return what a product with a matrix is; of more axes none is a chain."""
+    """Return the place after a product with a matrix."""
     return _times(place, _weight(_turned(_weight(weight))))
 
 
 def _linear(place: Place, weight: StandIn, bias: StandIn | None = None) -> StandIn:
-    """Return what stands for what a linear layer gives."""
+    """Return the stand-in of a linear layer's output."""
     product = _times(place, _weight(weight))
     return StandIn(product) if bias is None else _biased(product, bias)
 
@@ -241,16 +242,16 @@ def _times(place: Place, matrix: Tensor) -> Place:
 
 
 def _biased(place: Place, bias: StandIn) -> StandIn:
-    """Return what stands for a product with a matrix to which a vector is added."""
+    """Return the stand-in of a product with a matrix plus a bias."""
     product, vector = place.layer, _weight(bias)
-    # Others are broadcast in some other way.
+    # Another shape would broadcast otherwise.
     if type(product) is not Linear or product.bias is not None or vector.dim() != 1:
         raise UnknownError("it is no bias")
     return StandIn(place.replaced(product._replace(bias=vector)))
 
 
 def _weight(value: StandIn) -> Tensor:
-    """Return the tensor that code has from outside."""
+    """Return the tensor from outside that a stand-in stands for."""
     weight = real_of(value)
     if type(weight) not in WEIGHTS:
         raise UnknownError("it is no tensor from outside")
@@ -258,7 +259,7 @@ def _weight(value: StandIn) -> Tensor:
 
 
 def _turned(weight: Tensor) -> StandIn:
-    """Return what stands for a matrix with its axes exchanged."""
+    """Return the stand-in of a transposed matrix."""
     value = turned(weight)
     note(turned, weight, None, value)
     return StandIn(value)
@@ -269,7 +270,7 @@ def _getattr(value: StandIn, name: str) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """Return what stands for a value: itself, where it cannot change."""
+    """Return the stand-in of a value; a constant stands for itself."""
     kind = cast(type[Any], type(value))
     if kind in CONSTANTS:
         return value
@@ -283,10 +284,10 @@ def _known(value: Any) -> Any:
 
 
 def attribute(real: Any, name: str) -> Any:
-    """Return what stands for an attribute.
+    """Return the stand-in of an attribute.
 
     Raises:
-        UnknownError: It is not known, as it is for errors of Python's that follow.
+        UnknownError: The attribute is not known. Python's own errors mean the same.
     """
     if isinstance(real, nn.Module):
         return _of_module(real, name)
@@ -305,7 +306,7 @@ def attribute(real: Any, name: str) -> Any:
 
 
 def _of_module(module: nn.Module, name: str) -> Any:
-    """Return what stands for an attribute of a module."""
+    """Return the stand-in of a module's attribute."""
     value, is_method = looked_up(module, name)
     note(method_of if is_method else value_of, module, name, value)
     return StandIn(MethodType(value, module)) if is_method else _known(value)
@@ -319,7 +320,7 @@ def _noted_parts(real: Any) -> Sequence[Any]:
 
 
 def _item(real: Any, key: Any) -> Any:
-    """Return what stands for a part."""
+    """Return the stand-in of a part."""
     if _is_tensor(real, "__getitem__"):
         return _after(real, *taken(real.shape, key))
     part = part_of(real, key)
@@ -328,7 +329,7 @@ def _item(real: Any, key: Any) -> Any:
 
 
 def _gathered(name: str, tensors: Any, dim: object = 0) -> StandIn:
-    """Return what stands for vectors one behind the other, or numbers in a row."""
+    """Return the stand-in of concatenated vectors, or stacked numbers."""
     if type(dim) is not int or dim not in (1, -1) or type(tensors) not in (tuple, list):
         raise UnknownError("it puts together something else")
     places = [*map(_place, tensors)]

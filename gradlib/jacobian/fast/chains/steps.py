@@ -1,4 +1,4 @@
-"""What is needed to go back through layers of a chain, one after the other."""
+"""Steps back through the layers of a chain, one after the other."""
 
 from typing import Any, Protocol
 
@@ -6,30 +6,30 @@ from torch import Tensor
 
 
 class Step(Protocol):
-    """What is needed to go back through a layer.
+    """A step back through a layer, with all that it needs of the forward pass.
 
-    What differs from sample to sample has a ``part(start, stop)``, for some of them.
+    A step that differs from sample to sample has a ``part(start, stop)`` for some.
     """
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back.
 
         Args:
-            v: Vectors, ``(batch, count, channels, ...)``.
+            v: The vectors, ``(batch, count, channels, ...)``.
             ours: Whether they may be overwritten.
 
         Returns:
-            What comes of them, and whether that may be.
+            Their VJPs, and whether these may be overwritten.
         """
         ...
 
 
 Seen = list[Step]
-"""Of each layer in turn what is needed to go back."""
+"""The step of each layer, in the order of the forward pass."""
 
 
 def part(seen: Seen, start: int, stop: int) -> Seen:
-    """Return what was seen of some samples."""
+    """Return the steps for some samples."""
     every: list[Any] = [*seen]
     return [it.part(start, stop) if hasattr(it, "part") else it for it in every]
 
@@ -38,12 +38,12 @@ def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
     """Go back through all layers.
 
     Args:
-        seen: What is needed for that.
-        v: Vectors, ``(batch, count, ...)``.
+        seen: The steps.
+        v: The vectors, ``(batch, count, ...)``.
         ours: Whether they may be overwritten.
 
     Returns:
-        What comes of them, and whether that may be.
+        Their VJPs, and whether these may be overwritten.
     """
     for it in reversed(seen):
         v, ours = it.pull(v, ours)

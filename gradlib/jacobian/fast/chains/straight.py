@@ -1,6 +1,6 @@
-"""Chains found in a graph: one operation after the other, whoever wrote the code.
+"""Chains found in a graph: one operation after the other, whatever code made it.
 
-What the nodes have saved are the matrices and slopes of this very forward pass.
+The nodes' saved values give the matrices and slopes of this very forward pass.
 """
 
 from typing import Any, NamedTuple, cast
@@ -28,7 +28,7 @@ from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 
 ROWS = 8
-"""How many rows there must be to make up for reading the graph, and a backward pass."""
+"""From how many rows on this makes up for reading the graph, and a backward pass."""
 
 SLOPES = {
     f"{name}Backward0"
@@ -48,7 +48,7 @@ SLOPES = {
         "Exp",
     )
 }
-"""Nodes of elementwise operations: called with ones, they give the slopes."""
+"""Nodes of elementwise operations whose backward of ones gives the slopes."""
 
 KNOWN_SLOPE = Layer(
     None, Pointwise("mul", lambda _, x: x, by_slope(lambda _, slope: slope), "either")
@@ -60,10 +60,10 @@ class Straight(NamedTuple):
 
     Attributes:
         factors: Its matrices, and the slopes between them.
-        order: In which order they are multiplied.
-        bytes: What the products take that are worked on at a time.
-        needs_proof: Whether a finite result may be another than rows give. Here nothing
-            that is infinite could be hidden, as every entry meets every factor.
+        order: The order in which they are multiplied.
+        bytes: How many bytes the products of one part take.
+        needs_proof: False: an infinite factor cannot be hidden, as each entry of the
+            result takes every factor.
     """
 
     factors: Factors
@@ -75,7 +75,7 @@ class Straight(NamedTuple):
     def blocks(
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
-        """Return the blocks, written into contiguous tensors where there are some."""
+        """Return the blocks, written into the contiguous tensors of `out` if given."""
         shape = graph.shape(0, 0)
         made = in_parts(
             (graph.batch, graph.rows(0), graph.columns(0)),
@@ -88,7 +88,7 @@ class Straight(NamedTuple):
         return {(0, 0): made.view(shape)}
 
     def planned(self, plan: Plan) -> Plan:
-        """Return a plan to multiply them."""
+        """Return the plan that takes this way."""
         return plan.shortened(
             "chain",
             "the Jacobian of each operation is known",
@@ -108,8 +108,8 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
     """Return the chain that a graph is, or ``None``.
 
     Args:
-        graph: What the Jacobian is of.
-        plan: How it would be computed otherwise.
+        graph: The graph of the forward pass.
+        plan: How the Jacobian would be computed otherwise.
     """
     if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
         return None
@@ -136,7 +136,7 @@ def _at_once(order: orders.Order, like: Tensor) -> int:
 
 
 def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
-    """Go from the output to the input, if there is one known way only."""
+    """Return the factors from output to input, if there is a single known way."""
     node: Any = edge_of(root)[0]
     matrices: list[Tensor] = []
     bends: list[list[Bend]] = [[]]

@@ -1,4 +1,4 @@
-"""A chain without its modules and tensors, and with them again."""
+"""Takes the modules and tensors out of a chain, and fills them in again."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -12,10 +12,10 @@ from gradlib.private.modules import own_parameters
 
 
 class Slot(NamedTuple):
-    """Stands where a module was, a weight, or the parameters of a linear layer.
+    """The place of a module, or of a weight, in a chain without them.
 
     Attributes:
-        number: Of the module, or of the weight.
+        number: The number of the module, or of the weight.
     """
 
     number: int
@@ -24,13 +24,13 @@ class Slot(NamedTuple):
 def emptied(
     chain: Chain, layers: Sequence[Any], number_of: Callable[[Any], int | None]
 ) -> Chain:
-    """Return a chain with places for modules, and nothing else of somebody's.
+    """Return a chain with slots for the user's modules and weights.
 
     Args:
         chain: The chain.
-        layers: The layers that it was made from.
-        number_of: Of a module, or a weight: its number; ``None`` if it was made for
-            the chain.
+        layers: The layers that it is made of.
+        number_of: A function from a module, or weight, to its number; ``None`` if it
+            was made for the chain.
     """
 
     def place(module: Any) -> Any:
@@ -40,22 +40,22 @@ def emptied(
         return module if number is None else Slot(number)
 
     linears: list[Any] = chain.linears
-    found = [it for it in layers if type(it) in (nn.Linear, Linear)]
-    # The last may have been made, for the rows of the maps or for a sum.
-    is_made = not found or _parameters(found[-1]).weight is not linears[-1].weight
+    given = [it for it in layers if type(it) in (nn.Linear, Linear)]
+    # The last may have been made for the chain: for the rows of maps, or for a sum.
+    is_made = not given or _parameters(given[-1]).weight is not linears[-1].weight
     count = len(linears) - is_made
-    linears = [*map(place, found[len(found) - count :]), *linears[count:]]
+    linears = [*map(place, given[len(given) - count :]), *linears[count:]]
     nothing: Any = None
     return _changed(chain, place, linears, nothing)
 
 
 def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
-    """Return a chain with modules in their places.
+    """Return a chain with modules and weights in its slots.
 
     Args:
-        chain: What `emptied` has returned.
+        chain: The result of `emptied`.
         modules: The modules and weights, by their numbers.
-        x: What it is given.
+        x: The input, ``(batch, *in)``.
     """
 
     def module(place: Any) -> Any:
@@ -77,7 +77,7 @@ def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
 def _changed(
     chain: Chain, change: Callable[[Any], Any], linears: list[Linear], x: Tensor
 ) -> Chain:
-    """Return a chain with other modules and tensors."""
+    """Return a chain with each module and tensor changed by `change`."""
 
     def changed(layers: Sequence[Any]) -> list[Any]:
         return [*map(one, layers)]

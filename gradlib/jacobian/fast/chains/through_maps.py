@@ -1,4 +1,4 @@
-"""Layers of a chain that are gone back through, vector by vector."""
+"""Goes forward through the maps of a chain, and back, vector by vector."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,11 +39,11 @@ from gradlib.private.modes import grad_is_enabled
 
 
 class ChannelsLast(NamedTuple):
-    """No layer: where vectors come in, channels are put last in memory."""
+    """Puts the channels of incoming vectors last in memory; it is no layer."""
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Put them there."""
-        if v.dim() == 3:  # they are no images, and mostly lie so
+        """Put channels last."""
+        if v.dim() == 3:  # no images; mostly contiguous already
             return v.contiguous(), ours
         return _last_in_memory(v.flatten(0, 1)).view(v.shape), ours
 
@@ -67,7 +67,7 @@ class Spread(NamedTuple):
     """A sum or mean of vectors.
 
     Attributes:
-        layer: Of how many entries, and which of the two.
+        layer: The sum or mean.
     """
 
     layer: Summed
@@ -76,26 +76,26 @@ class Spread(NamedTuple):
         """Go back."""
         del ours
         v = v / self.layer.of if self.layer.averages else v
-        # In memory of its own, or torch may multiply it sample by sample.
-        found = v.expand(*v.shape[:-1], self.layer.of)
-        return found.contiguous(), self.layer.of > 1
+        # Contiguous, else torch may multiply sample by sample.
+        spread = v.expand(*v.shape[:-1], self.layer.of)
+        return spread.contiguous(), self.layer.of > 1
 
 
 class Averaged(NamedTuple):
     """A mean over all places, or over those of each window.
 
     Attributes:
-        size: How many places there are along each axis.
-        windows: What torch's kernel takes of them: how large they are, how far apart,
-            how much is added at the edges, whether their number is rounded up, whether
-            what is added counts, and another divisor. ``None`` for one that is all.
+        size: How many places the input has along each axis.
+        windows: The arguments of torch's kernel: kernel size, stride, padding,
+            ceil_mode, count_include_pad and divisor_override. ``None`` for a single
+            window over all places.
     """
 
     size: torch.Size
     windows: tuple[Any, ...] | None
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back. What comes of one window are views of one memory."""
+        """Go back. For a single window all places share memory."""
         del ours
         if self.windows is None:
             v = v / self.size.numel()
@@ -105,18 +105,18 @@ class Averaged(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The largest of each window.
+    """The largest entry of each window.
 
     Attributes:
-        places: Where they were found, ``(batch, 1, windows, channels)``.
-        size: How many places there are along each axis.
+        places: The flat place of each, ``(batch, 1, windows, channels)``.
+        size: How many places the input has along each axis.
     """
 
     places: Tensor
     size: torch.Size
 
     def part(self, start: int, stop: int) -> "Picked":
-        """Return it for some samples."""
+        """Return the step for some samples."""
         return Picked(self.places[start:stop], self.size)
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
@@ -131,15 +131,15 @@ class Picked(NamedTuple):
 
 
 _ALIKE = ChannelsLast, Convolved, Multiplied, Spread, Padded, Averaged
-"""What is the same for all samples."""
+"""The steps that are the same for all samples."""
 
 
 def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
-    """Return what is needed to go back through the layers, and their output.
+    """Return the steps back through maps, and their output.
 
     Args:
-        maps: The layers.
-        x: ``(batch, *in)``.
+        maps: The maps.
+        x: Their input, ``(batch, *in)``.
         count: How many vectors of each sample will go back.
     """
     if x.dim() == 4 and is_few(x, maps.first_images // max(1, count)):
@@ -151,25 +151,25 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
 
 
 def backward(seen: Seen, v: Tensor) -> Tensor:
-    """Return the VJPs of vectors ``(batch, count, channels, ...)``, of all layers."""
-    found, is_ours = pulled_back(seen, v, ours=False)
-    return found if is_ours else found.clone()  # it may still be a weight
+    """Return the VJPs of vectors ``(batch, count, channels, ...)``, in own memory."""
+    made, is_ours = pulled_back(seen, v, ours=False)
+    return made if is_ours else made.clone()  # it may still be a weight
 
 
 def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
-    """Go back through the last layers, as far as these are the same for all samples.
+    """Go back through the last layers, as far as they are the same for all samples.
 
     Args:
-        seen: What was seen of all layers.
-        v: The vectors of any sample, ``(1, count, channels, ...)``.
+        seen: The steps of all layers.
+        v: The vectors, the same for each sample, ``(1, count, channels, ...)``.
 
     Returns:
-        What was seen of the others, and the VJPs.
+        The steps that are left, and the VJPs.
     """
     last = len(seen)
     while last and type(seen[last - 1]) in _ALIKE:
         last -= 1
-    # Not in memory of its own: a mean over places is the same number at each.
+    # Not copied: after a mean, all places share memory.
     return seen[:last], pulled_back(seen[last:], v, ours=False)[0]
 
 
@@ -215,7 +215,7 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
 
 
 def _laid_out(of: "_Steps") -> Callable[[Tensor], Tensor]:
-    """Return what lays out what is kept of tensors, as the vectors will be."""
+    """Return the function that gives kept tensors the memory layout of the vectors."""
     return _last_in_memory if of is _CHANNELS_LAST else _as_it_is
 
 
@@ -233,7 +233,7 @@ def _multiplied(module: nn.Linear | Linear, x: Tensor) -> tuple[Multiplied, Tens
     return Multiplied(module.weight), linear(x, module.weight, module.bias)
 
 
-# torch's own, whatever somebody has put there since.
+# torch's own, also where these methods are replaced later.
 _sum, _mean = cast(Any, Tensor).sum, cast(Any, Tensor).mean
 
 
@@ -243,11 +243,11 @@ def _summed(layer: Summed, x: Tensor) -> tuple[Spread, Tensor]:
 
 
 def _taken(layer: Taken, x: Tensor) -> tuple[Padded, Tensor]:
-    part = x[:, layer.start : layer.stop].clone()  # nobody overwrites what it is of
+    part = x[:, layer.start : layer.stop].clone()  # so that x is never overwritten
     return Padded(layer.start, layer.of - layer.stop), part
 
 
-# By torch's kernels: somebody may have replaced a function that his code does not use.
+# By torch's kernels, as a function that the user's code does not call may be replaced.
 
 
 def _averaged(module: nn.AvgPool2d, x: Tensor) -> tuple[Averaged, Tensor]:
@@ -269,7 +269,7 @@ def _averaged_in_parts(
 
 
 def _unaveraged(v: Tensor, size: torch.Size, windows: tuple[Any, ...]) -> Tensor:
-    """Return vectors from before windows, in memory in the order of those after."""
+    """Return the VJPs of vectors through an average pool, in the same memory layout."""
     last = v.is_contiguous(memory_format=torch.channels_last)
     # Where channels are last, a GPU's kernel forgets the padding: pytorch#188344.
     forgets = v.device.type != "cpu" and windows[2] != (0, 0)
@@ -281,7 +281,7 @@ def _unaveraged(v: Tensor, size: torch.Size, windows: tuple[Any, ...]) -> Tensor
         if last and not forgets
         else torch.contiguous_format,
     )
-    # Of what was averaged it takes no more than the size, and the order in memory.
+    # Of its second argument the kernel reads only the size and the layout.
     if grad_is_enabled():
         return aten.avg_pool2d_backward.default(v, made, *windows)
     return aten.avg_pool2d_backward.grad_input(v, made, *windows, grad_input=made)

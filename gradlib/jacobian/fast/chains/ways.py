@@ -1,4 +1,4 @@
-"""Ways on which a chain goes on from one tensor: what they make, and the way back."""
+"""Combines several ways from one tensor in a chain, and goes back through them."""
 
 import itertools
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from torch.nn import functional as F
 from gradlib.jacobian.fast.chains.steps import Seen, part, pulled_back
 from gradlib.private.modes import grad_is_enabled
 
-# torch's own, whatever somebody has put there since.
+# torch's own, also where these functions are replaced later.
 _cat, _pad = torch.cat, F.pad
 
 
 class Gated(NamedTuple):
-    """A product with what another way has given.
+    """A product or quotient with the output of another way.
 
     Attributes:
-        factor: That, or how the product changes with this way: ``(batch, ...)``.
+        factor: Its derivative by the output of this way: ``(batch, ...)``.
     """
 
     factor: Tensor
 
     def part(self, start: int, stop: int) -> "Gated":
-        """Return it for some samples."""
+        """Return the step for some samples."""
         return Gated(self.factor[start:stop])
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
@@ -36,7 +36,7 @@ class Gated(NamedTuple):
 
 
 class Negated(NamedTuple):
-    """What is subtracted."""
+    """A way whose output is subtracted."""
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
@@ -44,11 +44,11 @@ class Negated(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A part of each vector: zeros come from the rest.
+    """A part taken of each vector: its gradient is padded with zeros.
 
     Attributes:
-        before: How many entries are before it.
-        after: And after it.
+        before: How many entries are before the part.
+        after: How many entries are after it.
     """
 
     before: int
@@ -61,11 +61,11 @@ class Padded(NamedTuple):
 
 
 class Narrowed(NamedTuple):
-    """What a vector is a part of: of all that came to that, its part goes back.
+    """A vector in a concatenation: its part of the gradient goes back.
 
     Attributes:
-        start: The number of the vector's first entry there.
-        stop: And of the one after its last.
+        start: The number of the vector's first entry in the concatenation.
+        stop: The number of the one after its last.
     """
 
     start: int
@@ -74,25 +74,25 @@ class Narrowed(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         part = v[..., self.start : self.stop]
-        if part.is_contiguous():  # as of a single row: it is memory of v's
+        if part.is_contiguous():  # as of a single row: a view of v
             return part, ours
-        # In order, or torch may multiply it sample by sample.
+        # Contiguous, else torch may multiply sample by sample.
         return part.contiguous(), True
 
 
 class Forked(NamedTuple):
-    """Two ways from one tensor, whose vectors are added up.
+    """Two ways from one tensor, whose VJPs are added.
 
     Attributes:
-        one: What is needed to go back through the first.
-        other: And through the second.
+        one: The steps back through the first way.
+        other: The steps back through the second.
     """
 
     one: Seen
     other: Seen
 
     def part(self, start: int, stop: int) -> "Forked":
-        """Return it for some samples."""
+        """Return the step for some samples."""
         return Forked(part(self.one, start, stop), part(self.other, start, stop))
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
@@ -103,17 +103,17 @@ class Forked(NamedTuple):
 
 
 class Interwoven(NamedTuple):
-    """Ways from one vector that part and meet again.
+    """Ways from one vector that part and meet again, as in a `Woven`.
 
     Attributes:
-        steps: What is needed to go back through each, to all that it was given, and the
-            numbers of that.
+        steps: For each stage, the steps back to each of its inputs, and the numbers of
+            the stages that these come from.
     """
 
     steps: list[tuple[list[Seen], tuple[int, ...]]]
 
     def part(self, start: int, stop: int) -> "Interwoven":
-        """Return what is needed for some samples."""
+        """Return the step for some samples."""
         return Interwoven(
             [
                 ([part(seen, start, stop) for seen in ways], given)
@@ -129,21 +129,21 @@ class Interwoven(NamedTuple):
             ways, given = self.steps[number - 1]
             alone = is_ours and len(given) == 1
             for seen, source in zip(ways, given, strict=True):
-                found = pulled_back(seen, grad, ours=alone)
-                come[source] = _added(come[source], found) if source in come else found
+                made = pulled_back(seen, grad, ours=alone)
+                come[source] = _added(come[source], made) if source in come else made
         return come[0]
 
 
 def put_together(
     by: str, y: Tensor, z: Tensor, laid_out: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, list[Seen]]:
-    """Return what two ways make, and what is needed to go back to each.
+    """Return the combination of two ways, and the steps back to each.
 
     Args:
-        by: What puts them together, as a `Joined` has it.
-        y: What the first gives.
-        z: What the other does.
-        laid_out: Lays out what is kept of them, as vectors will be.
+        by: The operation that combines them, as in a `Joined`.
+        y: The output of the first way.
+        z: The output of the other.
+        laid_out: Gives kept tensors the memory layout of the vectors.
     """
     if by == "add":
         return y + z, [[], []]
@@ -158,7 +158,7 @@ def put_together(
 
 
 def gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
-    """Return vectors one behind the other, and what is needed to go back to each."""
+    """Return the concatenation of vectors, and the steps back to each."""
     ends = [*itertools.accumulate(it.shape[1] for it in values)]
     return _cat(values, 1), [
         [Narrowed(start, stop)] for start, stop in itertools.pairwise((0, *ends))
@@ -166,7 +166,7 @@ def gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
 
 
 def _added(one: tuple[Tensor, bool], other: tuple[Tensor, bool]) -> tuple[Tensor, bool]:
-    """Return the sum of vectors, each with whether it may be overwritten."""
+    """Return the sum of two tensors; each comes with whether it may be overwritten."""
     (v, is_ours), (w, is_others) = one, other
     if grad_is_enabled() or v is w:
         return v + w, True

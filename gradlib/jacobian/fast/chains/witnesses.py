@@ -1,9 +1,8 @@
-"""What was read to find a chain: where it is all the same again, so is the chain.
+"""The readings that found a chain: where all give the same again, so does the chain.
 
-Each reading is a function of something that had been read before, beginning with what
-is called. To go through them again reads what is there now. Nothing that somebody has
-made is kept for that: of modules and functions only which class, or code, they are of,
-and that weakly.
+Each reading is a function of an object that was read before, starting with the function
+that is called, so repeating them reads the present objects. The user's objects are not
+kept: of a module only its class, of a function only its code, by weak references.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +19,17 @@ from gradlib.jacobian.fast.chains.noted import Found, Read, length
 from gradlib.jacobian.fast.chains.own import KNOWN
 
 Key = Callable[[Any], Any]
-"""Of a value: what of it must be the same."""
+"""A function from a value to what must be the same when it is read again."""
 
 
 class Reading(NamedTuple):
-    """A reading, and what came of it.
+    """A reading, and what it must give again.
 
     Attributes:
-        read: How it is read.
-        owner: The number of the reading that gave what it is read of.
-        name: By which name, or the like.
-        key: What must be the same of what is read; ``None`` for itself.
+        read: The function that reads.
+        owner: The number of the reading that gave the object read from.
+        name: The name, or the like, that is read.
+        key: Gives what must be the same of the value; ``None`` for the value itself.
         expected: What that was.
     """
 
@@ -42,22 +41,24 @@ class Reading(NamedTuple):
 
 
 class Witnesses:
-    """Readings, as they are taken down.
+    """Notes of readings. Number 0 is the function that is called.
 
     Attributes:
-        readings: All but the first, which is what is called.
-        twice: The numbers of two readings that gave the same.
+        readings: The readings, numbered from 1.
+        twice: The pairs of numbers of readings that gave the same object.
         own: What had to be torch's own, or Python's.
-        complete: Whether all could be taken down.
+        complete: Whether all readings could be noted.
     """
 
     def __init__(self, fn: Any) -> None:
-        """Begin with what is called."""
+        """Start with the function that is called."""
         self.readings: list[Reading] = []
         self.twice: list[tuple[int, int]] = []
         self.own: Found = ()
         self.complete = True
-        self._values = [fn]  # they stay, so that no other has the `id` of one
+        self._values = [
+            fn
+        ]  # kept alive, so that no other object gets an `id` of theirs
         self._numbers = {id(fn): 0}
         self._add_parts(fn)
 
@@ -66,7 +67,7 @@ class Witnesses:
         return self._numbers.get(id(value))
 
     def add(self, read: Read, owner: Any, name: Any, value: Any) -> None:
-        """Take down a reading."""
+        """Note a reading."""
         of, number = self.number_of(owner), len(self._values)
         known = _known(value)
         if of is None or known is None:
@@ -74,7 +75,7 @@ class Witnesses:
             return
         self.readings.append(Reading(read, of, name, *known))
         self._values.append(value)
-        if type(value) in CONSTANTS:  # it may be anybody's
+        if type(value) in CONSTANTS:  # equal ones may be one object
             return
         first = self._numbers.setdefault(id(value), number)
         if first == number:
@@ -83,11 +84,11 @@ class Witnesses:
             self.twice.append((first, number))
 
     def add_own(self, found: Found) -> None:
-        """Take down what has to be torch's own, or Python's."""
+        """Note attributes that must stay torch's own, or Python's."""
         self.own += tuple(it for it in found if it not in self.own)
 
     def _add_parts(self, value: Any) -> None:
-        """Take down what is always read with a value."""
+        """Note the parts of a value that are always read with it."""
         kind = cast(Any, type(value))
         if kind is tuple:
             self.add(length, value, None, len(value))
@@ -101,12 +102,12 @@ class Witnesses:
 def read_again(
     fn: Any, readings: Sequence[Reading], twice: Sequence[tuple[int, int]]
 ) -> list[Any] | None:
-    """Return what all readings give now; ``None`` where something else is there.
+    """Return the values that all readings give now; ``None`` where one differs.
 
     Args:
-        fn: What is called.
-        readings: All that followed.
-        twice: The numbers of those that gave the same.
+        fn: The function that is called.
+        readings: The readings.
+        twice: The pairs of numbers of those that gave the same object.
     """
     values = [fn]
     add = values.append
@@ -122,7 +123,7 @@ def read_again(
 
 
 def _known(value: Any) -> tuple[Key | None, Any] | None:
-    """Return what must be the same of a value; ``None`` where nobody knows."""
+    """Return the key of a value, and its result; ``None`` for an unknown kind."""
     kind = cast(Any, type(value))
     if kind in CONSTANTS or is_torchs_function(value):
         return None, value
@@ -133,7 +134,7 @@ def _known(value: Any) -> tuple[Key | None, Any] | None:
     return (_class_of, _class_of(value)) if issubclass(kind, nn.Module) else None
 
 
-# Weak references that are the same as long as what they are to is there.
+# Weak references: each call gives the same one while the class or code is alive.
 
 
 def _class_of(value: Any) -> Any:

@@ -54,7 +54,6 @@ def places_of_samples(use: Use, batch: int) -> list[Samples]:
         axes = [axis for axis in (0, 1) if not known or seen[axis] == batch]
     else:
         tokens = len(shape) > 2 and use.node.name() in TOKENWISE
-        axes = [
-            axis for axis in range(1 + tokens) if shape[axis : axis + 1] == (batch,)
-        ]
+        several = range(1 + tokens)
+        axes = [axis for axis in several if shape[axis : axis + 1] == (batch,)]
     return [Samples(batch, axis, rows) for axis in axes]

@@ -67,7 +67,7 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
         there.
     """
     ahead = list(reversed(flat(dims)))
-    regrouped: list[tuple[Axis, ...]] = []
+    groups: list[tuple[Axis, ...]] = []
     for size in shape:
         axes: list[Axis] = []
         while size > 1:
@@ -82,8 +82,8 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
                 return None
             axes.append(axis)
             size //= axis.size
-        regrouped.append(tuple(axes))
-    return tuple(regrouped)
+        groups.append(tuple(axes))
+    return tuple(groups)
 
 
 def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | None:
