@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def is_open(call: Call) -> bool:
-    """Tell whether mode and chunk size are left to us, and the input is the first."""
+    """Tell whether mode and chunk size are ``"auto"``, argnums and in_dims 0."""
     if not (is_auto(call.mode) and is_auto(call.chunk_size)):
         return False
     argnums, in_dims = call.argnums, call.in_dims

@@ -1,4 +1,4 @@
-"""Checks that a Jacobian is the truth: against coupled samples, cut paths and chance.
+"""Checks a Jacobian for coupled samples, cut paths and randomness.
 
 The first look takes one backward pass, with a vector that is zero for half the samples:
 their gradients must be zero too. It also compares the Jacobian with the slope of the
@@ -177,7 +177,7 @@ def require_truth(
         for root, entries in unclear.items():
             look_again(found.caller, graph, root, entries)
             # Now autograd is right. Does the Jacobian agree with autograd?
-            if seen.mode != "loop":  # a loop takes each row from it
+            if seen.mode != "loop":  # a loop has asked autograd for each row
                 entries = entries.expand(-1, graph.rows(root))
                 look = Look.at_entries(graph, root, entries)
                 _require_rows(seen, look, graph, points, blocks)
@@ -273,7 +273,7 @@ def _has_script(fn: object) -> bool:
 
 
 def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Return for each output the entries unclear in both; without outputs of none."""
+    """Return the entries that are unclear in both, for outputs that have some."""
     both = {root: it & other[root] for root, it in one.items() if root in other}
     return {root: it for root, it in both.items() if it.any()}
 

@@ -99,7 +99,7 @@ class Caller:
         return Caller(self.arguments, self.random, self.meant, IN_FLOAT, self._roots)
 
     def direction(self) -> Moves:
-        """Return a random direction, in which each entry moves by its own size."""
+        """Return a random direction; each entry moves in proportion to its size."""
         return direction(self.chance, self.arguments, self.meant)
 
     def at(

@@ -79,7 +79,7 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
 
 
 def direction(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
-    """Return a random direction, in which each entry moves by its own size.
+    """Return a random direction, in which each entry moves in proportion to its size.
 
     Args:
         chance: Draws the numbers.

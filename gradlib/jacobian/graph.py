@@ -314,7 +314,7 @@ def _batch_first(name: str, output: Tensor, batch: int) -> str:
 
 
 def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
-    """Return the places of the leaves that are tensors, having looked at each.
+    """Return the places of the output tensors, which must have a row for each sample.
 
     Raises:
         NotPerSampleError: A leaf is no tensor with a row for each sample, or there is

@@ -69,7 +69,7 @@ class Cast:
 
 
 class Lifted(Double):
-    """Widens also tensors of the function's own, and notes casts and `left` values."""
+    """Widens the function's own tensors too; notes casts and where autograd ends."""
 
     def __init__(self, generators: Met) -> None:
         """Start with nothing noted."""

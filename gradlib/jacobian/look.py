@@ -29,7 +29,7 @@ COARSE = 0.05
 def closeness(graph: Graph) -> float:
     """Return by which part two slopes may differ, given the precision of gradients.
 
-    It is lower where a dtype on the way is narrow, or a GPU uses TF32.
+    That precision is lower where a dtype on the way is narrow, or a GPU uses TF32.
     """
     dtype, device = narrowest_dtype(graph), graph.points[0].device
     names = (node.name() for node in graph.way)

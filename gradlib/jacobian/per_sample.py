@@ -275,8 +275,8 @@ def per_sample_jacobian_from_graph(
     ```
 
     The Jacobian is computed row by row, and the graph is kept. There is no function to
-    call again, so this detects neither cut paths nor randomness, as
-    `per_sample_jacobian` does.
+    call again, so, unlike `per_sample_jacobian`, this detects neither cut paths nor
+    randomness.
 
     Args:
         outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.

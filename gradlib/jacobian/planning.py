@@ -1,4 +1,4 @@
-"""Choosing the way in which a Jacobian is computed, within the memory there is."""
+"""Chooses the mode in which a Jacobian is computed, within the memory there is."""
 
 from typing import Any, cast
 
@@ -51,7 +51,7 @@ def make(
     check_bytes: int = 0,
     create_graph: bool = False,
 ) -> Plan:
-    """Choose a way and its chunks.
+    """Choose a mode and its chunks.
 
     Args:
         graph: The graph of the forward pass.
@@ -90,7 +90,7 @@ def make(
         limit = "half of what is free"
         held = result + parts + BATCHED * each * passes.rows
         max_bytes = _room(graph, held, check_bytes)
-    fitting = counts  # unchanged: a shorter way to columns keeps no graph
+    fitting = counts  # not `counts`: a shorter way to columns keeps no graph
     while is_choice and parts and max_bytes < result + each + parts:
         why = f"{mode} would keep {in_words(parts)}, which does not fit"
         fitting = fitting | {mode: why}

@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.kernels import aten, plain_conv2d_back
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
-"""With at most this many input channels, the library's backward is slow.
+"""With at most this many input channels, the convolution library is slow to go back.
 
 With strides it takes as long as without. There plain products took an eighth to nearly
 all of its time on a core of an AMD EPYC with torch 2.13, and up to a quarter more on
@@ -22,15 +22,16 @@ channels, and 8 to 160 images.
 """
 
 MANY = 2**12
-"""With at least this many places of the output, all vectors together, going back by
-shifts is faster then.
+"""With at least this many places of the output, all vectors together, and as few input
+channels, going back by shifts is faster.
 
 That takes some time for each tap of the kernel. With 3 x 3 and 5 x 5 taps and 16
 channels, on a core of an AMD EPYC with torch 2.13, both were even at that many.
 """
 
 TALL = 7
-"""The most taps for each output channel then, times the square of the number of input
+"""The most taps for each output channel with which shifts are faster, times the square
+of the number of input
 channels. Measured with 1 to 4 input channels, 8 to 64 output channels, 3 x 3 to
 7 x 7 taps, on a core of an Intel Xeon; 1 x 1 was always slower.
 """
@@ -58,9 +59,9 @@ IMAGES, CHANNELS = 8, 8
 the library, which takes 20 to 60 µs to start."""
 
 PATCHES, PRODUCTS, PLACES = 5 * 2**13, 2**19, 64
-"""The most entries, then, in all windows of taps, and the most multiply-adds; an
-image's
-output of fewer places takes as long as one of `PLACES`.
+"""For plain products of few images, the most entries in all windows of taps, and the
+most
+multiply-adds; an image's output of fewer places takes as long as one of `PLACES`.
 
 With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, plain products took
 half the time going back and three quarters going forward; and, with 4 and 8 images, a
@@ -68,7 +69,7 @@ fifth to five sixths either way on a core of an older generation.
 """
 
 APART = 2**14
-"""The most entries in all windows going forward with strides.
+"""The most entries in all windows for plain products forward with strides.
 
 On the older core, plain products took more time than the library at twice as many.
 """

@@ -10,7 +10,7 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.memory import room_on
 
 IN_CACHE = 2**21
-"""How many entries of all layers are computed in one part. They are in use at different
+"""How many entries of all layers are computed in one part. Most are in use at different
 times, so that those in use at once fit into a core's own cache.
 
 On a core of an AMD EPYC half as many took a little longer for layers of 64 and of 256,

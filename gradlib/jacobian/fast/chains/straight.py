@@ -28,7 +28,7 @@ from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 
 ROWS = 8
-"""From how many rows on this makes up for reading the graph, and a backward pass."""
+"""With fewer rows, reading the graph and a backward pass would take longer."""
 
 SLOPES = {
     f"{name}Backward0"

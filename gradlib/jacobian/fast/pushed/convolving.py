@@ -1,4 +1,4 @@
-"""The forward of tangents through convolutions, pooling and upsampling."""
+"""The JVPs of convolutions, pooling and upsampling."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def convolution(op: Operation) -> Forth | None:
 
 
 def _through(it: Convolution, size: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Return the forward through a convolution.
+    """Return the JVP of a convolution.
 
     Args:
         it: The convolution.
@@ -42,7 +42,7 @@ def _is_way_back(it: Convolution) -> bool:
 
 
 def linear_kernel(kernel: Any, *names: str) -> Callable[[Operation], Forth]:
-    """Return the rule of a linear operation, which torch's own kernel takes forward.
+    """Return the rule of a linear operation, whose JVP is torch's own kernel.
 
     Args:
         kernel: torch's kernel.

@@ -1,4 +1,4 @@
-"""The forward of tangents through an operation, for several vectors at once."""
+"""The JVP of an operation, for several vectors at once."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -11,7 +11,7 @@ output, ``(vectors, *out)``. Missing tangents are zero."""
 
 
 def of_one(push: Callable[[Tensor], Tensor]) -> Forth:
-    """Return the forward of an operation with a single input."""
+    """Return the JVP of an operation with a single input."""
     return lambda given: push(given[0])
 
 

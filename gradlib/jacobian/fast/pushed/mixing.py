@@ -1,4 +1,4 @@
-"""The forward of tangents through operations that mix entries."""
+"""The JVPs of operations that mix entries: products, softmax, norms."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def mm(op: Operation) -> Forth | None:
 def _product(
     op: Operation, place: int, matrix: Tensor | None, scale: float
 ) -> Forth | None:
-    """Return the forward through a product with a matrix.
+    """Return the JVP of a product with a matrix.
 
     Args:
         op: The operation.
@@ -65,7 +65,7 @@ def group_norm(op: Operation) -> Forth | None:
 
 
 def _normed(back: Back | None, weight: Tensor | None) -> Forth | None:
-    """Return the forward through a norm, whose Jacobian without weight is symmetric."""
+    """Return the JVP of a norm, whose Jacobian without weight is symmetric."""
     if back is None:
         return None
     scale = 1 if weight is None else weight

@@ -1,4 +1,4 @@
-"""The forward of tangents through operations that move, pick, join or sum entries."""
+"""The JVPs of operations that move, pick, join or sum entries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +59,7 @@ def concatenated(op: Operation) -> Forth | None:
 
 
 def _placed(op: Operation, rows: Mapping[int, moves.Rows]) -> Forth:
-    """Return the forward to an output that holds each input in some rows."""
+    """Return the JVP of an operation whose output holds each input in some rows."""
 
     def push(given: Mapping[int, Tensor]) -> Tensor:
         some = next(iter(given.values()))

@@ -33,8 +33,9 @@ CONVOLVED = 6 * 2**20
 """How many bytes of tangents a pass has at most on a CPU, where there are convolutions:
 going forward these are fast with more than going back.
 
-On a core of an AMD EPYC with torch 2.13, six networks took up to a quarter less time so
-than with half as much, and up to a quarter more, or as long, with twice as much.
+On a core of an AMD EPYC with torch 2.13, six networks took up to a quarter less time
+with this than with half as much,
+and up to a quarter more, or as long, with twice as much.
 """
 
 ROWS, SMALL = 8, 2**20
@@ -52,7 +53,7 @@ class Passed(NamedTuple):
 
     Attributes:
         spot: The spot of its output.
-        forth: Its forward.
+        forth: Its JVP.
         given: The spots of its inputs, by position.
         keeps_apart: Whether it is known to mix no samples.
     """

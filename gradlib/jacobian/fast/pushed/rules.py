@@ -1,4 +1,4 @@
-"""The forward of tangents through each known operation, by the name of its node."""
+"""The JVP of each known operation, by the name of its node."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ def _elementwise(op: Operation) -> Forth | None:
 
 
 def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:
-    """Return the forward of a sum of inputs, each times a number or a slope."""
+    """Return the JVP of a sum of inputs, each times a number or a slope."""
     shape = op.shape
     scales = {i: it for i, it in weights.items() if isinstance(it, Tensor) or it != 1}
 

@@ -28,7 +28,7 @@ from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
 
 ROWS = 8
-"""From how many rows on this makes up for reading the graph, and a backward pass."""
+"""With fewer rows, reading the graph and a backward pass would take longer."""
 
 
 Way: TypeAlias = tuple[

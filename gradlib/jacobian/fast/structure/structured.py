@@ -36,7 +36,7 @@ LOOK = 2**22
 """How many multiply-adds take as long as finding how to compute one value."""
 
 TURN = 2**19
-"""How many take as long as starting to compute a value for some rows."""
+"""How many multiply-adds take as long as starting a value for some of its rows."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Sum:
         return Term(((self, tuple(it for it in mine if self.has(it))),), self.dims)
 
     def has(self, axis: Axis) -> bool:
-        """Return whether its value needs an axis: it does not as the identity's."""
+        """Return whether the sum needs an axis; the identity along one needs none."""
         for term in self.terms:
             for mine, theirs in zip(flat(term.dims), flat(self.dims), strict=True):
                 if mine is not theirs and axis in (mine, theirs):
