@@ -157,25 +157,25 @@ def require_truth(
     """
     slopes = seen.slopes
 
-    def require(found: Slopes) -> None:
-        unclear = _unclear_entries(found, graph, blocks)
+    def require(measured: Slopes) -> None:
+        unclear = _unclear_entries(measured, graph, blocks)
         if not unclear:
             return
         repeats = 1
-        if found.caller.how.double:
-            closer = found.closer()
+        if measured.caller.how.double:
+            closer = measured.closer()
             unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
-            if found.leaps(closer):
+            if measured.leaps(closer):
                 repeats = REPEATS
             elif not unclear:
                 return
-        again = found.repeated(repeats)
-        if again is not found:
+        again = measured.repeated(repeats)
+        if again is not measured:
             require(again)
             return
-        require_as_first(found.caller, graph)
+        require_as_first(measured.caller, graph)
         for root, entries in unclear.items():
-            look_again(found.caller, graph, root, entries)
+            look_again(measured.caller, graph, root, entries)
             # Now autograd is right. Does the Jacobian agree with autograd?
             if seen.mode != "loop":  # a loop has asked autograd for each row
                 entries = entries.expand(-1, graph.rows(root))
@@ -279,19 +279,19 @@ def _in_both(one: dict[int, Tensor], other: dict[int, Tensor]) -> dict[int, Tens
 
 
 def _unclear_entries(
-    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
+    slopes: Slopes, graph: Graph, blocks: Mapping[Block, Tensor]
 ) -> dict[int, Tensor]:
     """Return for each output the entries whose slope is not the Jacobian's."""
     every: dict[int, Tensor] = {}
-    close = found.caller.how.sure or closeness(graph)
+    close = slopes.caller.how.sure or closeness(graph)
     eps = torch.finfo(narrowest_dtype(graph)).eps
-    for root, slope in enumerate(found.steep):
-        known = _known_slope(found, graph, blocks, root)
-        slope, noise = slope.to(known), found.noise(root).to(known)
+    for root, slope in enumerate(slopes.steep):
+        known = _known_slope(slopes, graph, blocks, root)
+        slope, noise = slope.to(known), slopes.noise(root).to(known)
         unclear = _unclear(known, slope, noise, close, eps)
         samples = unclear.any(1)
         if 0 < MANY * samples.sum() <= graph.batch:
-            rounding = _rounding(found, graph, blocks, root, samples)
+            rounding = _rounding(slopes, graph, blocks, root, samples)
             noise = noise.index_put((samples,), rounding, accumulate=True)
             unclear = _unclear(known, slope, noise, close, eps)
         if unclear.any():
@@ -300,17 +300,17 @@ def _unclear_entries(
 
 
 def _known_slope(
-    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
+    slopes: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Tensor:
     """Return the slope of an output by the Jacobian, ``(batch, out)``, in float64."""
     total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
-    for block, u in _factors(found, graph, blocks, root):
+    for block, u in _factors(slopes, graph, blocks, root):
         total = total + (block @ u).reshape(graph.batch, -1).to(total)
     return total
 
 
 def _rounding(
-    found: Slopes,
+    slopes: Slopes,
     graph: Graph,
     blocks: Mapping[Block, Tensor],
     root: int,
@@ -321,34 +321,34 @@ def _rounding(
     It grows with the terms of a slope's sum, which may cancel.
 
     Args:
-        found: The slopes.
+        slopes: The slopes along a direction.
         graph: The graph of the forward pass.
         blocks: The Jacobian.
         root: Which output.
         samples: Which samples, ``(batch,)``.
     """
     total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
-    for block, u in _factors(found, graph, blocks, root):
+    for block, u in _factors(slopes, graph, blocks, root):
         if block.dtype.itemsize < 4:  # their tolerance is wide already
             continue
-        here = samples.to(block.device)
-        terms = block[here] * (u if u.dim() == 1 else u[here].mT)
+        in_block = samples.to(block.device)
+        terms = block[in_block] * (u if u.dim() == 1 else u[in_block].mT)
         eps = torch.finfo(block.dtype).eps
         total = total + (eps * terms.double()).square().sum((1, 2)).to(total)
     return ROUNDING * total.sqrt()
 
 
 def _factors(
-    found: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
+    slopes: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each block of an output, ``(batch, out, in)``, and its direction.
 
     The direction is ``(in,)`` where all samples share the input, else ``(batch, in,
     1)``.
     """
-    for point, it in enumerate(found.caller.arguments.asked):
+    for point, it in enumerate(slopes.caller.arguments.asked):
         block = blocks[root, point].detach()
-        u = found.along[key(it)].to(block)
+        u = slopes.along[key(it)].to(block)
         yield (
             block.reshape(graph.batch, graph.rows(root), graph.columns(point)),
             u.flatten() if it.shared else u.reshape(graph.batch, -1, 1),

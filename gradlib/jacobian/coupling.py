@@ -61,9 +61,9 @@ def require_own_samples(
     }
     everything = [*own.values(), *graph.points]
     look = Look.at(caller.chance, graph.roots, everything, half)
-    found = look.coupled(half, len(own))
-    if found is not None:
-        place = list(own)[found]
+    number = look.coupled(half, len(own))
+    if number is not None:
+        place = list(own)[number]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
     asked = {id(point) for point in graph.points}
     others = [
@@ -85,9 +85,9 @@ def require_no_pair(
     Raises:
         CoupledSamplesError: Samples are coupled.
     """
-    found = first_coupled(caller.chance, roots, points)
-    if found:
-        raise coupled(caller, found[1], "the input")
+    pair = first_coupled(caller.chance, roots, points)
+    if pair:
+        raise coupled(caller, pair[1], "the input")
 
 
 def require_own_rows(graph: Graph) -> None:
@@ -98,11 +98,11 @@ def require_own_rows(graph: Graph) -> None:
     Raises:
         CoupledSamplesError: Samples are coupled.
     """
-    found = first_coupled(Chance(), graph.roots, graph.points)
-    if found:
+    pair = first_coupled(Chance(), graph.roots, graph.points)
+    if pair:
         raise CoupledSamplesError(
             f"The samples are not independent: the output of one depends on "
-            f"{graph.names[found[0]]} of another, so there is no dY/dX of each sample. "
+            f"{graph.names[pair[0]]} of another, so there is no dY/dX of each sample. "
             "per_sample_jacobian(fn, x), which can call fn again, says where; "
             "check=False gives for each sample the sum over all samples' outputs."
         )
@@ -110,18 +110,18 @@ def require_own_rows(graph: Graph) -> None:
 
 def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
     """Return the error, which names the first module that couples samples."""
-    found = _first_module(caller, half)
-    where = "" if found is None else f" The first module that mixes them is {found}."
+    module = _first_module(caller, half)
+    where = "" if module is None else f" The first module that mixes them is {module}."
     fix = (
         "Take out of fn what looks at the whole batch. A batch of one has nobody to "
         "mix with, but then fn is another function."
     )
     given = [it for it in caller.arguments.inputs.leaves if isinstance(it, Tensor)]
     lacks_batch = all(it.dim() == 1 for it in given)
-    if lacks_batch or (found is not None and found.kind in WITHIN_SAMPLES):
+    if lacks_batch or (module is not None and module.kind in WITHIN_SAMPLES):
         fix += " A single sample is passed as a batch of one: x[None]."
-    if found is not None and found.fix:
-        fix = found.fix
+    if module is not None and module.fix:
+        fix = module.fix
     return CoupledSamplesError(
         f"The samples are not independent: the output of one depends on {name} of "
         f"another, so there is no dY/dX of each sample.{where} {fix} check=False "

@@ -87,9 +87,9 @@ def drawn(
     nodes, led = list(way), list(way.values())
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     edges = [edge for some in led for edge in some]
-    here = list(dict.fromkeys([*roots, *edges]))
-    spots = tuple([(numbers[node], number) for node, number in here])
-    spot_of = dict(zip(here, spots, strict=True))
+    places = list(dict.fromkeys([*roots, *edges]))
+    spots = tuple([(numbers[node], number) for node, number in places])
+    spot_of = dict(zip(places, spots, strict=True))
     metas = list(map(forms_at, nodes))
     try:
         looks = [_look(metas[node][number]) for node, number in spots]

@@ -155,9 +155,9 @@ def first_coupled(
     if not points:
         return None
     for half in every_pair(len(roots[0])):
-        found = Look.at(chance, roots, points, half).coupled(half, len(points))
-        if found is not None:
-            return found, half
+        number = Look.at(chance, roots, points, half).coupled(half, len(points))
+        if number is not None:
+            return number, half
     return None
 
 
@@ -311,14 +311,14 @@ def _rounding(
     Where derivatives cancel, rounding is all that is left. VJPs and JVPs are linear, so
     those of multiples and sums differ from multiples and sums of them by rounding only.
     """
-    found, most = rows
+    squares, most = rows
     if mode in BY_COLUMNS and not _samples_mix(graph):  # mixing is no rounding
-        for point, off in found.items():
+        for point, off in squares.items():
             in_columns = _rounding_of_columns(graph, blocks, point, draws).to(off)
             if mode == "split":  # its tensor's first axis may not be the samples
                 in_columns = torch.minimum(in_columns, most.to(off))
-            found[point] = torch.maximum(off, in_columns)
-    return {point: ROUNDING**2 * off for point, off in found.items()}
+            squares[point] = torch.maximum(off, in_columns)
+    return {point: ROUNDING**2 * off for point, off in squares.items()}
 
 
 def _samples_mix(graph: Graph) -> bool:
@@ -344,7 +344,7 @@ def _rounding_of_rows(
         The squares by point, and the square of the most that rounding can do.
     """
     eps = torch.finfo(narrowest_dtype(graph)).eps
-    found: dict[int, Tensor] = {}
+    squares: dict[int, Tensor] = {}
     limits: list[Tensor] = []
     for others, largest in again:
         limits.append(min(eps, (MANY * eps) ** 2) * largest)
@@ -352,8 +352,8 @@ def _rounding_of_rows(
             if grad is not None and it is not None:
                 off = _square(it - grad)
                 off = torch.minimum(off, limits[-1].to(off))
-                found[point] = torch.maximum(found.get(point, off), off)
-    return found, torch.stack(limits).max()
+                squares[point] = torch.maximum(squares.get(point, off), off)
+    return squares, torch.stack(limits).max()
 
 
 def _multiples(graph: Graph, look: Look) -> Again:
@@ -390,7 +390,7 @@ def _rounding_of_columns(
     """
     chance = Chance()
     tensor = graph.points[point]
-    found = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    largest = torch.zeros((), dtype=torch.float64, device=tensor.device)
     try:
         columns = Linearized(graph.roots, tensor)
         for _ in range(draws):
@@ -400,11 +400,11 @@ def _rounding_of_columns(
                 for root, asked in enumerate(columns.push(u[None]))
                 if asked is not None
             ]
-            found = torch.maximum(found, torch.stack(offs).sum())
+            largest = torch.maximum(largest, torch.stack(offs).sum())
     except RuntimeError as error:  # as through a custom backward without a graph
         if is_out_of_memory(error):
             raise
-    return found
+    return largest
 
 
 def _along(graph: Graph, block: Tensor, point: int, u: Tensor) -> Tensor:

@@ -82,31 +82,31 @@ def nodes_of(graph: Graph) -> Nodes:
         NoSuchWayError: A backward pass would end the process.
     """
     convolution = wrong_without_graph = False
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for number, name, kinds in _noteworthy(graph.drawing):
         node = graph.nodes[number]
         if "group_norm" in kinds and 0 not in graph.drawing.positions[number]:
             _require_survivable(node)
         if isinstance(node, BackwardCFunction):
-            found["python"] = name
+            names["python"] = name
             if _is_marked(node):
-                found["once"] = name
+                names["once"] = name
         convolution = convolution or "convolution" in kinds
         wrong_without_graph = wrong_without_graph or "wrong_without_graph" in kinds
         for kind in kinds & {"wrong_at_once", "wrong_twice"}:
-            found[kind] = name
+            names[kind] = name
         if "wrong_thrice" in kinds and _computes_statistics(node):
-            found["wrong_thrice"] = name
+            names["wrong_thrice"] = name
             if graph.batch > 1 and _is_over_samples(node):
-                found["mixing"] = name
+                names["mixing"] = name
             if _is_norm_of_a_backward_pass(node):
-                found["wrong_twice"] = name
+                names["wrong_twice"] = name
             # Position 0 is the norm's input, the others its weights.
             if any(graph.drawing.positions[number]):
-                found["wrong_at_once_twice"] = name
+                names["wrong_at_once_twice"] = name
         if "scripted" in kinds:
-            found["wrong_thrice"] = found["wrong_at_once_twice"] = _SCRIPTED
-    return Nodes(convolution, wrong_without_graph=wrong_without_graph, **found)
+            names["wrong_thrice"] = names["wrong_at_once_twice"] = _SCRIPTED
+    return Nodes(convolution, wrong_without_graph=wrong_without_graph, **names)
 
 
 @kept_for_each

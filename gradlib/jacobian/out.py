@@ -49,15 +49,15 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
             f"out has {_paths(given)}, and the result {_paths(wanted)}: out must have "
             "the structure of the outputs, with that of what argnums asks for inside."
         )
-    found: dict[Block, Tensor] = {}
+    tensors: dict[Block, Tensor] = {}
     for position, leaf in enumerate(wanted.leaves):
         if leaf is not None:
             number: int = leaf
             name = "out" + given.path(position)
             _require_fit(name, given.leaves[position], graph, blocks[number])
-            found[blocks[number]] = given.leaves[position]
-    _require_apart(found.values())
-    return found
+            tensors[blocks[number]] = given.leaves[position]
+    _require_apart(tensors.values())
+    return tensors
 
 
 def require_no_graph(out: object, *, create_graph: bool) -> None:

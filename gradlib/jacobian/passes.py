@@ -37,14 +37,14 @@ def pull(
         For each input ``(count, *x.shape)``, or ``None`` where no way leads to it.
     """
     if len(vectors) == 1:
-        found = _vjp(output, inputs, vectors[0], create_graph)
-        return [None if grad is None else grad.unsqueeze(0) for grad in found]
+        vjps = _vjp(output, inputs, vectors[0], create_graph)
+        return [None if grad is None else grad.unsqueeze(0) for grad in vjps]
     reached: list[bool] = []
 
     def one(v: Tensor) -> list[Tensor]:
-        found = _vjp(output, inputs, v, create_graph)
-        reached[:] = [it is not None for it in found]
-        return [it for it in found if it is not None]
+        vjps = _vjp(output, inputs, v, create_graph)
+        reached[:] = [it is not None for it in vjps]
+        return [it for it in vjps if it is not None]
 
     try:
         with warnings.catch_warnings():
@@ -108,7 +108,7 @@ def _vjp(
     create_graph: bool,
 ) -> list[Any]:
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
-    found = grad(
+    vjps = grad(
         [output],
         list(inputs),
         [v],
@@ -119,5 +119,5 @@ def _vjp(
     return [
         # An embedding may give a sparse one.
         it.to_dense() if it is not None and it.layout != torch.strided else it
-        for it in found
+        for it in vjps
     ]

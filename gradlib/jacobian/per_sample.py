@@ -431,8 +431,8 @@ def plan_jacobian(
                 raise
             raise NoSuchWayError(explained(error)) from error
         if mode == chunk_size == "auto" and not create_graph and not plan.settled:
-            found = find_shorter(graph, plan)
-            plan = plan if found is None else found.planned(plan)
+            shorter = find_shorter(graph, plan)
+            plan = plan if shorter is None else shorter.planned(plan)
     return plan if chain is None else chain.planned(plan)
 
 

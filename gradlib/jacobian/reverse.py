@@ -59,8 +59,8 @@ def _rows_of_all(
     y, rows = graph.roots[root], graph.rows(root)
     inputs = [graph.points[i] for i in points]
     for start, length in chunks(rows, chunk):
-        found = go_back(y, inputs, one_hot_for_all(length, y, start, y.shape))
-        for i, grads in zip(points, found, strict=True):
+        vjps = go_back(y, inputs, one_hot_for_all(length, y, start, y.shape))
+        for i, grads in zip(points, vjps, strict=True):
             if grads is not None:
                 grads = grads.reshape(length, graph.batch, graph.columns(i))
                 grads = grads.movedim(0, 1)
@@ -74,8 +74,8 @@ def _rows_of_each(
     inputs = [graph.points[i] for i in points]
     for start, length in chunks(rows, chunk):
         v = one_hot(length, y, start, rows).view(length, *y.shape)
-        found = go_back(y, inputs, v)
-        for i, grads in zip(points, found, strict=True):
+        vjps = go_back(y, inputs, v)
+        for i, grads in zip(points, vjps, strict=True):
             if grads is not None:
                 grads = grads.reshape(length, graph.columns(i))
             yield Piece((root, i), EVERY_ROW, start, length, grads)

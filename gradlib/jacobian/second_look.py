@@ -125,7 +125,7 @@ class _Largest(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = 0.0
+        self.size = 0.0
 
     def __torch_function__(
         self,
@@ -138,7 +138,7 @@ class _Largest(TorchFunctionMode):
         if isinstance(result, Tensor) and result.is_floating_point():
             sizes = result.detach()[result.isfinite()].abs()
             if sizes.numel():
-                self.found = max(self.found, sizes.max().item())
+                self.size = max(self.size, sizes.max().item())
         return result
 
 
@@ -157,7 +157,7 @@ def _is_swallowed(caller: Caller, along: Moves, step: float, rise: float) -> boo
         outputs = tensors_of(caller.at())
     eps = max(torch.finfo(it.dtype).eps for it in outputs)
     moved = max(it.abs().max().item() for it in along.values() if it.numel())
-    return ROUNDING * eps * largest.found > min(step * moved, abs(rise))
+    return ROUNDING * eps * largest.size > min(step * moved, abs(rise))
 
 
 class _Verdict(Enum):

@@ -99,8 +99,8 @@ def _require_rows(graph: Graph, cut: Cut) -> None:
     """
     chance = Chance()
     for half in islice(every_pair(graph.batch), HALVES):
-        found = Look.at(chance, graph.roots, [cut.edge], half)
-        if found.coupled(half, 1) is not None:
+        look = Look.at(chance, graph.roots, [cut.edge], half)
+        if look.coupled(half, 1) is not None:
             raise NoSuchWayError(
                 f"The narrowest tensor that all pass, of shape {list(cut.shape)}, has "
                 "another first axis than the samples, though it is as long, or samples "
@@ -114,12 +114,12 @@ def _rows_before(
     graph: Graph, cut: Cut, chunk: int, create_graph: bool
 ) -> list[Tensor | None]:
     """Return dH/dX of each X, ``(batch, h, in)``."""
-    found: list[list[Tensor | None]] = []
+    passes: list[list[Tensor | None]] = []
     for start, length in chunks(cut.width, chunk):
         v = _units(cut, start, length)
-        found.append(pull(cut.edge, graph.points, v, create_graph=create_graph))
+        passes.append(pull(cut.edge, graph.points, v, create_graph=create_graph))
     parts: list[Tensor | None] = []
-    for i, grads in enumerate(zip(*found, strict=True)):
+    for i, grads in enumerate(zip(*passes, strict=True)):
         if grads[0] is None:
             parts.append(None)
             continue
@@ -133,14 +133,14 @@ def _columns_after(
     graph: Graph, cut: Cut, linear: Linearized, chunk: int, create_graph: bool
 ) -> Tensor:
     """Return dY/dH, ``(batch, out, h)``."""
-    found: list[Tensor] = []
+    columns: list[Tensor] = []
     for start, length in chunks(cut.width, chunk):
         u = _units(cut, start, length)
         (tangents,) = linear.push(u, create_graph)
         if tangents is None:
             raise NoSuchWayError(NO_COLUMNS)
-        found.append(tangents.reshape(length, graph.batch, graph.rows(0)))
-    return torch.cat(found).movedim(0, 2)
+        columns.append(tangents.reshape(length, graph.batch, graph.rows(0)))
+    return torch.cat(columns).movedim(0, 2)
 
 
 def _units(cut: Cut, start: int, count: int) -> Tensor:

@@ -43,7 +43,7 @@ def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
     """
     roots, points = graph.roots, list(graph.points)
     once = of_pass(roots, points, [torch.ones_like(it) for it in roots])
-    found = {
+    totals = {
         mode: rows * once
         for mode, rows in counts.items()
         if isinstance(rows, int) and mode != "split"
@@ -55,8 +55,8 @@ def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
         product = graph.batch * graph.rows(0) * cut.width * entries
         parts = of_pass(roots, [cut.edge], [torch.ones_like(roots[0])])
         parts += of_pass([cut.edge], points, [h])
-        found["split"] = cut.width * parts + product
-    return found
+        totals["split"] = cut.width * parts + product
+    return totals
 
 
 def of_pass(

@@ -115,17 +115,17 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
             )
 
         # A product of two products takes either layout of both.
-        found = [
+        orders = [
             joined(middle, cheapest(first, middle - 1), cheapest(middle, last))
             for middle in range(first + 2, last)
         ]
         if columns:
-            found.append(joined(last, laid_out(first, last - 1, True), alone(last)))
+            orders.append(joined(last, laid_out(first, last - 1, True), alone(last)))
         else:
-            found.append(
+            orders.append(
                 joined(first + 1, alone(first), laid_out(first + 1, last, False))
             )
-        return min(found, key=lambda it: it.cost)
+        return min(orders, key=lambda it: it.cost)
 
     def alone(number: int) -> Order:
         return Order(number, 0, 0)

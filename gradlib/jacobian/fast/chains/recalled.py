@@ -99,18 +99,18 @@ def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
 
 def _traced(fn: Any, x: Tensor) -> Chain | None:
     """Find a chain without noting readings."""
-    found = found_on(fn, x)
-    return None if found is None else found[0]
+    pair = found_on(fn, x)
+    return None if pair is None else pair[0]
 
 
 def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     """Find a chain, and note the readings that find it."""
     seen = Witnesses(fn)
     with noting(seen):
-        found = found_on(fn, x)
-    if found is None:
+        pair = found_on(fn, x)
+    if pair is None:
         return None
-    chain, layers = found
+    chain, layers = pair
     known.tries -= 1
     with suppress(*ERRORS):  # a layer lacks an option
         form = form_of(seen, layers, chain)

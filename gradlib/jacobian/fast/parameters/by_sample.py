@@ -198,9 +198,9 @@ def _passes(
         rows = graph.rows(root)
         for start, length in chunks(rows, chunk):
             v = one_hot_for_all(length, y, start, y.shape)
-            found = pull(y, _edges(nodes), v)
+            grads = pull(y, _edges(nodes), v)
             ours = slice(start, start + length)
-            yield root, ours, dict(zip(nodes, found, strict=True))
+            yield root, ours, dict(zip(nodes, grads, strict=True))
 
 
 def _edges(nodes: list[Node]) -> list[GradientEdge]:

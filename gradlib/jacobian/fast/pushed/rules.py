@@ -21,8 +21,8 @@ def _scaled(by: Callable[[Operation], tuple[float, ...]]) -> Rule:
 
 
 def _elementwise(op: Operation) -> Forth | None:
-    found = slopes(op)
-    return _weighted(op, found) if found.keys() == op.shapes.keys() else None
+    by_input = slopes(op)
+    return _weighted(op, by_input) if by_input.keys() == op.shapes.keys() else None
 
 
 def _weighted(op: Operation, weights: Mapping[int, Any]) -> Forth:

@@ -32,10 +32,10 @@ def _summed_up(op: Operation, back: Scale) -> Back:
 
 
 def _elementwise(op: Operation) -> Back | None:
-    found = slopes(op)
-    if found.keys() != op.shapes.keys():
+    by_input = slopes(op)
+    if by_input.keys() != op.shapes.keys():
         return None
-    return _summed_up(op, lambda grad: {i: grad * it for i, it in found.items()})
+    return _summed_up(op, lambda grad: {i: grad * it for i, it in by_input.items()})
 
 
 RULES: dict[str, Rule] = {

@@ -94,10 +94,10 @@ def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | Non
         that.
     """
     ahead = [list(reversed(resolved(axes))) for axes in several]
-    found: list[list[Axis]] = [[] for _ in several]
+    agreed: list[list[Axis]] = [[] for _ in several]
     while all(ahead):
         size = min(stack[-1].size for stack in ahead)
-        for stack, axes in zip(ahead, found, strict=True):
+        for stack, axes in zip(ahead, agreed, strict=True):
             axis = stack.pop()
             if axis.parts:  # another list has split it meanwhile
                 stack += reversed(resolved(axis.parts))
@@ -109,7 +109,7 @@ def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | Non
                 axis, rest = axis.parts
                 stack.append(rest)
             axes.append(axis)
-    return None if any(ahead) else [resolved(axes) for axes in found]
+    return None if any(ahead) else [resolved(axes) for axes in agreed]
 
 
 def view_of(tensor: Tensor, dims: Dims) -> tuple[Tensor, tuple[Axis, ...]]:
