@@ -145,8 +145,8 @@ def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
         one.size,
         entries=math.prod(size) + factors + one.entries + other.entries,
         widest=max(one.widest, other.widest),
-        # Going back by the first way, its gradient and the incoming one are held; by
-        # the second, the first way's result too.
+        # Going back by the first way, the incoming gradient is held beside; by the
+        # second, the first way's result too.
         live=max(one.live, other.live + math.prod(size)) + one.outs,
         narrowest=one.outs,
         multiply_adds=one.multiply_adds + other.multiply_adds,

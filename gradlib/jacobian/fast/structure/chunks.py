@@ -30,7 +30,7 @@ class _State:
         left: How many uses are still to come, for the current rows.
         key: The rows that it was computed for last.
         held: The tensor computed last.
-        memory: That tensor, if its memory is to be reused after it.
+        memory: That tensor, if its memory is its own, to be reused.
     """
 
     uses: int = 0

@@ -101,7 +101,7 @@ class Builder:
             _Part(value, term.scale, _places(value.axes, term, dims, self.rows))
             for value, term in given
         ]
-        # Of products, those with every axis come first.
+        # Before all comes a part that has every axis, if there is one.
         parts.sort(key=lambda part: not part.covers(axes))
         if not whole and parts[0].covers(axes):
             axes = tuple(axis for (axis,) in parts[0].places)
