@@ -361,10 +361,9 @@ def _unclear(
     """Return where two slopes differ, or may by rounding, as ``(batch, out)``.
 
     Each sample is judged as a whole, then each entry, as a wrong one that is small
-    beside others would not show. ``(batch, 1)``, all False, is returned where all
-    agree.
-    In a sample that differs, the entries that do are marked, by their mean square: so
-    at least one is.
+    beside others would not show. Where all agree, the result is ``(batch, 1)``, all
+    False. In a sample that differs, the entries that do are marked, by their mean
+    square: so at least one is.
 
     Args:
         known: The slopes by the Jacobian, ``(batch, out)``.

@@ -70,8 +70,8 @@ _SCRIPTED = "DifferentiableGraphBackward"
 # Every function that once_differentiable returns has the same code. Autograd takes its
 # result for a constant, and raises only where the incoming gradient is not one.
 _MARKED = once_differentiable(lambda _ctx: None).__code__
-# Where one of channels_last computes the gradients of its weights alone; up to torch
-# 2.13, and no longer in 2.14.1.
+# It does where its input is in channels_last and only the gradients of its weights are
+# computed: up to torch 2.13, no longer in 2.14.1.
 _GROUP_NORM_ENDS_THE_PROCESS = torch.__version__ < "2.14"
 
 
@@ -134,10 +134,7 @@ def _kinds(name: str) -> frozenset[str]:
 
 
 def _require_survivable(node: Any) -> None:
-    """Raise where a group norm would end the process.
-
-    So it was in torch 2.8 and 2.13, for the gradients of its weights alone.
-    """
+    """Raise where the gradients of a group norm's weights would end the process."""
     x = node._saved_input
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if x.device.type != "cpu" or x.is_contiguous() or last is None:
