@@ -2,9 +2,9 @@
 # # Sensitivity maps: which pixels decide the class
 #
 # How does the score of a class change when one pixel gets a little more ink? The
-# answers for all pixels make a picture as large as the image: a sensitivity map. One
-# call of [`gradlib.per_sample_jacobian`](../reference/jacobian.md) computes the maps of
-# all images in a batch, for all classes.
+# answers for all pixels make a picture as large as the image: a sensitivity map, or
+# saliency map. One call of [`gradlib.per_sample_jacobian`](../reference/jacobian.md)
+# computes the maps of all images in a batch, for all classes.
 
 # %%
 import matplotlib.pyplot as plt
