@@ -4,7 +4,7 @@ A page holds a marker:
 
     <div class="wordings" data-code="GL103"></div>
 
-The messages become the page's tags, by which `searched_messages.py` finds it.
+The messages are added to the page's tags, by which `searched_messages.py` finds it.
 """
 
 from itertools import groupby
@@ -20,7 +20,7 @@ FOLDER = cache.ROOT / "docs" / "data" / "errors"
 
 
 def on_page_content(content: str, *, page: Page, **_: object) -> str:
-    """Replace the marker of a page, and set the messages as the page's tags."""
+    """Replace the marker of a page, and add the messages to the page's tags."""
     tags: list[str] = []
 
     def made(code: str) -> str:
@@ -29,7 +29,7 @@ def on_page_content(content: str, *, page: Page, **_: object) -> str:
 
     content = replaced(content, page, {"wordings": made}, "code of docs/data/errors")
     if tags:
-        page.meta["tags"] = tags
+        page.meta["tags"] = [*page.meta.get("tags", []), *tags]
     return content
 
 
