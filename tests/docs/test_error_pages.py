@@ -47,6 +47,7 @@ JACOBIAN_ERRORS: list[type[GradlibError]] = [
 ]
 CODES = [*CASES, *(error.code for error in JACOBIAN_ERRORS)]
 WIDTH = 76  # of a line of torch's message, which is one long line
+FRONT_MATTER = re.compile(r"\A---\n.*?^---\n\n", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.code)
@@ -57,7 +58,8 @@ each_code = pytest.mark.parametrize("code", CODES)
 
 
 def text_of(code: str) -> str:
-    return (ROOT / page_about(code)).read_text(encoding="utf-8")
+    text = (ROOT / page_about(code)).read_text(encoding="utf-8")
+    return FRONT_MATTER.sub("", text)
 
 
 def section(code: str, heading: str) -> str:

@@ -120,13 +120,14 @@ def test_the_site_is_built_with_it() -> None:
 
 
 def test_the_search_knows_what_the_newest_release_says() -> None:
+    PAGE.meta["tags"] = ["of the page itself"]
     built()
     newest = json.loads((error_wordings.FOLDER / f"{BUILDS[-1]}.json").read_text())
     errors = [it["error"] for it in newest["mistakes"]["GL109"]]
-    assert PAGE.meta["tags"]
-    assert all(
-        any(error.endswith(tag) for error in errors) for tag in PAGE.meta["tags"]
-    )
+    first, *tags = PAGE.meta["tags"]
+    assert first == "of the page itself"
+    assert tags
+    assert all(any(error.endswith(tag) for error in errors) for tag in tags)
 
 
 def tags_about_hooks() -> list[str]:
