@@ -7,7 +7,6 @@ import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import (
@@ -23,9 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.private.hooks import BACKWARD_PRE_HOOKS
-
-CLASSES = 256
-"""The most classes that a cache by class holds, as it keeps them alive."""
 
 
 def put_in_for_one_call() -> set[int]:
@@ -119,7 +115,6 @@ def parametrizations_computed_anew() -> Generator[None]:
         module._cache = before
 
 
-@lru_cache(CLASSES)
 def is_of_torch(kind: type[nn.Module]) -> bool:
     """Tell whether a class of modules is torch's own."""
     return kind.__module__.startswith("torch.nn.modules.")

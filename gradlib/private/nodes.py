@@ -5,13 +5,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from operator import attrgetter, methodcaller
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+
+from gradlib.private.classes import once_for_each_class
 
 _C = cast(Any, torch._C)
 
@@ -61,8 +62,8 @@ def is_packed(node: Node) -> bool:
     return False
 
 
-@cache
-def _raw_names(kind: type[Node]) -> tuple[str, ...]:
+@once_for_each_class
+def _raw_names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 

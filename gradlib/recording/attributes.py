@@ -7,7 +7,8 @@ Who would say what another object holds: of it there is one.
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import partial
+from operator import is_not
 from types import MemberDescriptorType
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.private.modules import CLASSES
+from gradlib.private.classes import once_for_each_class
+from gradlib.private.modules import own_buffers
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
     CONTAINERS,
@@ -59,53 +61,60 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
                 slot.__delete__(module)
 
 
-@lru_cache(CLASSES)
-def _slots(kind: type[nn.Module]) -> tuple[MemberDescriptorType, ...]:
+def _slots(kind: type[nn.Module]) -> list[MemberDescriptorType]:
+    return [
+        cast(MemberDescriptorType, vars(owner)[name])
+        for owner in kind.__mro__
+        for name in _names_of_slots(owner)
+    ]
+
+
+@once_for_each_class
+def _names_of_slots(owner: type[Any]) -> tuple[str, ...]:
     return tuple(
-        slot
-        for each in kind.__mro__
-        for slot in vars(each).values()
-        if isinstance(slot, MemberDescriptorType)
+        name for name, it in vars(owner).items() if isinstance(it, MemberDescriptorType)
     )
 
 
-def tensors_with_graph(value: object) -> Iterator[Tensor]:
-    """Return the tensors in an attribute that gradients can flow through."""
-    for leaf in optree.tree_leaves(cast(Any, value), none_is_leaf=True):
-        if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-            yield leaf
+def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Return what gradients can flow through in attributes and buffers, with names."""
+    for name, value in [*attributes(module), *own_buffers(module).copy().items()]:
+        for tensor in _with_graph([value], DEPTH):
+            yield name, tensor
 
 
 def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     """Return the nodes of tensors that a call made and left, to be used later.
 
-    In attributes and arguments, and in lists, dicts and the like there and in these:
-    not in one of more than `MANY` things, since this is asked at every call.
+    In attributes, buffers and arguments, and in lists, dicts and the like there and in
+    these: not in one of more than `MANY` things, since this is asked at every call.
 
     Args:
         module: Whose call it was.
         given: Its arguments.
     """
     own = vars(module)  # other threads may change it, and what is in it
-    return _nodes_in([*map(own.get, own.keys() - OF_TORCH), *given], DEPTH)
+    attributes = map(own.get, own.keys() - OF_TORCH)
+    every = *attributes, *own_buffers(module).copy().values(), *given
+    return [cast(Node, it.grad_fn) for it in _with_graph(every, DEPTH)]
 
 
-def _nodes_in(entries: Collection[Any], depth: int) -> list[Node]:
-    found: list[Node] = []
+def _with_graph(entries: Collection[Any], depth: int) -> list[Tensor]:
+    """Return the tensors among some things, and in them, that were computed."""
+    found: list[Tensor] = []
     for kind in filter(may_hold, set(map(type, entries))):
         for entry in entries:
             if type(entry) is not kind:
                 continue
             if isinstance(entry, Tensor):
                 try:
-                    node = entry.grad_fn
+                    found += [entry] if entry.grad_fn is not None else []
                 except Exception:  # a class of tensors may refuse to tell
                     continue
-                found += [node] if node is not None else []
             elif depth > 1 and len(entry) <= MANY:
                 is_dict = isinstance(entry, dict)
                 held: Any = cast(Any, entry).values() if is_dict else entry
-                found += _nodes_in([*held], depth - 1)
+                found += _with_graph([*held], depth - 1)
     return found
 
 
@@ -155,6 +164,12 @@ class Copies:
             self._made[id(original)] = original, self._copied(value)
         return self._made[id(original)][1]
 
+    def put_on_tensors(self) -> None:
+        """Give the copies of parameters and buffers copies of what is kept on these."""
+        for _, made in [*self._made.values()]:
+            if isinstance(made, Tensor) and (state := vars(made)):
+                state.update([(name, self.of(it)) for name, it in state.items()])
+
     def put_into(self, module: nn.Module) -> None:
         """Give a module copies of what its attributes and slots hold."""
         state, filled = vars(module), in_slots(module)
@@ -169,12 +184,10 @@ class Copies:
     def _copied(self, value: Any) -> Any:
         if isinstance(value, Held):
             value = value.value
-        if isinstance(value, set):
-            return copy.copy(cast(set[Any], value))
         if is_stateful(value):
             return copied(value)
         if not isinstance(value, Tensor | Was):
-            return cast(Any, optree).tree_map(self.of, value, none_is_leaf=True)
+            return self._filled(value)
         original = _original(value)
         if not isinstance(original, Tensor) or value.requires_grad:
             return self._copy_of(value)
@@ -182,6 +195,25 @@ class Copies:
         if made is None:
             made = self._copy_of(value)
             self.know(original, made)
+        return made
+
+    def _filled(self, container: Any) -> Any:
+        """Return a container like another, of copies of what is in that."""
+        if not isinstance(container, dict | set):
+            return cast(Any, optree).tree_map(
+                self.of,
+                container,
+                is_leaf=partial(is_not, container),
+                none_is_leaf=True,
+            )
+        # Not by optree, which would have the keys in order, and tensors have none.
+        made: Any = copy.copy(cast(Any, container))
+        made.clear()
+        if isinstance(container, set):
+            made.update(map(self.of, cast(set[Any], container)))
+        else:
+            items = cast(dict[Any, Any], container).items()
+            made.update((self.of(key), self.of(it)) for key, it in items)
         return made
 
     def _copy_of(self, value: Tensor | Was) -> Tensor:
@@ -196,7 +228,8 @@ class Copies:
 def _is_copied(value: object) -> bool:
     if isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS:
         return True
-    return is_stateful(value)
+    named: Any = optree.is_namedtuple_instance(value)
+    return named or optree.is_structseq_instance(value) or is_stateful(value)
 
 
 def _original(value: Any) -> Any:

@@ -5,15 +5,15 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import is_
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
 
 from gradlib.opaque import FIXED, is_fixed
+from gradlib.private.classes import once_for_each_class
 from gradlib.private.modes import unseen
-from gradlib.private.modules import CLASSES, is_of_torch
+from gradlib.private.modules import is_of_torch
 from gradlib.private.tensors import referent
 from gradlib.recording.kept import UNKNOWN, version_of
 from gradlib.recording.stateful import are_alike, copied, is_large, is_stateful
@@ -232,7 +232,7 @@ class PastAttributes:
         return known
 
 
-@lru_cache(CLASSES)
+@once_for_each_class
 def _stays(kind: type[Any]) -> bool:
     """Tell whether things of a class may be held: they never change, or are leaves."""
     return issubclass(kind, (*FIXED, nn.Module, nn.Parameter))
@@ -245,7 +245,6 @@ def _all_lasting(keys: Iterable[Any]) -> bool:
     return all(map(_stays, kinds)) and all(map(_all_lasting, tuples))
 
 
-@lru_cache(CLASSES)
 def may_hold(kind: type[Any]) -> bool:
     """Tell whether things of a class may be tensors, or have some in them."""
     return kind in CONTAINERS or issubclass(kind, Tensor)

@@ -37,11 +37,10 @@ from gradlib.private.modules import (
 )
 from gradlib.recording.attributes import (
     Copies,
-    attributes,
     be_like,
     fill_slots,
     in_slots,
-    tensors_with_graph,
+    left_in,
 )
 from gradlib.recording.go_back import go_back
 from gradlib.recording.kept import Kept
@@ -161,8 +160,7 @@ class Scene:
         return tuple(
             f"{path}.{name}".removeprefix(".")
             for path, module in cast(Any, self._module).named_modules()
-            for name, value in attributes(module)
-            for tensor in tensors_with_graph(value)
+            for name, tensor in left_in(module)
             if tensor not in self._copies and id(tensor) not in returned
         )
 
@@ -293,6 +291,8 @@ class Scene:
                 )
             with self._explained("Copying the attributes for {}"):
                 self._copies.put_into(module)
+        with self._explained("Copying the attributes for {}"):
+            self._copies.put_on_tensors()
 
     def _weight(self, kept: Kept) -> nn.Parameter:
         known = self._weights.get(id(kept.value))
@@ -310,6 +310,8 @@ class Scene:
         made = self._change(kept.value)
         # As it was kept: the call may give a small one another size.
         made = made.clone() if kept.is_copy else keep(made)
+        if kept.requires_grad:  # no leaf: torch lets nobody write to one
+            made = clone(made.requires_grad_())
         be_like(made, kept.tensor)
         self._copies.know(now, made)
         return made

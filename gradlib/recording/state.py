@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, Literal
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
+from gradlib.private.classes import once_for_each_class
 from gradlib.private.hooks import (
     FORWARD_HOOKS,
     any_global_hook,
@@ -24,7 +24,6 @@ from gradlib.private.modes import (
 )
 from gradlib.private.modules import (
     CHILDREN,
-    CLASSES,
     is_of_torch,
     own_buffers,
     own_children,
@@ -430,7 +429,7 @@ def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:
     )
 
 
-@lru_cache(CLASSES)
+@once_for_each_class
 def _never_draws(kind: type[nn.Module]) -> bool:
     return is_of_torch(kind) and not (
         kind.__module__ in ("torch.nn.modules.dropout", "torch.nn.modules.rnn")

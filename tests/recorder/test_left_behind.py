@@ -7,16 +7,16 @@ import io
 import pickle
 import weakref
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import gradlib
-from gradlib.private.modules import CLASSES
 
 from .truth import Net, all_hooks_of, assert_same_bits, grad_of, run
 
@@ -259,18 +259,55 @@ def test_no_hook_is_left_on_tensors_that_live_on() -> None:
     assert len(recording["second"].passes) == before == 1
 
 
-def test_few_classes_of_models_are_kept() -> None:
-    """What a class is need not be found out again at each call, but for a while."""
+def test_no_class_that_was_met_is_kept() -> None:
+    """One that a function makes holds what that has: tensors, or a whole model."""
 
-    def recorded_class() -> weakref.ref[type[nn.Module]]:
-        class Own(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
+    def recorded_classes() -> list[weakref.ref[type[Any]]]:
+        class Doubles(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                ctx.save_for_backward(x)
                 return x * 2
 
-        with gradlib.record(model := Own()):
-            run(model, torch.ones(2, 3, requires_grad=True))
-        return weakref.ref(Own)
+            @staticmethod
+            def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+                return grad_outputs[0] * 2 * ctx.saved_tensors[0].isfinite()
 
-    made = [recorded_class() for _ in range(CLASSES + 40)]
+        class Kept:
+            pass
+
+        class Own(nn.Module):
+            __slots__ = ("slot",)
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.kept, self.slot = Kept(), 1
+
+            def forward(self, x: Tensor) -> Tensor:
+                return cast(Any, Doubles).apply(x)
+
+        with gradlib.record(model := Own()) as recording:
+            run(model, torch.ones(2, 3, requires_grad=True))
+        assert recording.verify().ok
+        return [*map(weakref.ref, (Doubles, Kept, Own))]
+
+    made = recorded_classes()
     gc.collect()
-    assert sum(it() is not None for it in made) <= CLASSES
+    assert [it() for it in made] == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_a_model_with_parametrizations_is_not_kept(name: str) -> None:
+    """Each such module has a class of its own, which knows the module."""
+
+    def recorded_weight() -> weakref.ref[Tensor]:
+        model = Net()
+        getattr(parametrizations, name)(model.first)
+        with gradlib.record(model) as recording:
+            run(model, torch.ones(2, 3, requires_grad=True))
+        assert recording.verify().ok
+        return weakref.ref(next(model.parameters()))
+
+    weight = recorded_weight()
+    gc.collect()
+    assert weight() is None

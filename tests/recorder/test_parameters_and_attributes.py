@@ -184,6 +184,30 @@ def test_a_loss_that_a_module_leaves_in_a_list_or_dict(base: Any, leave: Any) ->
     assert recording["0"].grad_input[0].item() == 17
 
 
+def test_a_loss_that_a_module_leaves_in_a_buffer() -> None:
+    class Balanced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.register_buffer("balance", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.balance = (x * self.scale).square().sum()
+            return 2 * x
+
+    balanced = Balanced()
+    model = nn.Sequential(nn.Linear(3, 3), balanced)
+    with gradlib.record(model) as recording:
+        loss = loss_of(model(torch.randn(2, 3)))
+        (loss + balanced.balance).backward()
+    call = recording["1"]
+    assert_close(call.grad_input, call.grad_input_total)
+    assert_close(call.param_grads["scale"], grad_of(balanced.scale))
+    (share, scale) = recording.verify().disagreements
+    assert (share.name, scale.name) == ("1", "1")
+    assert share.reason.endswith("by another way too: attribute balance")
+
+
 def test_a_parameter_replaced_in_the_block() -> None:
     model = nn.Linear(2, 1)
     with gradlib.record(model) as recording:

@@ -23,6 +23,8 @@ from gradlib.recording import attributes, past_attributes
 from gradlib.recording.past_attributes import NOT_KEPT, Attributes
 from gradlib.recording.state import History
 
+from .recorded import recorded
+
 
 class Inside(nn.Module):
     """Calls a layer, and has state beside it."""
@@ -682,6 +684,113 @@ def test_modules_of_torch_with_other_settings() -> None:
             step(model)
     found = recording.verify()
     assert found.ok, str(found)
+
+
+class ByTensor(nn.Module):
+    """Has dicts and a set of tensors, whose order nobody can tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+        self.scales = {self.fc.weight: 2.0, self.fc.bias: 3.0}
+        self.doubled = {self.fc.weight}
+        self.made: dict[Tensor, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x) * self.scales[self.fc.weight]
+        y = y * self.scales[self.fc.bias]
+        self.made = {x: y, y: y.sum(1), y.sum(1): x}
+        return y * 2 if self.fc.weight in self.doubled else y
+
+
+def test_dicts_and_sets_of_tensors() -> None:
+    """As trainers note which parameters required grad."""
+    model = ByTensor()
+    before = [*model.scales], [*model.doubled]
+    verified = recorded(model, torch.randn(2, 3)).verify()
+    assert (verified.agreed, verified.skipped) == (2, ())
+    assert ([*model.scales], [*model.doubled]) == before
+
+
+class Notes(NamedTuple):
+    values: Tensor
+    others: Tensor
+
+
+class Writes(nn.Module):
+    """Writes to what is in named tuples."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        made = (Notes(torch.zeros(3), torch.zeros(3)), torch.ones(2, 2).max(0))
+        self.fc = nn.Linear(3, 3)
+        self.kept: Any = [*made] if nested else made[0]
+        self.most: Any = made[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        notes = self.kept[0] if isinstance(self.kept, list) else self.kept
+        notes.values.add_(1)
+        self.most.values.add_(1)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_named_tuples_stay_as_they_are(nested: bool) -> None:
+    model = Writes(nested)
+    recording = recorded(model, torch.randn(2, 3))
+    for _ in range(2):
+        assert recording.verify().ok
+    notes: Any = cast(Any, model.kept)[0] if nested else model.kept
+    assert notes.values.tolist() == [1, 1, 1]
+    assert model.most.values.tolist() == [2, 2]
+
+
+def test_what_is_kept_on_a_parameter_stays_as_it_is() -> None:
+    """As gradients of each sample are."""
+    fc = nn.Linear(3, 3)
+    weight: Any = fc.weight
+    weight.seen, weight.total = [], torch.zeros(())
+
+    def look(_module: nn.Module, _grad_input: object, grad_output: Any) -> None:
+        seen: Any = fc.weight
+        seen.seen.append(grad_output[0])
+        seen.total += grad_output[0].abs().sum()
+
+    fc.register_full_backward_hook(look)
+    recording = recorded(fc, torch.randn(2, 3, requires_grad=True))
+    seen, total = [*weight.seen], weight.total.clone()
+    assert recording.verify().ok
+    assert weight.seen == seen
+    assert weight.total == total
+
+
+class Leaks(nn.Module):
+    """Carries the graph of each step on in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = x + self.state / 2
+        return self.state.tanh()
+
+
+def test_a_state_in_a_buffer_that_requires_grad() -> None:
+    """The last step's output requires grad by its state alone."""
+    model = Leaks()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        outputs = [model(it) for it in (x, 2 * x, x.detach())]
+        torch.stack(outputs).sum().backward()
+    verified = recording.verify()
+    assert [(it.index, it.field) for it in verified.disagreements] == [
+        (0, "grad_input[0]"),
+        (1, "grad_input[0]"),
+    ]
+    for it in verified.disagreements:
+        assert it.reason.endswith("by another way too: attribute state")
+    assert verified.skipped == ()
 
 
 def test_a_list_that_holds_itself() -> None:

@@ -1,0 +1,32 @@
+"""What is found out of a class once, for as long as the class lives."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+_Found = TypeVar("_Found")
+
+
+def once_for_each_class(
+    find: Callable[[type[Any]], _Found],
+) -> Callable[[type[Any]], _Found]:
+    """Remember what a function finds of a class, and do not keep the class alive.
+
+    A class may hold a model: ``torch.nn.utils.parametrize`` makes one for each module,
+    which knows the module, and one made in a function knows the function's variables.
+
+    Args:
+        find: The function. What it returns must not hold the class either.
+    """
+    known = WeakKeyDictionary[type[Any], _Found]()
+
+    @wraps(find)
+    def found(kind: type[Any]) -> _Found:
+        try:
+            return known[kind]
+        except KeyError:
+            made = known[kind] = find(kind)
+            return made
+
+    return found
