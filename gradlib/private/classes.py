@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from types import MemberDescriptorType
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 _Found = TypeVar("_Found")
@@ -30,3 +31,19 @@ def once_for_each_class(
             return made
 
     return found
+
+
+def slots_of(kind: type[Any]) -> list[MemberDescriptorType]:
+    """Return what finds the values that objects of a class have in ``__slots__``."""
+    return [
+        cast(MemberDescriptorType, vars(owner)[name])
+        for owner in kind.__mro__
+        for name in _names_of_slots(owner)
+    ]
+
+
+@once_for_each_class
+def _names_of_slots(owner: type[Any]) -> tuple[str, ...]:
+    return tuple(
+        name for name, it in vars(owner).items() if isinstance(it, MemberDescriptorType)
+    )

@@ -61,6 +61,7 @@ from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.returned_calls import ReturnedCalls
 from gradlib.recorder.threads import Running, Threads, nodes_in
+from gradlib.recorder.unopened import nodes_inside
 from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
@@ -435,19 +436,19 @@ class ModuleCalls:
             call.hooks_inside = True
         asked: dict[int, Value] = {}
         idle: tuple[int, ...] = ()
-        closed: tuple[int, ...] = ()
+        closed: dict[int, object] = {}
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
-                    closed = *closed, place
+                    closed[place] = leaf
                 continue
             try:
                 value = now.values.of(leaf)
             except Exception as error:
                 leaves[place] = _refused(leaf, error)
-                closed = *closed, place
+                closed[place] = leaf
                 continue
             leaves[place] = value.kept
             if leaf.requires_grad:
@@ -457,7 +458,7 @@ class ModuleCalls:
         if call.output is None:  # or a checkpoint computes again what it returned
             call.output = Tree(leaves, spec)
         if closed:
-            call.closed_outputs = closed
+            call.closed_outputs = tuple(closed)
         if frame.gathers:
             given = *args, *kwargs.values()
             self._gather(now, frame, given, asked, idle, closed)
@@ -469,7 +470,7 @@ class ModuleCalls:
         given: tuple[Any, ...],
         asked: dict[int, Value],
         idle: tuple[int, ...],
-        closed: tuple[int, ...],
+        closed: dict[int, object],
     ) -> None:
         """Take the gradients of what a call returns, and see to those inside of it.
 
@@ -479,7 +480,7 @@ class ModuleCalls:
             given: Its arguments.
             asked: What it returns that requires grad, by its place in the output.
             idle: The places of what does not.
-            closed: The places of what is not opened.
+            closed: What is not opened, by its place.
         """
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():
@@ -497,6 +498,8 @@ class ModuleCalls:
             outputs[place] = value.grads
             if value.grads and not frame.in_backward:  # of passes inside, as for forces
                 frame.flow.earlier = {*frame.flow.earlier, *value.grads}
+        if closed:
+            frame.roots = [*frame.roots, *nodes_inside(closed.values())]
         if tensors_may_be_dual():
             _note_tangents(frame, asked.values())
         may_go_back = self._end_in_graph(now, frame, given)

@@ -16,8 +16,9 @@ import optree
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.distributions import Distribution
 
-from gradlib.private.classes import once_for_each_class
+from gradlib.private.classes import slots_of
 from gradlib.private.modules import own_buffers
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
@@ -45,7 +46,7 @@ def attributes(module: nn.Module) -> list[tuple[str, Any]]:
 def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
     """Return what a module keeps in the ``__slots__`` of its class, not in `vars`."""
     found: dict[MemberDescriptorType, Any] = {}
-    for slot in _slots(type(module)):
+    for slot in slots_of(type(module)):
         with suppress(AttributeError):  # it is empty
             found[slot] = slot.__get__(module, type(module))
     return found
@@ -53,7 +54,7 @@ def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
 
 def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) -> None:
     """Put values into the slots of a module, and nothing into the others."""
-    for slot in _slots(type(module)):
+    for slot in slots_of(type(module)):
         if slot in values:
             slot.__set__(module, values[slot])
         else:
@@ -61,24 +62,11 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
                 slot.__delete__(module)
 
 
-def _slots(kind: type[nn.Module]) -> list[MemberDescriptorType]:
-    return [
-        cast(MemberDescriptorType, vars(owner)[name])
-        for owner in kind.__mro__
-        for name in _names_of_slots(owner)
-    ]
-
-
-@once_for_each_class
-def _names_of_slots(owner: type[Any]) -> tuple[str, ...]:
-    return tuple(
-        name for name, it in vars(owner).items() if isinstance(it, MemberDescriptorType)
-    )
-
-
 def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Return what gradients can flow through in attributes and buffers, with names."""
-    for name, value in [*attributes(module), *own_buffers(module).copy().items()]:
+    own = vars(module).copy().items()
+    kept = [(name, it) for name, it in own if name not in OF_TORCH]
+    for name, value in [*kept, *own_buffers(module).copy().items()]:
         for tensor in _with_graph([value], DEPTH):
             yield name, tensor
 
@@ -86,8 +74,9 @@ def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     """Return the nodes of tensors that a call made and left, to be used later.
 
-    In attributes, buffers and arguments, and in lists, dicts and the like there and in
-    these: not in one of more than `MANY` things, since this is asked at every call.
+    In attributes, buffers and arguments, and in lists, dicts, distributions and the
+    like there and in these: not in one of more than `MANY` things, since this is asked
+    at every call.
 
     Args:
         module: Whose call it was.
@@ -111,11 +100,16 @@ def _with_graph(entries: Collection[Any], depth: int) -> list[Tensor]:
                     found += [entry] if entry.grad_fn is not None else []
                 except Exception:  # a class of tensors may refuse to tell
                     continue
-            elif depth > 1 and len(entry) <= MANY:
-                is_dict = isinstance(entry, dict)
-                held: Any = cast(Any, entry).values() if is_dict else entry
+            elif depth > 1 and len(held := _held_by(entry)) <= MANY:
                 found += _with_graph([*held], depth - 1)
     return found
+
+
+def _held_by(container: Any) -> Collection[Any]:
+    if isinstance(container, Distribution):
+        return vars(container).values()
+    is_dict = isinstance(container, dict)
+    return cast(Any, container).values() if is_dict else container
 
 
 class Copies:

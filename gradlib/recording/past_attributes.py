@@ -9,6 +9,7 @@ from operator import is_
 from typing import Any, Final, cast
 
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from gradlib.opaque import FIXED, is_fixed
 from gradlib.private.classes import once_for_each_class
@@ -247,7 +248,7 @@ def _all_lasting(keys: Iterable[Any]) -> bool:
 
 def may_hold(kind: type[Any]) -> bool:
     """Tell whether things of a class may be tensors, or have some in them."""
-    return kind in CONTAINERS or issubclass(kind, Tensor)
+    return kind in CONTAINERS or issubclass(kind, Tensor | Distribution)
 
 
 def _filled(container: Any, things: list[Any]) -> Any:

@@ -2,14 +2,17 @@
 
 import copy
 from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.testing import assert_close
 
 import gradlib
+from gradlib.recorder.unopened import MOST
 
 from .first_nets import Net, loss_of
 from .truth import grad_of
@@ -254,6 +257,81 @@ def test_an_output_that_the_call_itself_uses() -> None:
     assert_close(recording[""].grad_output, (torch.tensor([[3.0]]), torch.ones(1, 1)))
     total = 3 + 10 * model.b.weight.detach()
     assert_close(recording["a"].grad_output, (total,))
+
+
+class Attrs:
+    """Keeps what it is given in slots, deep inside."""
+
+    __slots__ = ("empty", "first", "itself", "others")
+
+    def __init__(self, first: Any, others: Any) -> None:
+        self.first, self.others, self.itself = first, [{"others": others}], self
+
+
+class Normals(nn.Module):
+    """Returns a distribution, or what holds one, or keeps it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.mean = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+        self.kind = kind
+        self.last: Any = None
+
+    def forward(self, x: Tensor) -> Any:
+        mean, scale = self.mean(x) + x, self.scale.exp()
+        made = distributions.Normal(mean, scale)
+        match self.kind:
+            case "nested":
+                return distributions.Independent(made, 1)
+            case "slots":
+                return Attrs(mean, Attrs(scale, None))
+            case "namespace":
+                return SimpleNamespace(loc=mean, kept=SimpleNamespace(scale=scale))
+            case "kept":
+                self.last = made
+                return made.mean.detach()
+            case _:
+                return made
+
+    def loss(self, made: Any) -> Tensor:
+        if self.kind == "slots":
+            made = distributions.Normal(made.first, made.others[0]["others"].first)
+        elif self.kind == "namespace":
+            made = distributions.Normal(made.loc, made.kept.scale)
+        elif self.kind == "kept":
+            made = self.last
+        return made.log_prob(torch.ones(3)).square().sum()
+
+
+@pytest.mark.parametrize("kind", ["returned", "nested", "slots", "namespace", "kept"])
+def test_what_comes_through_an_object_that_is_not_opened(kind: str) -> None:
+    """As where a policy returns a distribution, and the loss asks it."""
+    model = Normals(kind)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model.loss(model(x)).backward()
+    call = recording[""]
+    assert_close(call.grad_input[0], grad_of(x))
+    assert_close(call.param_grads["scale"], grad_of(model.scale))
+    assert "no gradient to scale" not in call.note
+    if kind != "kept":
+        assert "tensors in it, if there are any, are not seen" in call.note
+
+
+def test_in_an_object_that_holds_the_world_the_nearest_is_found() -> None:
+    class Holds(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            far = SimpleNamespace(x=x)
+            for _ in range(2 * MOST):
+                far = SimpleNamespace(further=far)
+            return SimpleNamespace(near=SimpleNamespace(y=x * 3), model=self, far=far)
+
+    model = Holds()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).near.y.sum().backward()
+    assert_close(recording[""].grad_input[0], grad_of(x))
 
 
 def test_a_child_that_overwrites_its_parents_input() -> None:
