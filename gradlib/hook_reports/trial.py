@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.edges import (
@@ -18,9 +19,15 @@ from gradlib.edges import (
     leaves_at,
     nodes_behind,
 )
+from gradlib.errors import NotCopyableError
 from gradlib.hook_reports.copying import as_it_is, copies_of, require_none_nested
 from gradlib.private.modes import any_autocast
-from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.nodes import (
+    GroupNorm,
+    ends_the_process,
+    next_sequence_number,
+    sequence_number,
+)
 from gradlib.private.tensors import has_values
 from gradlib.random_state import random_state_kept
 from gradlib.recording.kept import Kept
@@ -96,7 +103,8 @@ class Trial:
             What the forward returned.
 
         Raises:
-            NotCopyableError: It returned a nested tensor.
+            NotCopyableError: It returned a nested tensor, or torch would not survive
+                the pass.
         """
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             self.given = args, kwargs = self.inputs.build()
@@ -156,6 +164,7 @@ def _backward(output: Tree, since: int) -> None:
     """
     outputs = differentiable(output)
     edges = [*edges_behind(map(edge_of, outputs.values()))]
+    _require_survivable(node for node, _ in edges)
     # A module may use what was computed outside of it, whose graph is others'. Where
     # it does not, nothing is retained: what torch.compile makes may refuse it.
     is_others = any(sequence_number(node) < since for node, _ in edges)
@@ -170,6 +179,18 @@ def _backward(output: Tree, since: int) -> None:
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
+
+
+def _require_survivable(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if type(node) is not GroupNorm or node.next_functions[0][0] is not None:
+            continue
+        if ends_the_process(node):
+            raise NotCopyableError(
+                "hook_report runs a backward pass, and on a CPU torch ends the process "
+                "in that of a GroupNorm whose input requires no grad and has its "
+                "channels last in memory. Pass x.contiguous(), or x.requires_grad_()."
+            )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch.autograd.function import BackwardCFunction, once_differentiable
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
+from gradlib.private.nodes import ends_the_process
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,6 @@ _SCRIPTED = "DifferentiableGraphBackward"
 # Every function that once_differentiable returns has the same code. Autograd takes its
 # result for a constant, and raises only where the incoming gradient is not one.
 _MARKED = once_differentiable(lambda _ctx: None).__code__
-# It does where its input is in channels_last and only the gradients of its weights are
-# computed: up to torch 2.13, no longer in 2.14.1.
-_GROUP_NORM_ENDS_THE_PROCESS = torch.__version__ < "2.14"
 
 
 def nodes_of(graph: Graph) -> Nodes:
@@ -124,8 +122,7 @@ def _kinds(name: str) -> frozenset[str]:
         "wrong_at_once": name.startswith(_WRONG_AT_ONCE),
         "wrong_twice": name.startswith(_WRONG_TWICE),
         "wrong_thrice": name.startswith(_WRONG_THRICE),
-        "group_norm": _GROUP_NORM_ENDS_THE_PROCESS
-        and name.startswith("NativeGroupNormBackward"),
+        "group_norm": name.startswith("NativeGroupNormBackward"),
         "scripted": _SCRIPTED in name,
         # Custom ones end in "Backward"; most of torch's have a number after that.
         "perhaps_python": not name[-1].isdigit(),
@@ -135,11 +132,7 @@ def _kinds(name: str) -> frozenset[str]:
 
 def _require_survivable(node: Any) -> None:
     """Raise where the gradients of a group norm's weights would end the process."""
-    x = node._saved_input
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if x.device.type != "cpu" or x.is_contiguous() or last is None:
-        return
-    if x.is_contiguous(memory_format=last):
+    if ends_the_process(node):
         raise NoSuchWayError(
             f"{node.name()} is of a GroupNorm whose input has its channels last in "
             "memory. On a CPU torch ends the process as it computes the gradients of "

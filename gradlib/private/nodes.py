@@ -32,6 +32,9 @@ ToCopy: type[Node] = _C._functions.ToCopyBackward0
 # refuses to read memory that is shared copy-on-write.
 CtcLoss: type[Node] = _C._functions.CtcLossBackward0
 
+# The node of a group norm.
+GroupNorm: type[Node] = _C._functions.NativeGroupNormBackward0
+
 # Nodes of operations that only lay out a tensor anew: callable with a gradient alone.
 LAID_OUT: frozenset[type[Node]] = frozenset(
     (
@@ -47,6 +50,21 @@ next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
 
 # The sequence number of a node: later nodes have higher ones.
 sequence_number: Callable[[Node], int] = methodcaller("_sequence_nr")
+
+
+def ends_the_process(group_norm: Any) -> bool:
+    """Tell whether a group norm's backward would, if it computes only its weights'.
+
+    It does on a CPU, of an input in channels_last: in torch 2.8 and 2.13, no longer in
+    2.14.1.
+    """
+    if torch.__version__ >= "2.14":
+        return False
+    x = group_norm._saved_input
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if x.device.type != "cpu" or x.is_contiguous() or last is None:
+        return False
+    return x.is_contiguous(memory_format=last)
 
 
 def is_packed(node: Node) -> bool:

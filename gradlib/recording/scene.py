@@ -157,12 +157,13 @@ class Scene:
     def left_in(self, output: Tree) -> tuple[str, ...]:
         """Return the attributes in which the call left tensors it did not return."""
         returned = {id(leaf) for leaf in output.leaves}
-        return tuple(
+        found = (
             f"{path}.{name}".removeprefix(".")
             for path, module in cast(Any, self._module).named_modules()
             for name, tensor in left_in(module)
             if tensor not in self._copies and id(tensor) not in returned
         )
+        return tuple(dict.fromkeys(found))
 
     def overwritten(self) -> tuple[str, ...]:
         """Return the inputs that the call has overwritten, as one asks for them."""

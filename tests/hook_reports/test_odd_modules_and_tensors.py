@@ -2,6 +2,8 @@
 
 import collections
 import itertools
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,6 +31,31 @@ from gradlib.hook_reports.trial import cotangent
 
 from ..elsewhere import passes_elsewhere
 from .reported import LINEAR, Of, given, report_of, whats
+
+GROUP_NORM = """
+import torch
+from torch import nn
+
+import gradlib
+
+norm = nn.Sequential(nn.Identity(), nn.GroupNorm(2, 4))
+x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+for given in x.contiguous(), x.clone().requires_grad_():
+    gradlib.hook_report(norm, given)
+try:
+    gradlib.hook_report(norm, x)
+except gradlib.NotCopyableError as error:
+    print(error)
+"""
+
+
+@pytest.mark.cpu
+def test_a_group_norm_that_torch_would_not_survive() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", GROUP_NORM], check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0
+    assert "Pass x.contiguous(), or x.requires_grad_()." in run.stdout
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -1,6 +1,7 @@
 """Parameters that are returned, shared or replaced, and tensors kept in attributes."""
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -147,6 +148,15 @@ def test_a_loss_that_a_module_keeps_in_an_attribute() -> None:
 kept: list[Any] = []  # an argument of a module
 
 
+class Pair(NamedTuple):
+    number: float
+    made: Tensor
+
+
+class Named(OrderedDict[str, Tensor]):
+    """As many models return their outputs."""
+
+
 @pytest.mark.parametrize("base", [nn.Module, nn.Identity], ids=["user's", "torch's"])
 @pytest.mark.parametrize(
     "leave",
@@ -154,6 +164,8 @@ kept: list[Any] = []  # an argument of a module
         lambda module, made: module.made.append(made),
         lambda module, made: module.named.update(aux=[made, "text"]),
         lambda module, made: setattr(module, "pair", (1.0, {"aux": made})),
+        lambda module, made: setattr(module, "pair", Pair(1.0, made)),
+        lambda module, made: setattr(module, "pair", Named(aux=made)),
         lambda _, made: kept.append(made),
         lambda _, made: kept.append((2, made)),
     ],

@@ -22,7 +22,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p = self.router(x).softmax(-1)
-        self.auxiliary = {"loss": p.square().mean()}
+        self.auxiliary = {"loss": p.square().mean(), "size": p.abs().sum()}
         self.seen = p.detach()
         self.log.append(self.seen)
         self.first = getattr(self, "first", p.sum())
