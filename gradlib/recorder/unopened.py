@@ -6,6 +6,7 @@ They are not shown. But a graph that leads to them is a part of the call.
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from gradlib.private.classes import slots_of
 MOST = 1000
 """At how many things is looked at most: an object may hold whatever it likes."""
 
-_HELD = list, tuple, set, deque
+_CONTAINERS: tuple[Any, ...] = list, tuple, set, deque
 # What may lead anywhere, and is no result.
 _NO_RESULT = nn.Module, ModuleType, FunctionType
 
@@ -47,17 +48,18 @@ def nodes_inside(values: Iterable[object]) -> list[Node]:
 
 
 def _held_by(thing: Any) -> list[Any]:
-    """Return what an object holds, by its true class: a proxy says another."""
+    """Return what an object holds, and have none of its class's own code run."""
     kind: type[Any] = type(cast(object, thing))
     if issubclass(kind, _NO_RESULT) or is_fixed(thing):
         return []
     own: dict[str, Any] = getattr(thing, "__dict__", {})
-    held = [*own.values()]
+    held = [*islice(own.values(), MOST)]
     for slot in slots_of(kind):
         with suppress(AttributeError):  # it is empty
             held.append(slot.__get__(thing, kind))
     if issubclass(kind, dict):
-        held += thing.values()
-    elif issubclass(kind, _HELD):
-        held += thing
+        held += islice(dict[Any, Any].values(thing), MOST)
+    for container in _CONTAINERS:
+        if issubclass(kind, container):
+            held += islice(container.__iter__(thing), MOST)
     return held

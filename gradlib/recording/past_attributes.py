@@ -248,7 +248,10 @@ def _all_lasting(keys: Iterable[Any]) -> bool:
 
 def may_hold(kind: type[Any]) -> bool:
     """Tell whether things of a class may be tensors, or have some in them."""
-    return kind in CONTAINERS or issubclass(kind, Tensor | tuple | dict | Distribution)
+    return kind in CONTAINERS or issubclass(kind, _MAY_HOLD)
+
+
+_MAY_HOLD = Tensor, tuple, dict, Distribution
 
 
 def _filled(container: Any, things: list[Any]) -> Any:

@@ -268,6 +268,13 @@ class Attrs:
         self.first, self.others, self.itself = first, [{"others": others}], self
 
 
+class Own(dict[str, Any]):
+    """Has code of its own, which nobody but the model is to run."""
+
+    def values(self) -> Any:
+        raise AssertionError
+
+
 class Normals(nn.Module):
     """Returns a distribution, or what holds one, or keeps it."""
 
@@ -287,7 +294,7 @@ class Normals(nn.Module):
             case "slots":
                 return Attrs(mean, Attrs(scale, None))
             case "namespace":
-                return SimpleNamespace(loc=mean, kept=SimpleNamespace(scale=scale))
+                return SimpleNamespace(loc=mean, kept=Own(scale=scale))
             case "kept":
                 self.last = made
                 return made.mean.detach()
@@ -298,7 +305,7 @@ class Normals(nn.Module):
         if self.kind == "slots":
             made = distributions.Normal(made.first, made.others[0]["others"].first)
         elif self.kind == "namespace":
-            made = distributions.Normal(made.loc, made.kept.scale)
+            made = distributions.Normal(made.loc, made.kept["scale"])
         elif self.kind == "kept":
             made = self.last
         return made.log_prob(torch.ones(3)).square().sum()
