@@ -498,8 +498,11 @@ class ModuleCalls:
             outputs[place] = value.grads
             if value.grads and not frame.in_backward:  # of passes inside, as for forces
                 frame.flow.earlier = {*frame.flow.earlier, *value.grads}
-        if closed:
-            frame.roots = [*frame.roots, *nodes_inside(closed.values())]
+        unopened = [*closed.values()]
+        if frame.call.closed_inputs and not now.stack:  # it may write into these
+            unopened += given
+        if unopened:
+            frame.roots = [*frame.roots, *nodes_inside(unopened)]
         if tensors_may_be_dual():
             _note_tangents(frame, asked.values())
         may_go_back = self._end_in_graph(now, frame, given)

@@ -1,6 +1,7 @@
-"""Tensors in what a call returns that no `Tree` opens, such as a distribution.
+"""Tensors in what a call returns, or is given, that no `Tree` opens.
 
-They are not shown. But a graph that leads to them is a part of the call.
+As in a distribution. They are not shown, but a graph that leads to them is a part of
+the call.
 """
 
 from collections import deque

@@ -326,6 +326,29 @@ def test_what_comes_through_an_object_that_is_not_opened(kind: str) -> None:
         assert "tensors in it, if there are any, are not seen" in call.note
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_a_model_writes_into_an_object_that_it_is_given(returns: bool) -> None:
+    """As a model of graphs does, with the data that it gets."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, data: SimpleNamespace) -> Tensor | None:
+            data.scaled = data.x * self.scale
+            return data.x.sum() if returns else None
+
+    model = Writes()
+    data = SimpleNamespace(x=torch.randn(2, 3))
+    with gradlib.record(model) as recording:
+        model(data)
+        data.scaled.square().sum().backward()
+    call = recording[""]
+    assert_close(call.param_grads["scale"], grad_of(model.scale))
+    assert "no gradient to scale" not in call.note
+
+
 def test_in_an_object_that_holds_the_world_the_nearest_is_found() -> None:
     class Holds(nn.Module):
         def forward(self, x: Tensor) -> Any:
