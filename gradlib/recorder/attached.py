@@ -13,8 +13,8 @@ from torch import Tensor
 from gradlib.private.compiling import never_compiled
 from gradlib.private.hooks import hooks_of, hooks_set
 
-# How many hooks torch has set for us, in this process. As an attribute of a class each
-# change of it would have Python look up anew what that class has.
+# How many hooks torch has set for us in this process. In a list, as each change of a
+# class attribute would drop what Python has cached of that class.
 _SET_BY_US = [0]
 
 kept_from_compile = partial(
@@ -26,25 +26,25 @@ kept_from_compile = partial(
 
 
 class TensorHook:
-    """A hook of a tensor; whoever derives from it says what it does."""
+    """A hook of a tensor; a subclass says what it does."""
 
     __slots__ = ("hooks",)
     __torch_unserializable__ = True  # or torch warns when the tensor is pickled
 
     def __init__(self, tensor: Tensor, known: list["TensorHook"]) -> None:
-        """Hook `tensor`, and be among the hooks that are `known`."""
+        """Hook `tensor`, and add the hook to `known`."""
         hooks = hooks_of(tensor)
-        # All of the tensor, in their order; gone with it and the graphs through it.
+        # All hooks of the tensor, in order: gone with it and all graphs through it.
         self.hooks = weakref.ref(hooks)
         known.append(self)
-        hooks[self] = self  # at last: an interrupt may come between
+        hooks[self] = self  # last, as an interrupt may come in between
 
     def __call__(self, grad: Tensor) -> None:
         """Take the gradient of the tensor in the running pass."""
         raise NotImplementedError
 
     def is_on(self, tensor: Tensor) -> bool:
-        """Tell whether it is set on `tensor`."""
+        """Tell whether the hook is set on `tensor`."""
         hooks = self.hooks()
         return hooks is tensor._backward_hooks and hooks is not None and self in hooks
 
@@ -62,32 +62,32 @@ class TensorHook:
 
 
 class Attached:
-    """The hooks of a block, let go of when their tensor or node is gone."""
+    """The hooks of a block, each forgotten when its tensor or node is gone."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self.on_tensors: list[TensorHook] = []
         self.on_nodes: list[Any] = []  # the handles that torch gives
-        self._many = 0  # from how many hooks on some are let go of
-        self._by_others = -1  # how many others have set, at the last look
+        self._many = 0  # above how many hooks `let_go` looks for those that are gone
+        self._by_others = -1  # what `set_by_others` returned last
         self._lock = threading.RLock()
         self._is_at_it = False
 
     def remember(self, handle: Any) -> None:
-        """Take note of a hook that was set on a node."""
+        """Remember a hook that was set on a node."""
         self.on_nodes.append(handle)
         _SET_BY_US[0] += 1
 
     def set_by_others(self) -> int:
-        """Return how many hooks torch has set for others in this process."""
+        """Return how many hooks torch has set in this process, other than ours."""
         return hooks_set() - _SET_BY_US[0]
 
     def are_last(self) -> None:
-        """Take it that nobody has set a hook that ours do not come after."""
+        """Note that our hooks come after all that are set by now."""
         self._by_others = self.set_by_others()
 
     def be_last(self) -> None:
-        """Put our hooks after those set since: these may change gradients."""
+        """Put our hooks after the hooks set since, which may change gradients."""
         before = self._by_others
         self.are_last()
         if self._by_others == before:
@@ -101,10 +101,10 @@ class Attached:
 
     @contextmanager
     def alone(self) -> Generator[bool]:
-        """Keep other threads out, and tell whether nobody is at it in this one.
+        """Keep other threads out, and tell whether this thread is not inside already.
 
-        Somebody is who was interrupted: a handler of signals may call the model. What
-        is left out then is done the next time.
+        It is where a signal interrupted it and the handler calls the model. What is
+        left out then is done the next time.
         """
         with self._lock:
             is_alone, self._is_at_it = not self._is_at_it, True
@@ -116,15 +116,15 @@ class Attached:
     def let_go(self) -> None:
         """Forget the hooks whose tensor or node is gone, if there may be many.
 
-        A step late in a block costs no more than an early one.
+        So a step late in a block costs no more than an early one.
         """
         if len(self.on_nodes) + len(self.on_tensors) <= self._many:
             return
         handles, hooks = self.on_nodes.copy(), self.on_tensors.copy()
         self.on_nodes[: len(handles)] = filter(_HOOKS_OF_NODE, handles)
         self.on_tensors[: len(hooks)] = filter(_HOOKS_OF_TENSOR, hooks)
-        # Where most live on, as those of forwards that wait for one backward pass, the
-        # next look is when they have doubled.
+        # Where most are alive, as when many forwards wait for one backward pass, the
+        # next look comes when their number has doubled.
         before = len(handles) + len(hooks)
         after = len(self.on_nodes) + len(self.on_tensors)
         self._many = 2 * after if 2 * after > before else 0

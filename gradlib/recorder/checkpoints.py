@@ -1,9 +1,9 @@
 """Which earlier calls a checkpoint computes again inside a backward pass.
 
-A checkpoint keeps no values inside the forward, and computes them again when the
-backward pass needs them. There are two kinds. The reentrant one computes without
-gradients first; what flows back goes through the second computation. The other one
-makes its graph in the first, and the second only restores values.
+A checkpoint keeps no values inside the forward: it computes them again when the
+backward pass needs them. There are two kinds. The reentrant one first computes without
+gradients, which then flow through the second computation. The other one makes its graph
+in the first computation, and the second only restores values.
 """
 
 import itertools
@@ -29,14 +29,15 @@ class Checkpoints:
     def __init__(self, calls: Sequence[CallTrace]) -> None:
         """Begin with none; `calls` are those of the block, and grow."""
         self._calls = calls
-        # Those that were looked at, by name.
+        # The first `_looked_at` of them, by name.
         self._named: defaultdict[str, list[CallTrace]] = defaultdict(list)
         self._looked_at = 0
-        # By the number of a reentrant checkpoint.
+        # By the number of a reentrant checkpoint, the calls inside it; by that and
+        # torch's number of a pass, those still to be computed again.
         self._inside: defaultdict[int, list[CallTrace]] = defaultdict(list)
         self._next: dict[tuple[int, int], Iterator[CallTrace]] = {}
-        # By the same: torch's number of the pass in which one computes again that is in
-        # no other.
+        # By the number of one that is in no other, torch's number of the pass in which
+        # it computes again.
         self._outermost: dict[int, int] = {}
 
     def meet(self, call: CallTrace, numbers: set[int]) -> None:
@@ -46,11 +47,11 @@ class Checkpoints:
         call.checkpoints |= numbers
 
     def again(self, python: FrameType, name: str, running: int) -> CallTrace | None:
-        """Return the call of a name that a reentrant checkpoint computes again, if any.
+        """Return the call that a reentrant checkpoint now computes again, if any.
 
         Args:
-            python: The frame in which torch runs its backward.
-            name: The module's.
+            python: The frame in which torch runs the checkpoint's backward.
+            name: The name of the module that is called.
             running: torch's number of the backward pass.
         """
         number = _number(python)
@@ -58,12 +59,12 @@ class Checkpoints:
         return _marked(next((it for it in to_come if it.name == name), None), running)
 
     def pass_around(self, python: FrameType | None, running: int) -> int:
-        """Return torch's number of the pass that runs all others now running.
+        """Return torch's number of the outermost pass that now runs.
 
         Args:
             python: The frame in which torch runs a call that a reentrant checkpoint
                 computes again.
-            running: torch's number of the pass that does.
+            running: torch's number of the pass that computes it again.
         """
         numbers = [_number(found) for found in _frames_of(python, "backward")]
         if len(numbers) == 1:
@@ -71,9 +72,9 @@ class Checkpoints:
         return self._outermost.get(numbers[-1], running)
 
     def original(self, name: str, inputs: Tree, running: int) -> CallTrace | None:
-        """Return the call that the other kind computes again.
+        """Return the call that a checkpoint of the other kind computes again.
 
-        The last one with these inputs: a pass goes through the calls backwards.
+        It is the last one with these inputs: a pass goes through the calls backwards.
         """
         new = self._calls[self._looked_at :]
         self._looked_at += len(new)
@@ -90,7 +91,7 @@ class Checkpoints:
 
 
 def _marked(call: CallTrace | None, running: int) -> CallTrace | None:
-    """Write down in which pass a call is computed again."""
+    """Write down in which pass a call is computed again, and return the call."""
     if call is not None:
         call.recomputed_in = running
     return call
@@ -107,21 +108,21 @@ def checkpoint_around(python: FrameType | None) -> FrameType | None:
 
 
 def is_reentrant(python: FrameType) -> bool:
-    """Tell of which kind the checkpoint is that `checkpoint_around` found."""
+    """Tell whether the checkpoint that `checkpoint_around` found is reentrant."""
     return python.f_code.co_name == "backward"
 
 
 def goes_on_with_pass() -> bool:
-    """Tell whether the running pass is one with which a reentrant checkpoint goes on.
+    """Tell whether a reentrant checkpoint began the running pass, as part of another.
 
-    Any other is run by the forward that one computes again, as for forces.
+    If not, the forward that it computes again runs the pass, as for forces.
     """
     began = who_began_pass()
     return began is None or next(_frames_of(began, "backward"), None) is began
 
 
 def _frames_of(python: FrameType | None, *names: str) -> Iterator[FrameType]:
-    """Go outwards through the frames of torch's checkpoints."""
+    """Yield the frames of torch's checkpoints, the innermost first."""
     while python is not None:
         code = python.f_code
         is_one = code.co_filename == FILE and code.co_name in names
@@ -137,8 +138,8 @@ _count = itertools.count()
 def _number(python: FrameType) -> int:
     """Return the number of the checkpoint whose forward or backward a frame runs.
 
-    It stands on the checkpoint's node. The node's sequence number will not do: threads
-    count theirs alike.
+    It is an attribute of the checkpoint's node. The node's sequence number will not do:
+    two threads may count the same.
     """
     node = python.f_locals["ctx"]
     number = getattr(node, _ATTRIBUTE, None)
@@ -151,7 +152,7 @@ def _number(python: FrameType) -> int:
 def _same(a: Tree, b: Tree) -> bool:
     """Tell whether two trees have the same values, as far as these were kept."""
     pairs = zip(a.leaves, b.leaves, strict=False)
-    with no_dispatch_modes():  # a selective checkpoint's counts what is computed
+    with no_dispatch_modes():  # a selective checkpoint's counts the operations
         return a.spec == b.spec and all(
             x.shape == y.shape and (x.device != y.device or torch.equal(x, y.detach()))
             for x, y in pairs

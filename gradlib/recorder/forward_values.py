@@ -14,7 +14,7 @@ from gradlib.values import Keep, copied, place_of, same_values
 
 
 class Base(NamedTuple):
-    """What a view is a view of."""
+    """The base of a view."""
 
     tensor: Tensor
     end: End
@@ -22,11 +22,11 @@ class Base(NamedTuple):
 
 
 class Value:
-    """A tensor as it was at one moment of a forward: until somebody overwrites it."""
+    """A tensor with the value that it has in a forward until it is overwritten."""
 
-    # Most need none of these, so what they share stands in the class.
+    # Most values need none of these, so their defaults are attributes of the class.
     base: Base | None = None
-    # Its gradient, all uses together: `Grads`, or None as long as it is not hooked.
+    # Its gradient, all uses together: `Grads`, or None until the tensor is hooked.
     grads: Any = None
     tap: Tap | None = None
 
@@ -41,14 +41,14 @@ class Value:
         self.place = place_of(tensor)
         self.end: End = id(tensor) if node is None else (node, tensor.output_nr)
         if tensor._base is not None:
-            # If somebody overwrites it, its gradient goes to its base.
+            # Once the tensor is overwritten, its gradient goes to its base.
             self.base = _base_of(tensor)
 
     def is_now(self, tensor: Tensor, version: int) -> bool:
-        """Tell whether its tensor is still what it was.
+        """Tell whether its tensor still has this value.
 
-        The version does not tell all: ``tensor.data``, NumPy and ``detach_()`` leave it
-        as it is.
+        The version alone does not tell: it stays the same where ``tensor.data`` or
+        NumPy writes, and after ``detach_()``.
         """
         return (
             version == self.version != UNKNOWN
@@ -57,10 +57,11 @@ class Value:
         )
 
     def _has_only_moved(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor that no longer shares its memory is what was kept.
+        """Tell whether a tensor whose memory has moved still has the value kept.
 
-        Who writes moves it, but so does who only asks for a pointer, as some
-        convolutions do. On a GPU nothing is shared, and nothing moves.
+        What is kept shares the memory copy-on-write. A write moves the tensor, but so
+        does merely asking for its pointer, as some convolutions do. On a GPU nothing is
+        shared, so nothing moves.
         """
         kept = self.kept
         if tensor.is_cuda or not isinstance(kept, Tensor):
@@ -80,14 +81,14 @@ class Value:
 class Values:
     """The tensors met in one forward, each once.
 
-    What one module returns the next one takes: it is the same value, unless somebody
-    overwrote the tensor in between.
+    What one module returns, the next one takes: it is one value, unless the tensor was
+    overwritten in between.
     """
 
     def __init__(self, keep: Keep) -> None:
-        """Begin with none; `keep` gives what to keep of each."""
+        """Begin with none; `keep` returns what to keep of each."""
         self._keep = keep
-        # The tensor is held too: its id is its own only while it lives.
+        # By the id of the tensor, which its value keeps alive: else another may get it.
         self._known: dict[int, Value] = {}
 
     def of(self, tensor: Tensor, foreign: bool = False) -> Value:
@@ -95,9 +96,9 @@ class Values:
 
         Args:
             tensor: Any tensor.
-            foreign: Whether it comes from outside the model. Then somebody may write to
-                its memory in ways torch does not see, as NumPy does, and what is kept
-                is copied at once.
+            foreign: Whether it comes from outside the model. Then its memory may be
+                written in ways that torch does not see, as by NumPy, so what is kept is
+                copied at once.
         """
         try:
             version = tensor._version

@@ -1,4 +1,4 @@
-"""A call that has begun and not yet returned, and what it was given."""
+"""A call that has begun and not yet returned, with its inputs and its module."""
 
 import sys
 from collections import defaultdict
@@ -21,30 +21,30 @@ from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
 
 Receivers: TypeAlias = defaultdict[Node, list[Receiver]]
-"""Which gradients of which nodes go where."""
+"""For each node, what receives the gradients that it computes."""
 
 
 class Frame:
     """A call that has begun and not yet returned."""
 
-    # Most calls need few of these, so what they share stands in the class.
-    within: int | None = None  # the pass in which a checkpoint computes again
-    in_backward = False  # whether one was running when it began
-    lazy = False  # whether a parameter was not initialised yet
-    gathers = False  # whether gradients are: they are enabled, and asked for
-    # What gradients are asked of: its own parameters, and its inputs by place.
+    # Most calls change few of these, so their defaults are attributes of the class.
+    within: int | None = None  # torch's number of the pass that recomputes the call
+    in_backward = False  # whether a backward pass was running when it began
+    lazy = False  # whether a parameter was uninitialized
+    gathers = False  # whether to gather gradients: they are enabled, and asked for
+    # The parameters of its module whose gradients are gathered.
     parameters: Parameters | None = None
-    has_views = False  # among the inputs
-    unasked: Sequence[Value] = ()  # inputs whose gradients nobody keeps
-    has_threads = False  # that compute a part of it, or of its graph
-    # Nodes that were there before it, though their numbers may not say so.
+    has_views = False  # whether some of `inputs` are views
+    unasked: Sequence[Value] = ()  # inputs that require grad, but whose is not kept
+    has_threads = False  # whether other threads compute a part of it, or of its graph
+    # Nodes older than the call, though their sequence numbers may not show it.
     older: Sequence[Node] = ()
-    roots: Sequence[Node] = ()  # of what it returned
-    has_no_values = ""  # why its tensors have none: then it is only counted
-    overwritten: Sequence[Value] = ()  # of these, by the call
-    hooks_of_others = 0  # how many they had set as it began
-    # Whether what it casts is its own: autocast, which keeps casts for later calls, was
-    # off when it returned.
+    roots: Sequence[Node] = ()  # the nodes of tensors that it returned or left behind
+    has_no_values = ""  # why its tensors have no values: then it is only counted
+    overwritten: Sequence[Value] = ()  # the views among `inputs` that it overwrote
+    hooks_of_others = 0  # how many hooks had been set, other than ours, when it began
+    # Whether the casts that it makes are its own: autocast, which caches casts for
+    # later calls, was off when it returned.
     owns_casts = False
     # autograd's sequence numbers: its first, and the first after it.
     since = until = sys.maxsize
@@ -59,26 +59,26 @@ class Frame:
         """Begin a call.
 
         Args:
-            call: What is written down of it.
+            call: The trace of the call.
             hooked: The module called.
-            python: The frame in which torch runs the call.
-            graph: Of the forward it belongs to.
+            python: The Python frame in which torch runs the call.
+            graph: The graph of the forward that the call belongs to.
         """
         self.call = call
         self.hooked = hooked
         self.module = hooked.module
         self.python: FrameType | None = python
         self.graph = graph
-        # What an ``except`` around the call is handling.
+        # The exception that an ``except`` around the call is handling.
         self.handled = sys.exception()
         self.flow = Flow()
-        self.inputs: dict[int, Value] = {}
+        self.inputs: dict[int, Value] = {}  # by place: those with gathered gradients
         self.idle: dict[int, Tensor] = {}  # inputs that did not require grad
 
     def stand_alone(self) -> None:
-        """Take a graph of its own: all that is made between what it is given and gives.
+        """Give the call a graph of its own: all nodes between its inputs and outputs.
 
-        What other threads have made of it has numbers that say nothing here.
+        The sequence numbers of nodes that other threads have made say nothing here.
         """
         graph = ForwardGraph()
         graph.since, graph.is_mixed = 0, self.graph.is_mixed
@@ -88,7 +88,7 @@ class Frame:
         self.graph, self.since, self.until = graph, 0, sys.maxsize
 
     def find_overwritten(self) -> None:
-        """Find the views among its inputs that the call has overwritten."""
+        """Find the views among the inputs that the call has overwritten."""
         self.overwritten = [
             value
             for value in self.inputs.values()
@@ -96,7 +96,7 @@ class Frame:
         ]
 
     def find_receivers(self, found: Receivers) -> None:
-        """Add which gradients of which nodes flow into inputs and parameters."""
+        """Add the receivers of the gradients that flow into inputs and parameters."""
         ends = self._ends()
         graph, since, until = self.graph, self.since, self.until
         made_to, flow = graph.leading_to, self.flow
@@ -112,14 +112,14 @@ class Frame:
                         continue
                     if self.owns_casts:
                         node, entry = cast[0][0], 0
-                        if node in own_casts:  # it is summed up in its dtype
+                        if node in own_casts:  # used twice: summed in the cast's dtype
                             self.call.summed_in |= {dtype_at(cast[0])}
                         if node in own_casts or not self._made(node):
                             continue
                         own_casts.add(node)
                     else:
                         part = self._pass_over(cast, is_one_of=len(every) > 1)
-                # Nobody but torch has the tensor, so nobody has hooked it.
+                # Only torch holds this tensor, so no user has hooked it.
                 is_laid_out = of_torch and node.__class__ in LAID_OUT
                 if is_laid_out and (inside := graph.computed_from(node, since, until)):
                     part = partial(_laid_out_again, node, part)
@@ -127,8 +127,8 @@ class Frame:
                         found[node].append((entry, grads, part, flow))
                 else:
                     found[node].append((entry, grads, part, flow))
-        # With create_graph=True a later pass may go through what they are made by, and
-        # then it goes through the call.
+        # After create_graph=True a later pass may go through the nodes that compute
+        # these gradients, and so through the call.
         for value in self.unasked:
             for _, node, entry, _ in made_to(value.end, since, until):
                 found[node].append((entry, NOWHERE, _nothing_of, flow))
@@ -142,15 +142,15 @@ class Frame:
                         found[node].append((entry, grads, part, flow))
 
     def _made(self, node: Node) -> bool:
-        """Tell whether it is the call that made a node."""
+        """Tell whether the call made a node."""
         return self.since <= sequence_number(node) < self.until
 
     def _pass_over(self, cast: Cast, *, is_one_of: bool) -> Part:
-        """Return what makes a leaf's gradient of that of its cast, and note it.
+        """Return the function from a cast's gradient to its leaf's, and note its use.
 
         Args:
-            cast: Which other calls may use too.
-            is_one_of: Whether the call uses several, so that a sum of them is formed.
+            cast: The cast, which other calls may use too.
+            is_one_of: Whether the call uses it several times, so that autograd sums.
         """
         end, dtype = cast
         self.call.passes_over_casts = True
@@ -159,16 +159,16 @@ class Frame:
         return partial(_cast_back, dtype)
 
     def _ends(self) -> dict[End, Grads]:
-        """Make room for the gradients of its inputs and own parameters.
+        """Make room for the gradients of the inputs and of the module's own parameters.
 
         Returns:
-            Where each is gathered: one sum for what stands in two places.
+            Where each gradient is gathered: a tensor in two places has one sum.
         """
         ends: dict[End, Grads] = {}
         shares, totals = self.flow.shares, self.flow.totals
-        first = self.call.flows[0]  # of a checkpoint's it has no shares
+        first = self.call.flows[0]  # without shares, if a checkpoint computed it
         known = {} if first is self.flow or first.shares else first.totals
-        # A checkpoint makes a tensor for each place of what was one in the forward.
+        # Of a tensor that stood in several places, a checkpoint makes one for each.
         of_one: dict[int, Grads] = {}
         for place, value in self.inputs.items():
             share: Grads = {}
@@ -188,11 +188,11 @@ class Frame:
 
 
 NOWHERE: Grads = {}
-"""Where what nobody keeps would go."""
+"""Stands where a gradient is not kept: nothing is ever put in it."""
 
 
 def _nothing_of(_: Tensor) -> None:
-    """Leave a gradient alone."""
+    """Keep nothing of a gradient."""
 
 
 def _cast_back(dtype: torch.dtype, grad: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _cast_back(dtype: torch.dtype, grad: Tensor) -> Tensor:
 
 
 def _laid_out_again(node: Any, part: Part | None, grad: Tensor) -> Tensor | None:
-    """Return the gradient of a tensor, from that of what only laid it out anew."""
+    """Return a tensor's gradient from that of its other layout, which `node` made."""
     with unseen():
         given = node(grad)  # None where the pass does not go on to the leaf
     return given if part is None or given is None else part(given)

@@ -30,8 +30,8 @@ Cast: TypeAlias = tuple[Edge, torch.dtype]
 """An edge into the cast of a leaf, and the dtype of the leaf."""
 
 Made: TypeAlias = tuple[int, Node, int, Cast | None]
-"""An edge that a forward made: the sequence number of its node, the node, and which of
-the gradients that it computes; if it is known by the leaf that is cast, the cast."""
+"""An edge that a forward made: the sequence number of its node, the node, its index in
+``next_functions`` and, where it is listed under a leaf that is cast, the cast."""
 
 
 def end_of(tensor: Tensor) -> End:
@@ -41,44 +41,44 @@ def end_of(tensor: Tensor) -> End:
 
 
 FAR = 10_000
-"""Through how many nodes at most `leads_to_newer` goes."""
+"""How many nodes `leads_to_newer` goes through at most."""
 
 
 class ForwardGraph:
-    """What one forward makes of the autograd graph: each edge, by where it leads."""
+    """The edges of the autograd graph that one forward makes, by where they lead."""
 
-    # Whether a pass inside of the forward has made nodes in another thread, whose
-    # numbers do not say when that was.
+    # Whether a backward pass inside the forward has made nodes in another thread:
+    # their sequence numbers do not tell when.
     is_mixed = False
 
     def __init__(self) -> None:
         """Begin with nothing made."""
-        # Whoever has a lower number was made by others.
+        # A node with a lower sequence number is older than the forward.
         self.since = next_sequence_number()
-        # Only then may autocast have an older cast at hand.
+        # Only under autocast may a cast be older: it comes from autocast's cache.
         self.autocasts = any_autocast()
-        self.roots: list[Node] = []  # where to begin to walk
-        self.returned: set[Node] = set()  # what calls gave to others, who may use it
+        self.roots: list[Node] = []  # where the next walk begins
+        self.returned: set[Node] = set()  # of what calls returned, for others to use
         self._walked: dict[Node, None] = {}  # in order
-        self._in_order = 0  # how many of them were found to be so
-        self.left_out: set[Node] = set()  # what was there before
-        self._latest = 0  # the highest number met
-        self._older: list[Node] = []  # met, and taken for what was there before
-        # Most ends have one edge, so of these it stands alone; of others there are all.
+        self._in_order = 0  # how many of these lead to no node that is newer
+        self.left_out: set[Node] = set()  # nodes older than the forward
+        self._latest = 0  # the highest sequence number met
+        self._older: list[Node] = []  # nodes met that have lower numbers than `since`
+        # Most ends have a single edge. Where there are several, `_several` has all.
         self._edges: dict[End, Made] = {}
         self._several: dict[End, list[Made]] = {}
 
     def leave_out(self, ends: Iterable[End]) -> None:
-        """Never walk `ends`, given from outside, whatever numbers they have."""
+        """Never walk past `ends`, which come from outside, whatever their numbers."""
         nodes = [end[0] for end in ends if not isinstance(end, int)]
         self._walked.update(dict.fromkeys(nodes))
         self.left_out.update(nodes)
 
     def walk(self) -> None:
-        """Walk what was made since the last time."""
+        """Walk the nodes that were made since the last walk."""
         edges, walked, since = self._edges, self._walked, self.since
         grown: dict[End, list[Made]] = {}
-        stack = self.roots  # to which another thread may add
+        stack = self.roots  # another thread may add to it
         node: Any
         while stack:
             node = stack.pop()
@@ -105,7 +105,7 @@ class ForwardGraph:
                     and (self.autocasts or sequence_number(target) >= since)
                     and (leaf := _leaf_behind(target)) is not None
                 ):
-                    # autocast shares it between calls, so it belongs to none of them.
+                    # Autocast shares the cast between calls: it belongs to none.
                     end = id(leaf)
                     cast = edge, leaf.dtype
                 else:
@@ -121,7 +121,7 @@ class ForwardGraph:
             found.sort(key=_number_of)
 
     def may_be_mixed(self) -> bool:
-        """Tell whether there are numbers that another thread may have given."""
+        """Tell whether another thread may have numbered some of the nodes."""
         if not has_accelerator():
             return False
         self.walk()
@@ -136,10 +136,10 @@ class ForwardGraph:
         return any(map(is_passed_elsewhere, made))
 
     def find_mixed(self, given: Collection[Node]) -> bool:
-        """Tell whether there are nodes that a pass in another thread has made.
+        """Tell whether a backward pass in another thread made some of the nodes.
 
         Args:
-            given: Nodes that were there before the forward.
+            given: Nodes older than the forward.
         """
         older = [it for it in self._older if it not in given]
         self.is_mixed = (
@@ -151,9 +151,9 @@ class ForwardGraph:
         return self.is_mixed
 
     def _is_out_of_order(self) -> bool:
-        """Tell whether a node leads to a later one, as none does that one thread made.
+        """Tell whether a node leads to a later one, as none does within one thread.
 
-        The numbers of two threads may be about as high.
+        The highest number does not tell: two threads may have counted about as far.
         """
         new = islice(reversed(self._walked), len(self._walked) - self._in_order)
         if any(map(_leads_to_later, new)):
@@ -162,7 +162,7 @@ class ForwardGraph:
         return False
 
     def _added(self, end: End, made: Made) -> list[Made]:
-        """Return all edges to an end that has several, with another."""
+        """Add an edge to an end that has one already, and return all of its edges."""
         every = self._several.setdefault(end, [self._edges[end]])
         every.append(made)
         return every
@@ -170,8 +170,8 @@ class ForwardGraph:
     def has_walked(self, node: Node) -> bool:
         """Tell whether a node was walked.
 
-        The cast of a leaf is, if somebody has seen what came of it: then it is no cast
-        of autocast's, and the edge from it to the leaf counts, not those to it.
+        The cast of a leaf is walked where a call returned or kept its result: then it
+        is not autocast's, and the edge from it to the leaf counts, not those to it.
         """
         return node in self._walked
 
@@ -179,9 +179,9 @@ class ForwardGraph:
         """Return the edges to `end` of the nodes that a call made.
 
         Args:
-            end: An input, or a parameter.
+            end: Where the gradient of an input or a parameter goes.
             since: The sequence number when the call began.
-            until: And when it returned.
+            until: The sequence number when it returned.
         """
         if end in self._several:
             every = self._several[end]
@@ -191,18 +191,18 @@ class ForwardGraph:
         return (only,) if only is not None and since <= only[0] < until else ()
 
     def computed_from(self, node: Node, since: int, until: int) -> Sequence[Made]:
-        """Return what a call made of a tensor that it only laid out anew.
+        """Return the edges that a call made to a node that only changes a layout.
 
-        A weight is transposed before it multiplies. A later pass may go through that
-        node too, with what the call has nothing to do with.
+        So a weight is transposed before it multiplies. A later pass may go through the
+        node too, with gradients that do not concern the call.
 
         Args:
-            node: What did so: a node of a class in `LAID_OUT`.
+            node: The node, of a class in `LAID_OUT`.
             since: The sequence number when the call began.
-            until: And when it returned.
+            until: The sequence number when it returned.
 
         Returns:
-            Nothing where it did more, or where others used it too.
+            Nothing where a call returned the result, or others used it too.
         """
         if node in self.returned:
             return ()
@@ -215,33 +215,33 @@ _number_of: Callable[[Made], int] = itemgetter(0)
 
 
 def _leads_to_later(node: Node) -> bool:
-    """Tell whether a node leads to one with a number that is no lower."""
+    """Tell whether a node leads to one whose number is not lower."""
     number = sequence_number(node)
     return any(
         sequence_number(it) >= number
         for it, _ in edges_of(node)
-        if type(it) is not AccumulateGrad  # which has no such number
+        if type(it) is not AccumulateGrad  # it has no such number
     )
 
 
 def leads_to_newer(
     nodes: Iterable[Node], since: int, known: Collection[Node] = ()
 ) -> bool:
-    """Tell whether nodes with lower numbers lead to one with a higher number.
+    """Tell whether nodes with numbers below `since` lead to one that has none below.
 
-    None does that was there before. What a pass with ``create_graph=True`` makes of a
-    GPU's tensors does: its numbers are counted by a thread of the device.
+    No node does that is really older. One that a pass with ``create_graph=True`` makes
+    of a GPU's tensors does: a thread of the device counts its number.
 
     Args:
         nodes: The nodes.
-        since: autograd's sequence number when something began.
-        known: Where not to go on: what was given, and whatever numbers it has.
+        since: autograd's sequence number when the forward began.
+        known: Nodes that are older whatever their numbers: the search stops there.
     """
     seen, stack = {*known}, [*nodes]
     far = len(seen) + FAR
     while stack and len(seen) < far:
         node = stack.pop()
-        if node in seen or type(node) is AccumulateGrad:  # which has no such number
+        if node in seen or type(node) is AccumulateGrad:  # it has no such number
             continue
         if sequence_number(node) >= since:
             return True
@@ -253,12 +253,12 @@ def leads_to_newer(
 def inner_edges(
     roots: list[Node], since: int, ends: Collection[End]
 ) -> list[tuple[Node, int, End]]:
-    """Return the edges between what a call returns, each with its end.
+    """Return the edges inside a call that lead to one of its outputs, with that end.
 
     Args:
-        roots: The nodes of its outputs.
+        roots: The nodes of the call's outputs.
         since: autograd's sequence number when the call began.
-        ends: Where the gradients of its outputs go.
+        ends: Where the gradients of the outputs go.
     """
     graph = ForwardGraph()
     graph.since, graph.roots = since, roots
@@ -275,7 +275,7 @@ def overwriting(base: Tensor, end: Edge) -> list[Node]:
 
     Args:
         base: The tensor, as it is now.
-        end: Where its gradient went when it was not overwritten yet.
+        end: Where its gradient went before it was overwritten.
     """
     found: list[Node] = []
     seen: set[Node] = set()

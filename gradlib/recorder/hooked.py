@@ -1,4 +1,4 @@
-"""A module with our hooks, and what of it stays the same from call to call."""
+"""A recorded module, and what stays the same from one call of it to the next."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -11,21 +11,21 @@ from gradlib.recorder.graph import End
 from gradlib.recording.trace import Grads
 
 Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]
-"""Parameters by name, each with where its gradient goes and what it got."""
+"""Parameters by name, each with the end that its gradient flows to and what is kept."""
 
 
 class Hooked:
     """A module that is recorded.
 
-    Hooks run at every call; what need not be found out again stands here.
+    It holds what the hooks, which run at every call, need not find out again.
     """
 
     was_called = False
-    # The numbers of the hooks that run when a call begins, and when it returns.
+    # The ids of the hooks that run when a call begins and when it returns.
     before_id = after_id = 0
     names: Sequence[str] = ()  # of its own parameters
-    _own: tuple[object, ...] = ()  # the ids of those it had, and their names
-    _is_for_good = False
+    _own: tuple[object, ...] = ()  # the ids and names of those that it had last
+    _is_for_good = False  # whether `parameters` also holds for later calls with these
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Hooked:
         """Begin with no call.
 
         Args:
-            name: The module's.
+            name: The name of the module.
             module: The module.
-            calls: Gives each call its index: those of one name are counted together.
-            is_left_out: Whether it is hooked only because it is the model itself.
+            calls: Gives each call its index; calls of one name are counted together.
+            is_left_out: Whether it was not chosen, and is hooked only as the model.
         """
         self.name = name
         self.module = module
@@ -51,7 +51,7 @@ class Hooked:
 
     @cached_property
     def holds_state(self) -> bool:
-        """Whether there are parameters or buffers in it, or in a module inside it."""
+        """Whether the module, or one inside it, has parameters or buffers."""
         modules: Any = self.module.modules()
         return any(own_parameters(it) or own_buffers(it) for it in modules)
 
@@ -61,12 +61,12 @@ class Hooked:
         return other is not self.module and other in modules
 
     def rename(self, name: str, calls: Iterator[int]) -> None:
-        """Take another name, before the first call, and what counts its calls."""
+        """Take another name and its counter of calls, before the first call."""
         self.name = name
         self.calls = calls
 
     def knows(self, own: dict[str, nn.Parameter | None]) -> bool:
-        """Tell whether `own`, what the module has now, is what it had before."""
+        """Tell whether what was remembered of `own` holds for this call too."""
         return self._is_for_good and self.has_seen(own)
 
     def has_seen(self, own: dict[str, nn.Parameter | None]) -> bool:
@@ -80,7 +80,7 @@ class Hooked:
         *,
         for_good: bool,
     ) -> None:
-        """Remember what was made of `own`, for the next call too if it is for good."""
+        """Remember `parameters`, made of `own`, for later calls too if `for_good`."""
         self.parameters = parameters
         self.names = list(parameters)
         self._own = *map(id, own.values()), *own

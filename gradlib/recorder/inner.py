@@ -1,4 +1,4 @@
-"""What a call itself gives to one of its outputs, as it makes another of it."""
+"""The gradient that a call itself adds to one output, by making another one of it."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from gradlib.recorder.second_order import made_to
 from gradlib.values import keep
 
 Inner: TypeAlias = tuple[Tensor, Tensor | None]
-"""The sum of it, and what came, if it came at once."""
+"""The sum of such gradients, and the tensor that came, if it was a single one."""
 
 
 class InnerHook:
@@ -36,8 +36,8 @@ class InnerHook:
 
         Args:
             attached: The hooks of the block.
-            entry: Which of the gradients.
-            sums: By torch's number of the pass.
+            entry: The index of the gradient among those that the node computes.
+            sums: The sums, by torch's number of the pass.
             note_batched: Called in a pass with is_grads_batched, which is not kept.
         """
         self.attached = attached
@@ -51,7 +51,7 @@ class InnerHook:
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
-        """Add it, and follow what a pass with ``create_graph=True`` makes of it."""
+        """Add the gradient, and hook the nodes that ``create_graph=True`` makes."""
         if gradients_are_batched():
             self.note_batched()
             return
@@ -67,7 +67,7 @@ class InnerHook:
             hook_inner(made, self.sums, self.attached, self.note_batched)
 
     def is_like(self, other: "InnerHook") -> bool:
-        """Tell whether another does the same."""
+        """Tell whether another hook adds the same gradient to the same sums."""
         return other.sums is self.sums and other.entry == self.entry
 
 
@@ -77,10 +77,10 @@ def hook_inner(
     attached: Attached,
     note_batched: Callable[[], None],
 ) -> None:
-    """Add up what nodes give, unless that is done already.
+    """Hook nodes to add up what they compute, unless that is done already.
 
     Args:
-        edges: The nodes, each with which of its gradients.
+        edges: The nodes, each with the index of the gradient to add.
         sums: The sum for each pass, by torch's number.
         attached: The hooks of the block.
         note_batched: Called in a pass with is_grads_batched, which is not kept.

@@ -1,4 +1,4 @@
-"""The hooks of graph nodes: what each node computes is added to where it belongs."""
+"""The hooks of graph nodes: each adds what its node computes to gradients of calls."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from gradlib.values import Keep
 
 
 class NodeHooks:
-    """Gives what the nodes of a block compute to the calls that it belongs to."""
+    """Hooks the nodes of a block, to gather what they compute for its calls."""
 
     def __init__(
         self, numbered: Numbered, attached: Attached, sums: Sums, keep: Keep
@@ -28,9 +28,9 @@ class NodeHooks:
 
         Args:
             numbered: The passes of the block.
-            attached: Its hooks.
-            sums: Its gradients that come in parts.
-            keep: Gives what to keep of a gradient.
+            attached: The hooks of the block.
+            sums: The gradients of the block that come in parts.
+            keep: Returns what to keep of a gradient.
         """
         self.numbered = numbered
         self.sums = sums
@@ -48,9 +48,9 @@ class NodeHooks:
 
         Args:
             node: The node.
-            receivers: Which of its gradients goes where.
-            within: The pass in which a checkpoint made the node.
-            thread: The one that made it, or 0.
+            receivers: What receives the gradients that it computes.
+            within: The pass in which a checkpoint made the node, if one did.
+            thread: The thread that made the node, 0 if unknown.
         """
         hook = NodeHook(self, receivers, within, thread)
         self._remember(node.register_hook(hook), receivers)
@@ -62,13 +62,13 @@ class NodeHooks:
     def hook_way_back(
         self, grad: Tensor, grads_out: Iterable[Tensor | None], flow: Flow
     ) -> None:
-        """Note who goes through what a pass with ``create_graph=True`` has computed.
+        """Note later passes through a gradient made with ``create_graph=True``.
 
         Args:
-            grad: What it has computed.
-            grads_out: From what. Who goes through these alone has nothing to do with
-                the call.
-            flow: Of the call.
+            grad: The gradient.
+            grads_out: The gradients it was computed from: a pass that goes only through
+                these does not concern the call.
+            flow: The call's.
         """
         node = grad.grad_fn
         if node is None or any(
@@ -89,12 +89,12 @@ class NodeHooks:
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
-        """Hook what a pass with ``create_graph=True`` makes in calls, for later ones.
+        """Hook the nodes that a pass with ``create_graph=True`` makes, for later ones.
 
         Args:
-            hook: Of the node that it has just gone through.
-            grads_in: What that has computed.
-            grads_out: From what.
+            hook: The hook of the node that the pass has just gone through.
+            grads_in: The gradients that the node has computed.
+            grads_out: The gradients they were computed from.
         """
         node = current_node()
         if node is None:
@@ -105,22 +105,22 @@ class NodeHooks:
         made: dict[Node, list[Receiver]] = {}
         here = threading.get_ident()
         known = hook.known if hook.thread == here else None
-        for maker, it in made_by(node, hook.receivers, grads_in, grads_out, known):
-            made.setdefault(maker, []).append(it)
-        # A copy that the forward has saved is there for each pass, and hooked once.
+        for maker, to in made_by(node, hook.receivers, grads_in, grads_out, known):
+            made.setdefault(maker, []).append(to)
+        # Each pass meets a copy that the forward has saved, but it is hooked only once.
         hook.known = next_sequence_number() - 1
-        for maker, its in made.items():
-            self._hook_for_more(maker, its, here)
+        for maker, receivers in made.items():
+            self._hook_for_more(maker, receivers, here)
 
     def _hook_for_more(self, node: Any, receivers: list[Receiver], thread: int) -> None:
-        """Take what `node` computes, less what hooks of it take already."""
+        """Take what `node` computes, except what another hook of ours takes already."""
         hook = NodeHook(self, [], None, thread)
         handle = node.register_hook(hook)
         known = {
             (entry, id(grads))
-            for it in handle.hooks_dict_ref().values()
-            if isinstance(it, NodeHook)
-            for entry, grads, *_ in it.receivers
+            for other in handle.hooks_dict_ref().values()
+            if isinstance(other, NodeHook)
+            for entry, grads, *_ in other.receivers
         }
         hook.receivers = [it for it in receivers if (it[0], id(it[1])) not in known]
         self._remember(handle, hook.receivers)
@@ -128,9 +128,9 @@ class NodeHooks:
             handle.remove()
 
     def note_batched(self, flows: Iterable[Flow]) -> None:
-        """Note which calls a pass with is_grads_batched has reached, if it has a graph.
+        """Note the calls that a pass with is_grads_batched reaches, if it has a graph.
 
-        Later ones may go through that.
+        Later passes may go through that graph.
         """
         if not grad_is_enabled():
             return
@@ -141,7 +141,7 @@ class NodeHooks:
 
 
 class NodeHook:
-    """The hook of a graph node: it adds what the node computes to where it belongs."""
+    """The hook of a graph node: it adds what the node computes to the gradients."""
 
     __slots__ = ("block_hooks", "known", "numbered", "receivers", "thread", "within")
 
@@ -152,8 +152,8 @@ class NodeHook:
         within: int | None,
         thread: int,
     ) -> None:
-        """Say where the node's gradients go; the arguments are those of `NodeHooks`."""
-        self.known = 0  # autograd's sequence number when it was followed last
+        """Say where the node's gradients go; for the arguments see `NodeHooks.hook`."""
+        self.known = 0  # autograd's sequence number when `follow` last ran for it
         self.thread = thread
         self.block_hooks = block_hooks
         self.numbered = block_hooks.numbered
@@ -166,7 +166,7 @@ class NodeHook:
         grads_in: tuple[Tensor | None, ...],
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
-        """Keep the parts of `grads_in` in the running pass."""
+        """Keep what each receiver gets of `grads_in` in the running pass."""
         block_hooks, numbered, running = (
             self.block_hooks,
             self.numbered,

@@ -1,4 +1,4 @@
-"""Which backward passes reach the calls of a block, numbered as they do."""
+"""The backward passes that reach calls of a block, numbered in that order."""
 
 import itertools
 from collections.abc import Callable
@@ -19,34 +19,35 @@ class Numbered:
 
         Args:
             attached: The hooks of the block.
-            has_to_end: Whether what a pass gives is complete only as it ends.
+            has_to_end: Whether what a pass gives is complete only when it has ended.
         """
-        # torch's number of each pass that reached a call -> ours, from 0 as they began.
+        # torch's number of each pass that reached a call -> ours, in order from 0.
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
-        self.batched: set[int] = set()  # torch's numbers of those that are not kept
-        # Called as a pass meets a hook that does not know it yet, as it first reaches a
-        # call, and then with its number.
+        self.batched: set[int] = set()  # torch's numbers of batched passes: not kept
+        # Called when a pass without a number meets a hook; when it first reaches a
+        # call; and then with its number.
         self.when_met: Callable[[], None] = nothing
         self.when_reached: Callable[[], None] = nothing
         self.when_numbered: Callable[[int], None] = nothing
         self.has_to_end = has_to_end
         self._attached = attached
-        self._count = itertools.count()  # which gives no two threads the same
-        self._running: set[int] = set()  # torch's numbers of those that may go on
+        self._count = itertools.count()  # it gives no two threads the same number
+        self._running: set[int] = set()  # torch's numbers of passes that may still run
 
     def admits(
         self, running: int, within: int | None, *, reaches_call: bool = True
     ) -> bool:
         """Number a pass when it first reaches a call; tell whether it can be kept.
 
-        The tensors of a batched pass stand for others while ``is_grads_batched`` or
-        torch.func computes, and are nothing after it.
+        The tensors of a batched pass are stand-ins: they have no values once
+        ``is_grads_batched`` or torch.func has computed.
 
         Args:
             running: torch's number of the pass.
-            within: That of the pass in which a checkpoint made what it has reached.
-            reaches_call: Whether that is of a call.
+            within: torch's number of the pass in which a checkpoint made the tensor or
+                node that is reached, if one did.
+            reaches_call: Whether that tensor or node belongs to a call.
         """
         self.when_met()
         if gradients_are_batched():
@@ -60,9 +61,9 @@ class Numbered:
     def _reached(self, running: int, within: int | None) -> None:
         """Number a pass when it first reaches a call.
 
-        A checkpoint of the reentrant kind runs a pass of its own inside the pass that
-        recomputes, which `within` names: the two are one. Any other inside of it, as
-        one for forces, is one of its own.
+        A reentrant checkpoint runs a pass of its own inside `within`, the pass in which
+        it recomputes: the two have one number. Any other pass inside that, as one for
+        forces, has a number of its own.
         """
         self.when_reached()
         with self._attached.alone() as is_alone:
@@ -83,11 +84,11 @@ class Numbered:
             self.numbers[running] = self.numbers[within]
 
     def going_on(self) -> set[int]:
-        """Return our numbers of the passes that have to end, and may not have ended."""
+        """Return our numbers of the passes that have to end and may still run."""
         return {self.numbers[running] for running in self._running.copy()}
 
     def end(self) -> None:
-        """Tell nobody anything more: the block has ended."""
-        # Circles would keep all until they are collected.
+        """Let go of the callbacks: the block has ended."""
+        # Reference cycles would keep everything alive until they are collected.
         self.when_met = self.when_reached = self.when_numbered = nothing
-        self._running.clear()  # of one that raised nobody hears
+        self._running.clear()  # a pass that raised never says that it ends

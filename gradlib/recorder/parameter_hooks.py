@@ -1,4 +1,4 @@
-"""The hooks of parameters, and which of them a call has."""
+"""The hooks of parameters, and which parameters a call has."""
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -24,23 +24,24 @@ class ParameterHooks:
         self._block = block
         self._passes = passes
         self._gathers = "param_grads" in block.fields
-        # By the id of the parameter. Some are put in for one call only, so none is
-        # held: then its id may be another's.
+        # By the id of the parameter. As some are put in for one call only, none is held
+        # here, so another may have got its id.
         self._taps: dict[int, Tap] = {}
 
     def take(self, frame: Frame, own: dict[str, nn.Parameter | None]) -> None:
-        """Take the parameters a module has now: they may be new since the last call.
+        """Take the parameters that a module has in a call: some may be new.
 
         Args:
-            frame: The module's call.
-            own: The parameters.
+            frame: The call.
+            own: The module's own parameters, by name.
         """
         call, hooked = frame.call, frame.hooked
         if not hooked.knows(own):
             history = self._block.history
-            is_new = call.recomputed_in is None  # or it was met before
+            is_new = call.recomputed_in is None  # else its module was met before
             if history is not None and is_new and not hooked.has_seen(own):
-                history.meet(hooked.module, call.moment)  # as functional_call() does it
+                # Others than before, as functional_call() puts in.
+                history.meet(hooked.module, call.moment)
             frame.lazy = self.meet(hooked, own)
         asked = hooked.parameters
         call.parameters = hooked.names
@@ -48,46 +49,46 @@ class ParameterHooks:
             if not parameter.requires_grad:
                 call.idle = [*call.idle, name]
                 asked = {key: it for key, it in asked.items() if key != name}
-            elif not parameter.is_leaf:  # computed, as functional_call() may put there
+            elif not parameter.is_leaf:  # computed, as functional_call() may put in
                 asked = {**asked, name: (parameter, end_of(parameter), grads)}
         if frame.gathers and self._gathers:
             frame.parameters = asked
 
     def take_anew(self, frame: Frame, own: dict[str, nn.Parameter | None]) -> None:
-        """Take others than those that were taken when the call began.
+        """Take the parameters again: they have changed since the call began.
 
         Args:
-            frame: The module's call.
-            own: The parameters.
+            frame: The call.
+            own: The module's own parameters, by name.
         """
         call = frame.call
         call.idle = [key for key in call.idle if isinstance(key, int)]
         self.take(frame, own)
 
     def meet(self, hooked: Hooked, own: dict[str, nn.Parameter | None]) -> bool:
-        """Hook the parameters of a module, and tell whether some are still to come.
+        """Hook the parameters of a module; tell whether some are uninitialized.
 
         Args:
             hooked: The module.
-            own: The parameters.
+            own: Its own parameters, by name.
         """
-        found: Parameters = {}
-        waits = are_lazy = False
+        parameters: Parameters = {}
+        some_idle = some_lazy = False
         for name, parameter in own.items():
             if parameter is None:
                 continue
             if is_lazy(parameter):
-                are_lazy = True
+                some_lazy = True
                 continue
             number, grads = id(parameter), Grads()
             known = self._taps.get(number)
             if known is not None and known.is_on(parameter):
                 grads = known.grads
             elif not parameter.requires_grad:
-                waits = True
+                some_idle = True
             elif self._gathers:
                 tap = self._passes.hook_parameter(parameter, grads)
                 self._taps[number] = tap
-            found[name] = parameter, number, grads
-        hooked.remember(own, found, for_good=not (waits or are_lazy))
-        return are_lazy
+            parameters[name] = parameter, number, grads
+        hooked.remember(own, parameters, for_good=not (some_idle or some_lazy))
+        return some_lazy

@@ -1,6 +1,6 @@
-"""What gathers the gradients of a block's backward passes.
+"""The hooks that gather the gradients of a block's backward passes.
 
-The hooks only keep what they are given, and never change it.
+They only keep what they are given, and never change it.
 """
 
 from collections.abc import Iterable
@@ -27,10 +27,10 @@ class Passes:
         """Begin with no pass seen.
 
         Args:
-            keep: Gives what to keep of a gradient.
-            keep_total: The same for all that reaches an input or output.
-            cannot_add: Whether that is nothing one could add to. Then a gradient that
-                comes in parts is kept when the last one has come.
+            keep: Returns what to keep of a gradient.
+            keep_total: The same for the total gradient of an input or output.
+            cannot_add: Whether nothing can be added to what is kept. Then a gradient
+                that comes in parts is kept when the last part has come.
         """
         self.attached = Attached()
         self.numbered = Numbered(self.attached, has_to_end=cannot_add)
@@ -53,11 +53,11 @@ class Passes:
 
         Args:
             tensor: The tensor.
-            grads: Where the gradient goes.
-            within: The pass in which a checkpoint made the tensor.
-            part: What is meant of the gradient, if not all.
-            is_output: Whether a call returned it, so that a pass that comes through it
-                has reached a call.
+            grads: Where the gradient is gathered.
+            within: The pass in which a checkpoint made the tensor, if one did.
+            part: Returns the part of the gradient to keep; without it, all is kept.
+            is_output: Whether a call returned it, so that a pass through the tensor has
+                reached a call.
 
         Returns:
             The hook.
@@ -76,8 +76,8 @@ class Passes:
     def hook_parameter(self, parameter: nn.Parameter, grads: Grads) -> Tap:
         """Take the gradient of a parameter, all its uses together.
 
-        A pass may give it in parts: a checkpoint of the reentrant kind runs passes
-        inside the pass. All of them are complete in `finish`.
+        It may come in parts, as a reentrant checkpoint runs passes inside the pass.
+        `finish` adds them up.
 
         Returns:
             The hook.
@@ -88,12 +88,12 @@ class Passes:
         return Tap(self.numbered, self.attached, parameter, grads, keep)
 
     def hook_overwriting(self, nodes: Iterable[Node], tap: Tap, part: Part) -> None:
-        """Add what flows through nodes that overwrote a view to what its hook takes.
+        """Add what flows through nodes that overwrote a view to the view's gradient.
 
         Args:
-            nodes: They hand it to the view's base, as the first of their gradients.
-            tap: The hook of the view, for its uses before that.
-            part: Which part of the base's gradient the view's is.
+            nodes: The nodes. The first gradient that they compute goes to the base.
+            tap: The hook of the view, for its uses before it was overwritten.
+            part: Returns the view's part of the base's gradient.
         """
         tap.keep = partial(self._sums.added, self._keep_total, tap.grads)
 
@@ -110,11 +110,11 @@ class Passes:
     def sum_inner(
         self, edges: Iterable[tuple[Node, int]], flow: Flow
     ) -> dict[int, Inner]:
-        """Add up what nodes give to one tensor.
+        """Add up the gradients that nodes compute for one tensor.
 
         Args:
-            edges: The nodes, each with which of its gradients.
-            flow: Of the call that made them.
+            edges: The nodes, each with the index of the gradient to add.
+            flow: That of the call that made the nodes.
 
         Returns:
             The sum for each pass, by torch's number.
@@ -127,15 +127,15 @@ class Passes:
         return sums
 
     def remove_hooks(self) -> None:
-        """Remove every hook, and reduce what is still open."""
+        """Remove every hook, and reduce the sums that are still open."""
         self.attached.remove()
         self.numbered.end()
         self.finish()
 
     def finish(self) -> None:
-        """Reduce what is still open of passes that have ended: nothing more will come.
+        """Reduce the open sums of passes that have ended, as nothing more will come.
 
-        One may go on in another thread.
+        A pass may still run in another thread.
         """
         with self.attached.alone() as is_alone:
             if not is_alone:

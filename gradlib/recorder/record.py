@@ -96,7 +96,7 @@ def record(
             ``"args"`` includes keyword arguments, and each share its total.
         reduce: A function of a tensor, such as `tensor_stats`. What it returns is kept
             instead of the tensor. It gets each tensor detached, on its own device. If
-            it draws random numbers of torch, the model draws what it would without.
+            it draws torch's random numbers, the model still draws the same as without.
         device: Where to put the kept tensors, such as ``"cpu"`` to save a GPU's memory.
             The end of the block, or reading a value, waits for the copies.
 
@@ -173,7 +173,7 @@ def _refuse(modules: Collection[nn.Module]) -> bool:
 
 
 def _require_usable(reduce: object, device: Any) -> None:
-    """Raise here, and not in the middle of the model."""
+    """Raise for a bad argument here, and not in the middle of the model."""
     if not (reduce is None or callable(reduce)):
         raise RecordingArgumentError(
             "record(reduce=...): reduce must be a function of a tensor, as "
@@ -184,7 +184,7 @@ def _require_usable(reduce: object, device: Any) -> None:
         if device is not None:
             torch.empty(0, device=device)
     except Exception as error:
-        # Of a device that is unknown here torch lists all that are known to it.
+        # For an unknown device torch lists all that it knows.
         said = shorten(str(error), 240, placeholder=" ...")
         raise RecordingArgumentError(
             f"record(device=...): no tensor can be put on {in_brief(device)}. Give "
@@ -231,21 +231,21 @@ class _Recorder(AbstractContextManager[Recording]):
         self._chosen = chosen
         values = fields & {"args", "output"}
         tensors = fields & {"grad_input", "grad_output"}
-        # To add to what is on its way to another device one would have to wait for it.
+        # Adding to a tensor on its way to another device would wait for the copy.
         passes = Passes(
             keep, keep if tensors else nothing, cannot_add=has_reduce or moves
         )
         self._passes = passes
         every = modules_of(model, remove_duplicate=False)
-        # Those that stand in the model, each with its place: the name it has now.
+        # The modules in the model, each with its place: the name it has now.
         self._places = first_names(every)
         self._names = recorded_names(every)
         self._hooked: dict[nn.Module, Hooked] = {}
-        # By name, which several may have one after the other. No two threads get the
-        # same from one.
+        # By name, which several modules may have one after the other. No two threads
+        # get the same index.
         self._calls_of: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-        # Whoever computes a call again needs its arguments, and the state they met.
-        # FSDP frees the memory of weights, which one that shares it would not survive.
+        # A replay needs the arguments of the call, and the state it met. FSDP frees the
+        # memory of weights, so what is kept of them cannot share it.
         refuses = _refuse(self._places.keys())
         replayable = "args" in fields and not (
             has_reduce or refuses or is_sharded(model)
@@ -268,25 +268,25 @@ class _Recorder(AbstractContextManager[Recording]):
         )
         self._flattened = flattened(model)
         self._model = model
-        self._hook_dicts: list[dict[int, Any]] = []  # of all that stand in the model
-        self._seen: tuple[Any, Any] = None, None  # at the last look
+        self._hook_dicts: list[dict[int, Any]] = []  # of all modules in the model
+        self._seen: tuple[Any, Any] = None, None  # what stood there at the last look
         self._hooks: dict[nn.Module, tuple[ModuleHook, ModuleHook]] = {}
         self._undo: list[Callable[[], None]] = []
         self._has_begun = False
         self.recording = Recording(self._block, self._names, self._calls.traces)
 
     def __repr__(self) -> str:
-        """Say what it is for."""
+        """Say that it is for a with block."""
         return f"<record({type(self._model).__name__}), for a with block>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say of what a recording can do that this is none yet."""
+        """Say that this is no recording yet, if a recording has that attribute."""
         if name.startswith("_") or not hasattr(Recording, name):
             raise AttributeError(f"record(model) has no attribute {name!r}")
         raise _without_with(f".{name}")
 
     def __getitem__(self, key: object) -> NoReturn:
-        """Say the same."""
+        """Say that this is no recording yet."""
         raise _without_with(f"[{in_brief(key)}]")
 
     def __enter__(self) -> Recording:
@@ -298,7 +298,7 @@ class _Recorder(AbstractContextManager[Recording]):
             )
         self._has_begun = True
         try:
-            with no_classes_of_tensors():  # one may refuse to say if it requires grad
+            with no_classes_of_tensors():  # they may refuse to tell `requires_grad`
                 self._attach_hooks()
         except BaseException:
             self._remove_hooks()
@@ -306,7 +306,7 @@ class _Recorder(AbstractContextManager[Recording]):
         return self.recording
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the block."""
         finish((self._calls.end, self._remove_hooks))
 
     def _attach_hooks(self) -> None:
@@ -341,14 +341,14 @@ class _Recorder(AbstractContextManager[Recording]):
         )
 
     def _let_go(self) -> None:
-        self._calls.when_forward_begins = nothing  # a circle would keep all
+        self._calls.when_forward_begins = nothing  # else a reference cycle keeps all
 
     def _remove_stopped(self) -> None:
         with suppress(RuntimeError):  # another thread changes the model
             remove_stopped(self._standing())
 
     def _standing(self) -> Collection[nn.Module]:
-        """Return the modules that stood in the model, and those that do now."""
+        """Return the modules that were in the model, and those that are now."""
         if self._seen[0] == what_stands_in(self._places):
             return self._places.keys()
         return {*self._places, *cast(Any, self._model).modules()}
@@ -357,8 +357,8 @@ class _Recorder(AbstractContextManager[Recording]):
         """Make the hooks of a module that was chosen, which `hook_modules` sets.
 
         Args:
-            name: What its calls are recorded under.
-            place: Where it stands.
+            name: The name under which its calls are recorded.
+            place: The name it has in the model now.
             module: The module.
         """
         if isinstance(module, torch.jit.ScriptModule):
@@ -366,8 +366,8 @@ class _Recorder(AbstractContextManager[Recording]):
             return
         is_left_out = not self._is_chosen(name, place, module)
         if is_left_out and place:
-            return  # the model is hooked all the same: it counts the forwards
-        if has_own_call(module):  # asked for only where no call was seen
+            return  # the model itself is hooked all the same, to count the forwards
+        if has_own_call(module):  # said only where no call was seen
             self._block.left_out[name] = (
                 f"{type(module).__name__} has a __call__ of its own, and where that "
                 "does not call nn.Module's, no hook sees it"
@@ -394,7 +394,7 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def _is_chosen(self, name: str, place: str, module: nn.Module) -> bool:
         if self._chosen(place, module):
-            self._block.left_out.pop(name, None)  # another that stood there was
+            self._block.left_out.pop(name, None)  # an earlier module there may be
             return True
         self._block.left_out[name] = NOT_CHOSEN
         return False
@@ -419,18 +419,18 @@ class _Recorder(AbstractContextManager[Recording]):
         hook_modules(dict(new))
 
     def _look_for_new(self) -> None:
-        """Look whether other modules stand there, or other hooks, as a forward begins.
+        """Look for new modules and new hooks in the model as a forward begins.
 
-        ``Sequential.insert`` says nothing of what it does.
+        ``Sequential.insert`` does not call the hook that tells of a new module.
         """
         if self._seen == self._what_stands():
             return
         try:
             every = modules_of(self._model, remove_duplicate=False)
-        except RuntimeError:  # another thread changes the model: at the next forward
+        except RuntimeError:  # another thread changes the model: wait for the next look
             return
         self._name_all(every)
-        hook_modules(self._hooks)  # new ones, and those that somebody took away
+        hook_modules(self._hooks)  # new ones, and those that others took away
         for module in self._places:
             if (hooked := self._hooked.get(module)) is not None:
                 put_before_others(module, hooked.before_id)
@@ -444,13 +444,13 @@ class _Recorder(AbstractContextManager[Recording]):
         return what_stands_in(self._places), hook_numbers(self._hook_dicts)
 
     def _name_all(self, every: dict[str, nn.Module]) -> None:
-        """Name modules after where they stand now, and hook the new ones.
+        """Name modules after their places now, and hook the new ones.
 
-        One that was called keeps the name that its calls have. Where another stands in
-        its old place, that gets a name of its own.
+        A module that was called keeps the name of its calls. Another module that is now
+        in its old place gets a name of its own.
 
         Args:
-            every: The modules of the model by every place.
+            every: The modules of the model, by each of their places.
         """
         standing = first_names(every)
         called = {it.name for it in self._hooked.values() if it.was_called}
@@ -481,7 +481,7 @@ class _Recorder(AbstractContextManager[Recording]):
                 self._names[hooked.name] = hooked.name
 
     def _name_place(self, place: str, name: str) -> None:
-        """Note under which name one finds the calls of what stands in a place."""
+        """Note the name under which the calls of the module in a place are found."""
         self._names[place] = name
         if COMPILED in place:
             self._names.setdefault(uncompiled(place), name)

@@ -1,4 +1,4 @@
-"""Calls that have returned, and what of the graph hands gradients to what they got."""
+"""Calls that have returned, and the hooks on the part of the graph that each made."""
 
 import threading
 from collections import defaultdict
@@ -29,27 +29,27 @@ class ReturnedCalls:
         self.add_all = self._waiting.extend
 
     def hook(self) -> None:
-        """Hook what hands gradients to inputs and parameters of the calls.
+        """Hook the nodes that compute gradients of the calls' inputs and parameters.
 
-        At the return of a module that may have a pass begin; those of torch's own wait,
-        and are hooked together when the forward ends.
+        Calls of torch's own modules wait for this until the forward ends. It is done at
+        once when a module returns that may have begun a backward pass.
         """
         with self._hooking:
             returned = self._waiting.copy()
             del self._waiting[: len(returned)]
             for graph in {frame.graph for frame in returned}:
                 graph.walk()
-            found = defaultdict[int | None, Receivers](lambda: defaultdict(list))
+            by_pass = defaultdict[int | None, Receivers](lambda: defaultdict(list))
             for frame in returned:
-                frame.find_receivers(found[frame.within])
-            # Where a pass has it done, another thread may have made the nodes.
+                frame.find_receivers(by_pass[frame.within])
+            # If a backward pass now runs, another thread may have made the nodes.
             thread = threading.get_ident() if backward_pass_id() == -1 else 0
-            for within, by_node in found.items():
+            for within, by_node in by_pass.items():
                 for node, receivers in by_node.items():
                     self._nodes.hook(node, receivers, within, thread)
 
     def look_for_others(self, stack: list[Frame], frame: Frame) -> None:
-        """Have calls stand alone where another thread has made nodes in one.
+        """Give calls graphs of their own where another thread made nodes inside them.
 
         Args:
             stack: The calls around the one that returns.
@@ -67,10 +67,10 @@ class ReturnedCalls:
             it.has_threads, it.older = True, computed_parameters(it.module)
 
     def note_who_makes_nodes(self) -> None:
-        """Have calls stand alone if a pass inside makes nodes in another thread.
+        """Note the calls in which the running pass makes nodes in another thread.
 
-        That is one with ``create_graph=True`` through a GPU's tensors. What the calls
-        made that have returned is walked before the pass goes on.
+        A pass with ``create_graph=True`` through a GPU's tensors does. The graph of the
+        calls that have returned is walked before the pass goes on.
         """
         if not grad_is_enabled():
             return

@@ -1,8 +1,8 @@
-"""What a later pass brings to a call through what an earlier one has computed for it.
+"""Gradients that reach a call through the graph that an earlier backward pass made.
 
 A pass with ``create_graph=True`` makes nodes of its own. Those that it makes as it goes
-through a call lead to what the call was given, and used: what comes back that way is a
-part of its share, as it would be of an alias that the call alone had.
+through a call lead to the inputs and parameters of the call. What a later pass brings
+that way is a part of the call's share, as it would be of an alias that only it had.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,20 +24,21 @@ from gradlib.recorder.views import Region
 from gradlib.recording.trace import Flow, Grads
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
-"""What is meant of a gradient; ``None`` for nothing of it."""
+"""Returns the part of a gradient to keep; ``None`` to keep nothing of it."""
 
 Receiver: TypeAlias = tuple[int, Grads, Part | None, Flow]
-"""Which of the gradients a node computes goes where; without `Part` all of it."""
+"""The index of a gradient that a node computes, where that is gathered, which part of
+it (all without `Part`), and the flow of the call that gets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfView:
-    """What is meant of a base's gradient: a view's part, as the view was overwritten.
+    """Returns the part of a base's gradient that belongs to an overwritten view.
 
     Attributes:
         region: The part.
-        end: Where the view's own gradient went before. It still goes there in a later
-            pass, from the copy that is saved of what the view was.
+        end: Where the view's own gradient went before. In a later pass it still goes
+            there, from the saved copy of the view's old value.
     """
 
     region: Region
@@ -49,7 +50,7 @@ class OfView:
 
 
 FEW = 1000
-"""More nodes than the backward of one makes."""
+"""More nodes than the backward of one node makes."""
 
 
 def made_by(
@@ -59,32 +60,35 @@ def made_by(
     grads_out: Sequence[Tensor | None],
     known: int | None,
 ) -> Iterator[tuple[Node, Receiver]]:
-    """Return what a node's backward has made that leads where the node itself does.
+    """Yield the nodes that a node's backward made that lead where the node itself does.
 
-    It leads to what the backward was given, and to what the node has saved: that is
-    what once went into it, and what came out. What a view was before it was overwritten
-    leads on through what made the view.
+    They lead to the gradients that the backward was given, and to what the node has
+    saved: its inputs and its outputs. From the old value of an overwritten view they
+    lead on through the nodes that made the view.
 
     Args:
         node: The node.
-        receivers: Where what it computes goes.
-        grads_in: That.
-        grads_out: From what.
-        known: autograd's sequence number up to which it is known what the node leads
-            to; ``None`` where another thread may have counted its own.
+        receivers: What receives the gradients that it computes.
+        grads_in: These gradients.
+        grads_out: The gradients they were computed from.
+        known: autograd's sequence number up to which this was asked before; ``None``
+            where another thread may have numbered the node.
+
+    Yields:
+        Each new node, with what receives one of its gradients.
     """
     edges, inputs = _inputs_of(node)
     wanted: dict[End, dict[tuple[int, int], Receiver]] = {}
     views: set[End] = set()
-    for it in receivers:
-        entry, grads, part, flow = it
+    for receiver in receivers:
+        entry, grads, part, flow = receiver
         if isinstance(part, OfView):
-            end, it = part.end, (entry, grads, None, flow)
+            end, receiver = part.end, (entry, grads, None, flow)
             views.add(end)
         else:
             end = _end_of(edges[entry], inputs)
-        # What goes in at two places is one tensor, and has one share.
-        wanted.setdefault(end, {})[id(grads), id(flow)] = it
+        # A tensor that goes in at two places has one share.
+        wanted.setdefault(end, {})[id(grads), id(flow)] = receiver
     for maker, number, end in _edges_made(
         node, wanted, views, grads_in, grads_out, known
     ):
@@ -98,13 +102,13 @@ def made_to(
     grads_in: Sequence[Tensor | None],
     grads_out: Sequence[Tensor | None],
 ) -> Iterator[tuple[Node, int]]:
-    """Return what a node's backward has made that leads where one of its edges does.
+    """Yield the edges that a node's backward made that lead where one of its own does.
 
     Args:
         node: The node.
-        entry: Which of its edges.
-        grads_in: What its backward has computed.
-        grads_out: From what.
+        entry: The index of its own edge.
+        grads_in: The gradients that its backward computed.
+        grads_out: The gradients they were computed from.
     """
     edges, inputs = _inputs_of(node)
     wanted = {_end_of(edges[entry], inputs)}
@@ -130,14 +134,14 @@ def _edges_made(
     grads_out: Sequence[Tensor | None],
     known: int | None,
 ) -> Iterator[tuple[Node, int, End]]:
-    """Return the edges that a node's backward has made to where some lead.
+    """Yield the edges that a node's backward made to the ends in `wanted`.
 
     Args:
         node: The node.
-        wanted: Where.
-        views: Those of `wanted` from which what was made may lead on.
-        grads_in: What the backward has computed.
-        grads_out: From what.
+        wanted: The ends.
+        views: The ends in `wanted` from which the new nodes may lead on.
+        grads_in: The gradients that the backward computed.
+        grads_out: The gradients they were computed from.
         known: See `made_by`.
     """
     _, inputs = _inputs_of(node)
@@ -146,7 +150,7 @@ def _edges_made(
     seen: set[Node | None] = {None, *ends}
     newer = _newer_than(node) if known is None else max(sequence_number(node), known)
     if type(node) is CopySlices:
-        # What it has overwritten, and the operation, have nodes that nobody else knows.
+        # Only it knows the nodes of what was overwritten and of the operation.
         newer = -1
     stack = [it.grad_fn for it in grads_in if it is not None]
     while stack:
@@ -165,15 +169,15 @@ def _edges_made(
 def gives_back(
     node: Node, grads_in: Sequence[Tensor | None], grads_out: Sequence[Tensor | None]
 ) -> bool:
-    """Tell whether a node's backward has returned a tensor that went into the node.
+    """Tell whether a node's backward has returned an input of the node.
 
-    That of a Function may return what it has saved. A later pass goes from there past
-    the call.
+    The backward of a Function may return what it has saved. A later pass goes on from
+    there, past the call.
 
     Args:
         node: The node.
         grads_in: What its backward has returned.
-        grads_out: What it was given. Who gave that may have given what went in.
+        grads_out: What its backward was given, which may itself be an input.
     """
     edges, ends = _inputs_of(node)
     inputs = {_end_of(edge, ends) for edge in edges}
@@ -187,9 +191,9 @@ def gives_back(
 
 
 def _newer_than(node: Node) -> int:
-    """Return a number above which what a node's backward has made has its own.
+    """Return a sequence number that each node made by a node's backward exceeds.
 
-    There is none if this thread has not counted as far as the node's own.
+    It is -1 if this thread has not counted more than `FEW` past the node's own.
     """
     number = sequence_number(node)
     return number if number + FEW < next_sequence_number() else -1
@@ -198,11 +202,12 @@ def _newer_than(node: Node) -> int:
 def _end_of(edge: tuple[Node | None, int], ends: Collection[Node | None]) -> End:
     """Return where an edge leads.
 
-    What overwrites a tensor that it needs has saved a copy, and that leads on to it.
+    An operation that overwrites a tensor it needs has saved a clone: from there the
+    edge leads on to the tensor.
 
     Args:
         edge: The edge.
-        ends: Nodes that are no such copies.
+        ends: Nodes that are no such clones.
     """
     node, number = edge
     while node is not None and type(node) is CloneNode and node not in ends:

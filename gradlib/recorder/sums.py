@@ -20,14 +20,14 @@ class Sums:
         """Begin with none.
 
         Args:
-            keep: Gives what to keep of a gradient.
-            cannot_add: Whether that is nothing one could add to. Then a gradient that
-                comes in parts is kept when the last one has come.
+            keep: Returns what to keep of a gradient.
+            cannot_add: Whether nothing can be added to what is kept. Then a gradient
+                that comes in parts is kept when the last part has come.
         """
         self._keep = keep
         self.cannot_add = cannot_add
-        self._expected: Counter[int] = Counter()  # parts, by id of where they go
-        # To which more parts may come: where each stands, by torch's number.
+        self._expected: Counter[int] = Counter()  # parts, by the id of their `Grads`
+        # The sums to which more parts may come: where, and torch's number of the pass.
         self._open: list[tuple[Grads, int]] = []
 
     def expect(self, receivers: Sequence[Receiver]) -> None:
@@ -39,7 +39,7 @@ class Sums:
         """Add a part of a gradient, and reduce the sum when its last part has come."""
         known: Any = grads.get(running)
         if not self.cannot_add:
-            grads[running] = _plus(known, self._keep(grad))  # which may move it
+            grads[running] = _plus(known, self._keep(grad))  # it may change its device
             return
         parts = self._expected[id(grads)]
         if known is None:
@@ -53,16 +53,16 @@ class Sums:
             grads[running] = whole([known])
 
     def begin(self, grads: Grads, grad: Tensor) -> Sum:
-        """Return the sum of one part, to which nobody knows how many will come."""
+        """Return a sum that begins with one part, of an unknown number."""
         self._open.append((grads, backward_pass_id()))
         return Sum(keep(grad), 0, self._keep)
 
     def added(self, keep_total: Keep, grads: Grads, grad: Tensor) -> Any:
-        """Return what to keep when another such part comes.
+        """Return what to keep when a part comes, the first or another one.
 
         Args:
-            keep_total: Gives what to keep of it, if it is no number to add to.
-            grads: Where it goes.
+            keep_total: Returns what to keep of the first part, if others can be added.
+            grads: Where the gradient is gathered.
             grad: The part.
         """
         known: Any = grads.get(backward_pass_id())
@@ -73,13 +73,13 @@ class Sums:
         return keep_total(grad) if known is None else _plus(known, keep(grad))
 
     def finish(self, numbers: Mapping[int, int], going_on: Collection[int]) -> None:
-        """Reduce the sums of all passes but some: nothing more will come.
+        """Reduce the sums of passes that have ended, as nothing more will come.
 
         Args:
             numbers: torch's number of each pass -> ours.
-            going_on: Those passes, by our numbers.
+            going_on: Our numbers of the passes that may still run.
         """
-        waiting = self._open.copy()  # to which another thread may add
+        waiting = self._open.copy()  # another thread may add to the list
         del self._open[: len(waiting)]
         ended: dict[tuple[int, int | None], tuple[Grads, list[int]]] = {}
         for grads, running in waiting:

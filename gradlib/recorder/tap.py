@@ -17,7 +17,7 @@ from gradlib.recording.trace import Grads
 from gradlib.values import Keep
 
 NO_NUMBER = 2**64 - 1
-"""The sequence number of what has none: a node that adds to a leaf's ``.grad``."""
+"""The sequence number of a node that adds to a leaf's ``.grad``: it is not counted."""
 
 
 class Tap(TensorHook):
@@ -50,13 +50,13 @@ class Tap(TensorHook):
 
         Args:
             numbered: The passes of the block.
-            attached: Its hooks.
+            attached: The hooks of the block.
             tensor: The tensor.
-            grads: Where the gradient goes.
-            keep: Gives what to keep of the gradient.
-            within: The pass in which a checkpoint made the tensor.
-            part: What is meant of the gradient, if not all.
-            reaches_call: Whether a pass that comes through it has reached a call.
+            grads: Where the gradient is gathered.
+            keep: Returns what to keep of the gradient.
+            within: The pass in which a checkpoint made the tensor, if one did.
+            part: Returns the part of the gradient to keep; without it, all is kept.
+            reaches_call: Whether a pass through the tensor has reached a call.
         """
         self.within = within
         self.part = part
@@ -66,22 +66,22 @@ class Tap(TensorHook):
         self.grads = grads
         self.keep = keep
         node = tensor.grad_fn
-        # Of the node that has made it. After detach_() it keeps its hooks, and is
-        # another tensor.
+        # The number of the node that made it. detach_() leaves it its hooks, but makes
+        # it another tensor.
         self.maker = NO_NUMBER if node is None else sequence_number(node)
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
         super().__init__(tensor, attached.on_tensors)
 
     @kept_from_compile
     def __call__(self, grad: Tensor | None) -> None:
-        """Keep what is meant of `grad`, the gradient in the running pass."""
-        if grad is None:  # of a backward that gives nothing
+        """Keep `grad`, the gradient in the running pass, or a part of it."""
+        if grad is None:  # as a backward may return
             return
         node = current_node()
         if node is not None and sequence_number(node) != self.maker:
             return
         hooks, running = self.hooks() or {}, backward_pass_id()
-        if (  # as most are: alone, and in a pass that has reached a call
+        if (  # the common case: the only hook, in a pass that has reached a call
             running in self.numbered.numbers and len(hooks) == 1 and self.part is None
         ):
             self.grads[running] = self.keep(grad)
@@ -89,13 +89,13 @@ class Tap(TensorHook):
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
-        # Somebody has hooked it since, or a hook before ours did, in this pass.
+        # Set after ours: since it was put last, or in this pass by a hook before it.
         others_follow = len(hooks) > 1 and next(reversed(hooks)) is not self
         if meant is not None and self.take(meant) and others_follow:
             self._take_again()
 
     def take(self, grad: Tensor) -> bool:
-        """Keep a gradient in the running pass, and tell whether that could be."""
+        """Keep a gradient in the running pass; tell whether the pass can be kept."""
         running, numbered = backward_pass_id(), self.numbered
         if running not in numbered.numbers and not numbered.admits(
             running, self.within, reaches_call=self.reaches_call
@@ -105,9 +105,9 @@ class Tap(TensorHook):
         return True
 
     def _take_again(self) -> None:
-        """Take the gradient anew when the hooks that follow have had it too.
+        """Take the gradient again after the tensor's later hooks, which may change it.
 
-        They may change it. Its node gets what they return, just before it runs.
+        A pre-hook of the tensor's node gets the result just before the node runs.
         """
         node: Any = current_node()
         if node is None:

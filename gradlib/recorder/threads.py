@@ -1,7 +1,7 @@
-"""What each thread runs of a recorded model, and whose work it does there.
+"""What each thread runs of a recorded model, and for which call in another thread.
 
-A thread counts the nodes that it makes for itself. So where several work on one call,
-numbers do not tell who made what.
+Each thread numbers the nodes that it makes by its own count. So where several work on
+one call, the numbers do not tell which call made a node.
 """
 
 import itertools
@@ -31,23 +31,23 @@ class Threads:
         """Begin with this one.
 
         Args:
-            keep: Gives what to keep of arguments and outputs.
+            keep: Returns what to keep of arguments and outputs.
         """
-        # What each runs; the number of one that ended goes to a new one.
+        # The calls that each runs. A new thread may get the number of one that ended.
         self._stacks: dict[int, list[Frame]] = {}
         self.now = Running(keep, self._stacks, itertools.count())
 
     def are_several(self) -> bool:
-        """Tell whether others than this one have called a module."""
+        """Tell whether other threads than this one have called a module."""
         return len(self._stacks) > 1
 
     def call_elsewhere(self, hooked: Hooked) -> CallTrace | None:
-        """Return the call of another thread that has this one do a part of its work.
+        """Return the call in another thread for which this thread does a part, if any.
 
-        It is one of a module that holds this one. What such a call makes is not to be
-        told by numbers that each thread counts for itself.
+        It is a call of a module that holds the one called here. Numbers, which each
+        thread counts for itself, do not tell which nodes such a call makes.
         """
-        stacks = self._stacks.copy().values()  # their threads go on
+        stacks = self._stacks.copy().values()  # the other threads go on
         if len(stacks) == 1:
             return None
         every = [frame for stack in stacks for frame in stack.copy()]
@@ -55,14 +55,14 @@ class Threads:
         for frame in found:
             frame.has_threads = True
         last = max(found, key=_MOMENT, default=None)
-        # Several threads may run it, each with others that work for it.
+        # Several threads may run the outer module, each with threads that work for it.
         is_known = last and set(found) <= _around(last, every)
         return last.call if last and is_known else None
 
     def stacks_elsewhere(self) -> list[list[Frame]]:
-        """Return the calls of each thread that may have begun the running pass.
+        """Return the running calls of each thread that may have begun the running pass.
 
-        None where this thread has: there it runs what calls are made meanwhile itself.
+        None where this thread began it: then calls made meanwhile are its own.
         """
         stacks = [stack for stack in self._stacks.copy().values() if stack]
         return [] if not stacks or pass_began_here() else stacks
@@ -77,17 +77,17 @@ class Running(threading.local):
         """Begin with nothing, in each thread that asks.
 
         Args:
-            keep: Gives what to keep of arguments and outputs.
-            stacks: Where the calls of each thread stand.
-            threads: Counts them.
+            keep: Returns what to keep of arguments and outputs.
+            stacks: The running calls of each thread, to which this one's are added.
+            threads: Counts the threads.
         """
         self.stack: list[Frame] = []
         stacks[threading.get_ident()] = self.stack
         self.number = next(threads)  # how many there were before this one
         self.values = Values(keep)  # the tensors met
         self.views: Views = []
-        self.handed_on: list[tuple[Frame, Value]] = []  # that calls returned
-        self.closed: list[Frame] = []  # calls that returned what is not opened
+        self.handed_on: list[tuple[Frame, Value]] = []  # the views that calls returned
+        self.closed: list[Frame] = []  # calls that returned an object not opened
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
@@ -101,14 +101,14 @@ _MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
 
 
 def nodes_in(module: nn.Module) -> list[Node]:
-    """Return the nodes of tensors that stand in a module, or in one inside of it."""
+    """Return the nodes of tensors that a module, or one inside it, holds."""
     modules: Any = module.modules()
     left = [it for each in modules for it in nodes_left_in(each, ())]
     return [*left, *computed_parameters(module)]
 
 
 def computed_parameters(module: nn.Module) -> list[Node]:
-    """Return the nodes of what is put in for parameters, as functional_call() does."""
+    """Return the nodes of computed parameters, as functional_call() may put in."""
     modules: Any = module.modules()
     return [
         parameter.grad_fn

@@ -20,7 +20,7 @@ from gradlib.recorder.views import Region, watch
 from gradlib.recording.trace import Grads
 
 Views: TypeAlias = list[tuple[Value, Tap, Tap]]
-"""Views that are hooked, each with its hook and its base's. One may have several."""
+"""Hooked views, each with its hook and that of its base. A view may have several."""
 
 
 class ValueHooks:
@@ -29,8 +29,8 @@ class ValueHooks:
     def __init__(self, passes: Passes) -> None:
         """Begin with none; `passes` are the backward passes of the block."""
         self._passes = passes
-        # The hooks of leaves that are no parameters, by the id of these, and from how
-        # many on they are looked through for those that are gone.
+        # The hooks of leaves that are no parameters, by the id of the leaf, and above
+        # how many the hooks of leaves that are gone are dropped.
         self._leaves: dict[int, Tap] = {}
         self._many_leaves = 16
 
@@ -46,8 +46,8 @@ class ValueHooks:
 
         Args:
             value: The value.
-            within: The pass in which a checkpoint made the tensor.
-            views: Those that the running forward has hooked, to which it is added.
+            within: The pass in which a checkpoint made the tensor, if one did.
+            views: The views that the running forward has hooked; it may be added.
             is_output: Whether a call returned it.
         """
         if value.node is None and self._is_hooked(value, within, is_output=is_output):
@@ -67,7 +67,7 @@ class ValueHooks:
             views.append((value, tap, of_base))
 
     def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
-        """Tell whether an earlier forward has hooked a leaf, and take that hook."""
+        """Tell whether a leaf has a hook of an earlier forward, and use that hook."""
         tap = self._leaves.get(id(leaf.tensor))
         if tap is None or tap.within != within or not tap.is_on(leaf.tensor):
             return False
@@ -82,14 +82,14 @@ class ValueHooks:
             self._many_leaves = 2 * len(self._leaves) + 16
 
     def settle(self, views: Views, handed_on: list[tuple[Frame, Value]]) -> None:
-        """Hook what overwrote views in the forward that ends.
+        """Hook the nodes that overwrote views in the forward that ends.
 
-        Until then, and for those overwritten later, the hook of the base has to do. It
-        counts in what else uses the base.
+        Until then, and for views overwritten later, the hook of the base has to do,
+        which also counts other uses of the base.
 
         Args:
-            views: Those that were hooked.
-            handed_on: Those that calls returned.
+            views: The views that were hooked.
+            handed_on: The views that calls returned, each with its call.
         """
         for value, tap, of_base in views:
             if value.base is not None and value.overwritten():
@@ -104,10 +104,10 @@ class ValueHooks:
                 self._hook_handed_on(frame, value)
 
     def _hook_handed_on(self, frame: Frame, view: Value) -> None:
-        """Add to a call's shares what flows back past it, to the base of its output.
+        """Add to a call's shares what flows past it to the base of its output.
 
-        It returned a view of an input, or of what that is a view of, and the view was
-        overwritten: that is what the view's own gradient is made of.
+        The call returned a view of an input, or of an input's base, and the view was
+        overwritten. A part of what flows to the base is then the view's own gradient.
         """
         base, end, region = cast(Base, view.base)
         receivers: dict[int, Receiver] = {}
@@ -125,7 +125,7 @@ class ValueHooks:
                 self._passes.nodes.hook(node, [*receivers.values()], frame.within)
 
     def take_off_inner(self, frame: Frame, outputs: dict[int, Value]) -> None:
-        """Take off what a call itself gives to an output, to make another of it.
+        """Subtract what a call itself adds to one output's gradient through another.
 
         Args:
             frame: The call.
@@ -148,22 +148,22 @@ class ValueHooks:
 def _if_overwritten(
     overwritten: Callable[[], bool], region: Region, grad: Tensor
 ) -> Tensor | None:
-    """Return a view's part of its base's gradient, if its own is lost."""
+    """Return a view's part of its base's gradient, if the view was overwritten."""
     return region.of(grad) if overwritten() else None
 
 
 def _seen_through(shown: Region, region: Region, grad: Tensor) -> Tensor:
-    """Return what one view of a base shows of the gradient of another."""
+    """Return what one view of a base shows of the gradient of another view of it."""
     return shown.of(region.alone(grad))
 
 
 def _without(inner: dict[int, Inner], grad: Tensor) -> Tensor | None:
-    """Return a gradient less what the running pass has put in `inner`."""
+    """Return a gradient minus what the running pass has added up in `inner`."""
     part, only = inner.get(backward_pass_id(), (None, None))
     if part is None:
         return grad
     with unseen():
-        # Where nothing else has come, autograd hands on the very tensor, or that sum.
+        # If nothing else was added, autograd hands on that very tensor, or the sum.
         if grad is only or (only is None and torch.equal(grad, part)):
             return None
         return grad.detach() - part

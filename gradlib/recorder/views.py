@@ -21,13 +21,13 @@ class Region:
 
     Attributes:
         base_size: The base's size.
-        base_stride: And strides.
+        base_stride: The base's strides.
         size: The view's size.
-        stride: And strides.
-        offset: Where it begins in the base, in entries of its own.
-        dtype: Its dtype: the view of a complex base may be real, and the reverse.
-        conjugate: Whether it shows the conjugate.
-        negative: Whether it shows the negative, as the imaginary part of that.
+        stride: The view's strides.
+        offset: Where the view begins in the base, in entries of the view.
+        dtype: The view's dtype: it may be real where the base's is complex, or reverse.
+        conjugate: Whether the view shows the conjugate.
+        negative: Whether it shows the negative, as a conjugate's imaginary part does.
     """
 
     base_size: torch.Size
@@ -48,7 +48,7 @@ class Region:
             return self._seen(gradient)
 
     def alone(self, gradient: Tensor) -> Tensor:
-        """Return the base's gradient with zeros around the part of the view."""
+        """Return the base's gradient, with zeros outside of the view's part."""
         with unseen():
             made = self._room(gradient).zero_()
             self._seen(made).copy_(self.of(gradient))
