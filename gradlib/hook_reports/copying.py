@@ -30,8 +30,8 @@ class CopiedCall(NamedTuple):
     Attributes:
         module: The copied module.
         inputs: The copied ``(args, kwargs)``.
-        stands_for: By the node that stands for it in the copy, the node that made a
-            tensor: an input, or what the module has kept as an attribute.
+        stands_for: For each node that stands in the copy for the node that made a
+            tensor, that node. The tensor is an input, or kept by the module.
     """
 
     module: nn.Module
@@ -42,30 +42,30 @@ class CopiedCall(NamedTuple):
 def copies_of(
     module: nn.Module, inputs: Tree, change: Callable[[Tensor], Tensor]
 ) -> CopiedCall:
-    """Copy a module together with its inputs: what both hold stays one thing.
+    """Copy a module together with its inputs: what both hold stays one object.
 
-    Forward hooks are kept, which may be part of what the module computes, as those of
+    Forward hooks are kept: they may be part of what the module computes, as those of
     ``weight_norm`` are. Backward hooks are left out: they would change gradients, and
     torch refuses two kinds of them on one module.
 
     Args:
         module: The module to copy.
         inputs: Its ``(args, kwargs)``.
-        change: What to make of each tensor in `inputs`.
+        change: Applied to each tensor in `inputs`.
 
     Raises:
-        NotCopyableError: The module cannot be copied, or an input is nested, or
-            they have no values.
+        NotCopyableError: The module cannot be copied, an input is nested, or a tensor
+            has no values.
     """
     require_none_nested(inputs, "Pass")
     _require_values(module, inputs)
     _require_whole(module, inputs)
-    own = _tensors(module)  # one that is passed to it, too, stays one tensor
+    own = _tensors(module)  # a parameter that is also an input stays one tensor
     given = {id(it): it for it in inputs.leaves if isinstance(it, Tensor)}
     copies = {key: _copied(it, change) for key, it in given.items() if key not in own}
     attributes = _computed_attributes(module)
     kept = {key: _copied(it, as_it_is) for key, it in attributes.items()}
-    sparse = {  # of which torch's deepcopy makes none
+    sparse = {  # torch's deepcopy makes no sparse parameter
         id(it): nn.Parameter(it.detach().clone(), it.requires_grad)
         for it in module.parameters()
         if it.layout != torch.strided
@@ -88,33 +88,33 @@ def copies_of(
 def _whole(
     module: nn.Module, leaves: list[Any], made: dict[int, Tensor]
 ) -> tuple[nn.Module, list[Any]]:
-    """Copy all of a module and of the leaves of its inputs.
+    """Copy a module and the leaves of its inputs.
 
     Args:
         module: The module to copy.
         leaves: The leaves of its inputs.
-        made: The tensors that were copied before, by the ids of the originals.
+        made: The copies of tensors made already, by the ids of the originals.
     """
     without_hooks = {id(it): type(it)() for it in backward_hooks_inside(module)}
     memo: dict[int, Any] = {**made, **without_hooks}
     given = [it for it in leaves if isinstance(it, Tensor)]
     copied, leaves = _deep_copied((module, leaves), memo)
     for tensor in (*module.parameters(), *module.buffers(), *given):
-        if id(tensor) in memo:  # torch's deepcopy forgets what stands on one
+        if id(tensor) in memo:  # torch's deepcopy forgets the attributes of a tensor
             be_like(memo[id(tensor)], tensor)
-    for part in module.modules():  # and the slots of one
+    for part in module.modules():  # and the slots of a module
         if filled := in_slots(part):
             values = _deep_copied([*filled.values()], memo)
             fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
-    for made in [*memo.values()]:
-        _bind_functions(made, memo)
+    for copied_object in [*memo.values()]:
+        _bind_functions(copied_object, memo)
     for part in copied.modules():
-        part._is_full_backward_hook = None  # as torch sets it at first
+        part._is_full_backward_hook = None  # as in a new module
     return copied, leaves
 
 
 def backward_hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
-    """Return the dicts that hold the backward hooks of a module and all inside it."""
+    """Return the dicts of the backward hooks of a module and of all inside it."""
     return [hooks for part in module.modules() for hooks in backward_hooks(part)]
 
 
@@ -145,15 +145,15 @@ def _what_to_do(source: Any, memo: dict[int, Any]) -> str:
 
 
 def _bind_functions(made: object, memo: dict[int, Any]) -> None:
-    """Have functions that stand in a copied module or object refer to copies too.
+    """Make the functions that a copied module or object holds refer to copies too.
 
-    deepcopy takes a function as it is, with the modules it refers to: a forward that
-    was put in calls the one before it, and that is the original's. So it does a weak
-    reference, as of a child to its parent.
+    deepcopy does not copy a function, so a forward that was put into the module calls
+    the original's forward. Nor does it copy a weak reference, as of a child to its
+    parent.
 
     Args:
-        made: What was copied.
-        memo: By the id of each original, the copy.
+        made: The copied object.
+        memo: The copies, by the ids of the originals.
     """
     own: Any = getattr(made, "__dict__", None)
     if not isinstance(own, dict) or isinstance(made, Tensor | FunctionType):
@@ -167,7 +167,7 @@ def _bind_functions(made: object, memo: dict[int, Any]) -> None:
 
 
 def _bound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return what stands for a thing among the copies; the thing, if nothing does."""
+    """Return a value that refers to copies: the value itself, if it need not change."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, MethodType):
@@ -181,7 +181,7 @@ def _bound(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _opened(value: Any, memo: dict[int, Any]) -> Any:
-    """Return what may hold functions, with those of the copies in it."""
+    """Return a list, dict or the like with functions in it that refer to copies."""
     parts = _parts(value)
     if not 0 < len(parts) <= MOST:
         return value
@@ -217,7 +217,7 @@ def _put_together(like: Any, parts: list[Any]) -> Any:
 
 
 def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a function that refers to copies, if it refers to what was copied.
+    """Return a function that refers to copies wherever it referred to originals.
 
     It may do so in its closure, in its defaults and by global names.
     """
@@ -235,17 +235,17 @@ def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
         and made.__kwdefaults__ is function.__kwdefaults__
     )
     for cell, before in zip(cells, closure, strict=True):
-        with suppress(ValueError):  # of one that holds nothing yet
+        with suppress(ValueError):  # raised by a cell that is still empty
             held = before.cell_contents
             bound = cell.cell_contents = _bound(held, memo)
             is_same = is_same and (bound is held or bound is made)
-    if is_same:  # and may be compared with itself, as a function of torch
+    if is_same:  # it may be compared by identity, as functions of torch are
         memo[id(function)] = function
     return memo[id(function)]
 
 
 def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
-    """Return the globals of a function: its own, unless it refers to the module."""
+    """Return the globals for a function: its own, unless they hold originals."""
     everywhere = function.__globals__
     found = {
         name: _bound(everywhere[name], memo)
@@ -258,12 +258,12 @@ def _with_copies(function: FunctionType, memo: dict[int, Any]) -> dict[str, Any]
 
 
 _ANYBODYS = FunctionType, list, tuple, dict, partial
-"""What many may use by a global name."""
+"""Global values of these types are left alone: other code may use them too."""
 
 _CACHE: Any = type(lru_cache(len))
 
 MOST = 1000
-"""How many entries a list or dict has at most in which functions are looked for."""
+"""Functions are looked for in lists, dicts and tuples of at most so many entries."""
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
@@ -272,9 +272,9 @@ def as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
-    """Return the tensors that were computed and kept as attributes, by their ids.
+    """Return the computed tensors that are kept as attributes, by their ids.
 
-    deepcopy refuses them: activations, ``weight_norm``'s weight.
+    deepcopy refuses them. Examples are activations, and ``weight_norm``'s weight.
     """
     return {
         id(tensor): tensor
@@ -294,9 +294,9 @@ def _copied(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _exact_copy(tensor: Tensor) -> Tensor:
-    """Return a detached copy with the same strides: the operation may depend on them.
+    """Return a detached copy with the same strides, as operations may depend on them.
 
-    ``clone`` keeps them only where the tensor has no gaps and no overlaps.
+    ``clone`` keeps the strides only where the tensor has no gaps and no overlaps.
     """
     source = tensor.detach()
     if (
@@ -319,7 +319,7 @@ def _tensors(module: nn.Module) -> set[int]:
 
 
 class Before(torch.autograd.Function):
-    """What stands for the computations before the module: it copies a tensor."""
+    """Stands for the computations before the module: it copies a tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
@@ -328,14 +328,14 @@ class Before(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
-        """Hand on the gradient."""
+        """Return the gradient as it is."""
         return grads[0]
 
 
 def computed(tensor: Tensor) -> Tensor:
     """Return a copy of `tensor` that has a node of its own in the graph.
 
-    It was there before the module is called, whether or not that disables gradients.
+    Gradients are enabled for it, even where the module is called without them.
     """
     with torch.enable_grad():
         made = cast(Any, Before).apply(tensor)
@@ -344,7 +344,7 @@ def computed(tensor: Tensor) -> Tensor:
 
 
 def stands_for_another(tensor: Tensor) -> bool:
-    """Tell whether a tensor is such a copy."""
+    """Tell whether a tensor is a copy that `computed` made."""
     return isinstance(tensor.grad_fn, cast(Any, Before)._backward_cls)
 
 
@@ -368,7 +368,7 @@ def _require_whole(module: nn.Module, inputs: Tree) -> None:
 
 
 def _require_values(module: nn.Module, inputs: Tree) -> None:
-    if any(map(is_lazy, module.buffers())):  # as a parameter may be
+    if any(map(is_lazy, module.buffers())):  # a lazy parameter can be copied
         raise NotCopyableError(
             "hook_report works on a copy, and torch copies no buffer that a lazy "
             f"module makes in its first call, as {type(module).__name__} does. Call "

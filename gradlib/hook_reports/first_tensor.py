@@ -1,4 +1,4 @@
-"""The first tensor of an output, on whose node the old hook sits."""
+"""The first tensor of an output: the old hook sits on its node."""
 
 from typing import Any, cast
 
@@ -8,17 +8,18 @@ from torch.autograd.graph import Node
 from gradlib.tree import Tree
 
 ENDLESS, DEEPEST = object(), 1000
-"""What has no first tensor: in a str there is always another one. So deep we look."""
+"""`ENDLESS` stands for an output without end, as a str, whose first entry is a str
+again; `DEEPEST` is how deep we look."""
 
 
 def first_node(output: Tree) -> Node | None:
-    """Return the node that the legacy hook sits on."""
+    """Return the node that the old hook sits on, if there is one."""
     first = first_tensor(output.build())
     return first.grad_fn if isinstance(first, Tensor) else None
 
 
 def first_tensor(value: Any) -> Any:
-    """Go to the first tensor as torch does, and return where that ends."""
+    """Return the first tensor as torch finds it, or the value where its search ends."""
     for _ in range(DEEPEST):
         if isinstance(value, Tensor):
             return value
@@ -28,6 +29,6 @@ def first_tensor(value: Any) -> Any:
                 value = next(it for it in inside if isinstance(it, Tensor))
             else:
                 value = value[0]
-        except Exception:  # of a class of somebody's too
+        except Exception:  # a class of the user's may raise any
             return cast(Any, value)
     return ENDLESS

@@ -19,27 +19,27 @@ from gradlib.hook_reports.trial import Trial, differentiable, requires_grad
 from gradlib.tree import Tree
 
 MOST_NODES, MOST_ROWS = 14, 6
-"""How many nodes a picture shows, and how many of them one after the other."""
+"""How many nodes a picture shows at most, and in how many rows."""
 
 Key: TypeAlias = tuple[str, int | str]
 """An ``"output"`` or ``"node"`` and its number, an ``"input"`` or ``"parameter"`` and
 its name, what is ``"outside"`` of the module and an id, `MORE` or `BEYOND`."""
 
 MORE: Key = ("more", 0)
-"""All the nodes that a picture does not show, but for those that are `BEYOND`."""
+"""All nodes that a picture does not show, except those that are `BEYOND`."""
 
 BEYOND: Key = ("more", 1)
-"""Those that are behind the old hook's node, where that stands behind `MORE`."""
+"""The nodes behind the old hook's node, where that node itself is behind `MORE`."""
 
 
 class Stream(NamedTuple):
     """Where a gradient flows.
 
     Attributes:
-        start: What gives it: an output, or a node.
-        slot: Which input of that node it is the gradient of.
-        end: What gets it; ``None`` where nothing needs it.
-        number: Which output of the node that gets it it is the gradient of.
+        start: Where it comes from: an output, or a node.
+        slot: The index of that node's input whose gradient it is.
+        end: Where it goes; ``None`` where nothing needs it.
+        number: The index of the output of the node at `end` whose gradient it is.
     """
 
     start: Key
@@ -56,8 +56,9 @@ class CallGraph:
         texts: What is at each key, in words.
         flows: Where gradients flow.
         last: The node of the first output, ``None`` where that is outside of the call.
-        arguments: The key of each positional argument, whether or not it is reached,
-            and which output of it: of a node, if a forward pre-hook has computed it.
+        arguments: For each positional argument, its key, whether or not a gradient
+            reaches it, and 0; if a forward pre-hook computed it, the key of its node,
+            and the index of the node's output.
         results: The key of each output at the top level, if a gradient flows from it.
     """
 
@@ -73,7 +74,7 @@ def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> Ca
 
     Args:
         trial: The call.
-        names: What its tensors are called.
+        names: The names of its tensors.
         arguments: The names and values of the positional arguments.
     """
     output, edges = _run(trial)
@@ -132,7 +133,7 @@ def name_of(node: Node) -> str:
 def _behind(
     starts: Iterable[Node], end_at: EndAt
 ) -> tuple[list[Node], dict[Node, NamedEnd]]:
-    """Return the nodes of a call, and where they end."""
+    """Return the nodes of a call, and those at which it ends, each with its tensor."""
     nodes: dict[Node, None] = {}
     ends: dict[Node, NamedEnd] = {}
     stack = [*starts]
@@ -149,9 +150,9 @@ def _behind(
 
 
 def _near(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that are nearest to the outputs, as many as are shown.
+    """Return the nodes to show: those that are nearest to the outputs.
 
-    A single one more is shown too, as "1 more node" takes no less room.
+    A single further node is shown too, as "1 more node" takes no less room.
     """
     row = dict.fromkeys(nodes, 0)
     behind = {
@@ -177,9 +178,9 @@ def _near_flows(near: Iterable[Node], keys: Mapping[Node, Key]) -> Iterator[Stre
 def _far_flows(
     keys: Mapping[Node, Key], shown: Collection[Key | None], given: Sequence[Key]
 ) -> list[Stream]:
-    """Return what flows from the nodes that are not shown to what is.
+    """Return the flows from nodes that are not shown to what is shown.
 
-    That is to each input, those that were `given` by position in their order.
+    The inputs in `given`, the positional ones, come in their order.
     """
     found = dict.fromkeys(
         Stream(keys[node], 0, keys[before], number)
@@ -194,7 +195,7 @@ def _far_flows(
 
 
 def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, int]:
-    """Return where the gradient of an argument is; its own key, if none comes there."""
+    """Return where an argument's gradient arrives; its own key, if nowhere shown."""
     key = own if edge is None else keys.get(edge[0], own)
     if edge is None or key in (own, MORE, BEYOND):
         return own, 0
@@ -202,12 +203,12 @@ def _place(keys: Mapping[Node, Key], edge: Edge | None, own: Key) -> tuple[Key, 
 
 
 def _key_of(node: Node, end: NamedEnd) -> Key:
-    # What is outside has no name of its own.
+    # Tensors outside share one name, so the id of the node tells them apart.
     return end.kind, id(node) if end.kind == "outside" else end.name
 
 
 def _results(output: Tree) -> Iterator[Key | None]:
-    # By place: one tensor may stand in several, and have an entry for each.
+    # By place: one tensor may be in several places, and have an entry for each.
     at = {path: place for place, path in enumerate(output.spec.paths())}
     is_tuple = isinstance(output.build(), tuple)
     paths = [(i,) for i in range(output.spec.num_children)] if is_tuple else [()]

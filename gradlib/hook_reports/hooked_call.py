@@ -1,4 +1,4 @@
-"""What is known of a module's call, from runs of copies without a hook."""
+"""What is known of a module's call from running copies of it without a hook."""
 
 import itertools
 from collections import defaultdict
@@ -44,30 +44,30 @@ class HookedCall:
         module: The module.
         inputs: Its ``(args, kwargs)``.
         args: Its positional arguments.
-        arguments: What these are called.
-        given: The positional arguments after its forward pre-hooks.
+        arguments: The names of these.
+        given: The positional arguments, as the forward pre-hooks left them.
         asked: Whether each of these required grad, before the module itself ran.
-        keywords: The names of the keyword arguments that hold tensors, after these.
+        keywords: The names of the keyword arguments that then hold tensors.
         output: What the module returned.
-        seen: What its hooks see of that, which a `__call__` of its own may change.
-        runs_hooks: Whether it runs any, which that need not.
+        seen: What its hooks see as output, which a ``__call__`` of its own may change.
+        runs_hooks: Whether it runs hooks, which a ``__call__`` of its own need not.
         last_node: The node of the first output tensor.
-        names_at: The names of the tensors whose gradient flows at each edge.
+        names_at: For each edge, the names of the tensors whose gradient flows there.
         uses: How often the module uses each value.
-        inner: The names of what modules inside of it have returned.
-        hooked_at: Where the gradients flow of the tensors that hooks are tried on, by
-            their names.
+        inner: For each edge, the name of the tensor that an inner module returned.
+        hooked_at: By name, the edge of each tensor that hooks are tried on.
         of_several: The names of the tensors that `SEVERAL` is tried on.
-        odd_leaf: The class of a leaf among them, if it is one of somebody's own.
-        in_several_places: The names of the inputs that are one tensor with another,
-            or with one of the module.
-        overwritten: The names of each two inputs that are one tensor, which the module
-            overwrites.
-        cut: What the module got or had kept, and had computed from parameters of its
-            own, with the names of these.
+        odd_leaf: The name of the class of a leaf among these, if that is neither
+            ``Tensor`` nor ``Parameter``.
+        in_several_places: The names of the inputs that are the same tensor as another
+            input, or as one of the module's.
+        overwritten: The names of each two inputs that are the same tensor, where the
+            module overwrites it.
+        cut: The names of the inputs and kept tensors that were computed from the
+            module's own parameters, each with the names of the parameters.
         known: Every gradient that has a name.
         graph: The autograd graph.
-        warnings: What was warned of.
+        warnings: The warnings.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class HookedCall:
         self.known = KnownGradients(self.trial(), self._names)
         self.known.compare(KnownGradients(self.trial(), self._names))
         both = (*plain.warnings, *self.known.warnings)
-        self.warnings = tuple(dict.fromkeys(both))  # in their order, each once
+        self.warnings = tuple(dict.fromkeys(both))  # in order, each once
 
     def _run(self, plain: Trial) -> None:
-        """Run a trial, and note what the module got and what those inside returned."""
+        """Run a trial; note what the module got, and what inner modules returned."""
         given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         asked: list[list[bool]] = []
         self.inner: dict[Edge, str] = {}
@@ -135,7 +135,7 @@ class HookedCall:
         self.output = plain.run(backward=False)
         self.seen, self.runs_hooks = plain.seen, plain.runs_hooks
         self._plain_args, _ = plain.given
-        # A module may call itself, and one with a __call__ of its own may run none.
+        # A module may call itself; one with a __call__ of its own may run no pre-hook.
         self.given, kwargs = (*given, plain.given)[0]
         self.asked = (*asked, [*map(requires_grad, self.given)])[0]
         self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
@@ -149,7 +149,7 @@ class HookedCall:
         self.cut = [*self._cut_off(plain, nodes)]
 
     def _in_two_places(self, plain: Trial) -> Iterator[tuple[Tensor, str, str]]:
-        """Return each input that is one tensor with an earlier one, and their names."""
+        """Yield each input that is one tensor with an earlier one, and both names."""
         first: dict[int, str] = {}
         for place, it in enumerate(plain.inputs.leaves):
             if isinstance(it, Tensor):
@@ -161,11 +161,14 @@ class HookedCall:
     def _cut_off(
         self, plain: Trial, nodes: Collection[Node]
     ) -> Iterator[tuple[str, list[str]]]:
-        """Name what was computed before from parameters of the module, and these.
+        """Yield the names of what was computed from the module's parameters before.
 
         Args:
             plain: The copy that has run.
-            nodes: Those of its graph.
+            nodes: The nodes of its graph.
+
+        Yields:
+            The name of an input or kept tensor, and the names of the parameters.
         """
         own = {id(it): name for name, it in own_tensors(self.module)}
         given = self._names.differentiable_inputs(plain)
@@ -184,7 +187,7 @@ class HookedCall:
         """Return the tensors that a kind of hook is tried on, by their names.
 
         Args:
-            kind: Of a hook that is set on tensors.
+            kind: One of `ON_TENSORS`.
             trial: The copy that has run.
             output: What it returned.
         """
@@ -204,7 +207,7 @@ class HookedCall:
         return named
 
     def position(self, field: str, i: int) -> tuple[str, Any]:
-        """Return the name and value of what a full hook's entry stands for."""
+        """Return the name and value of the argument or output that an entry is for."""
         if field == "grad_input":
             place = self.argument_at(i)
             name = f"args[{i}]" if place is None else self.arguments[place]
@@ -216,13 +219,13 @@ class HookedCall:
         return name, output
 
     def argument_at(self, i: int) -> int | None:
-        """Return which argument of the caller's the module got in a place, if it is."""
+        """Return which argument of the caller the module got in a place, if any."""
         value = self.given[i]
         places = [j for j, it in enumerate(self._plain_args) if it is value]
         return i if i in places else next(iter(places), None)
 
     def names_of(self, kind: str, got: Got) -> Collection[str]:
-        """Return the names of the tensor that an entry belongs to by its place."""
+        """Return the names of the tensor that an entry belongs to, by its place."""
         if got.tensor:
             return {got.tensor, TOTAL.format(got.tensor)}
         if kind not in ON_LAST_NODE:
@@ -236,7 +239,7 @@ class HookedCall:
         return {name for edge in edges if edge for name in self.names_at[edge]}
 
     def sharing(self) -> Iterator[tuple[str, str]]:
-        """Name each input that shares memory with another tensor, and that one."""
+        """Yield the name of each input that shares memory, and of the other tensor."""
         seen: defaultdict[int, list[tuple[Any, Tensor, str]]] = defaultdict(list)
         given = {
             self._names.of_input(self.inputs, place): it
@@ -253,7 +256,7 @@ class HookedCall:
             seen[id(memory)].append((memory, tensor, name))
 
     def hooks_left_out(self) -> int:
-        """Count the hooks of others on tensors of the module and on inputs."""
+        """Count the hooks on the module's tensors and on inputs, without recorders'."""
         given = (it for it in self.inputs.leaves if isinstance(it, Tensor))
         tensors = {id(it): it for it in given}
         tensors |= {id(it): it for _, it in own_tensors(self.module)}
@@ -261,7 +264,7 @@ class HookedCall:
         return sum(not isinstance(hook, TensorHook) for hook in hooks)
 
     def name_of_idle(self, grad: Tensor) -> str | None:
-        """Name a gradient by its value, if it is one of what does not require grad."""
+        """Name a gradient by its value, if its tensor does not require grad."""
         return name_by_value(grad, {}, self._idle)
 
     @cached_property

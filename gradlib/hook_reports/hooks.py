@@ -1,4 +1,4 @@
-"""A hook of each kind, which writes down what it gets."""
+"""A hook of each kind, which writes down what it receives."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,14 +39,14 @@ FIELDS = ("grad_input", "grad_output")
 
 
 class Got(NamedTuple):
-    """One thing that a hook got.
+    """One entry that a hook got.
 
     Attributes:
-        field: In which tuple, ``"grad_input"`` or ``"grad_output"``; ``"grad"`` of a
-            hook of tensors.
-        number: Where in it, or of which tensor.
+        field: The tuple that it is in, ``"grad_input"`` or ``"grad_output"``; for a
+            hook on tensors ``"grad"``.
+        number: Its index in the tuple, or that of the hooked tensor.
         grad: The gradient.
-        tensor: The name of the tensor that the hook is on, if it is on one.
+        tensor: The name of the hooked tensor, for a hook on tensors.
     """
 
     field: str
@@ -58,11 +58,11 @@ class Got(NamedTuple):
 GradTuple: TypeAlias = Sequence[Tensor | None]
 
 Write: TypeAlias = Callable[[list[Got]], None]
-"""Takes what a hook got; of a hook that is called again, what it got last."""
+"""Takes what a hook got; if the hook is called again, what it got last counts."""
 
 
 def place(kind: str, got: Got) -> str:
-    """Return where one thing stood that a hook got."""
+    """Return the place of an entry that a hook got, in words."""
     if kind == TENSOR:
         return f"grad of {got.tensor}"
     if kind == ACCUMULATED:
@@ -77,22 +77,23 @@ def hook_set(
     named: Callable[[Tree], Mapping[str, Tensor]],
     write: Write,
 ) -> Generator[Callable[[Tree], None]]:
-    """Set a hook before the forward, or give what sets it after.
+    """Set a hook before the forward, or yield a function that sets it afterwards.
 
     Args:
         kind: One of `KINDS`.
         trial: The copy that is to run.
-        named: Gives the tensors to hook by their names, once there is an output.
-        write: Takes what a hook gets.
+        named: Returns the tensors to hook, by name, once there is an output.
+        write: Takes what the hook gets.
 
     Yields:
-        What is to be called with the output.
+        A function to call with the output.
     """
     if kind in ON_MODULE:
         module = trial.module
         handle = getattr(module, kind)(partial(_take_of_module, write))
-        # A module may call itself: torch has taken up the hook of the outermost call.
-        # A __call__ of its own may have others come before that.
+        # A module may call itself. Once its forward pre-hooks run, torch has taken up
+        # the hook of the outermost call. A __call__ of its own may make other calls
+        # before that one.
         if not has_own_call(module):
             module.register_forward_pre_hook(partial(_remove, handle))
         yield lambda _: None
@@ -103,8 +104,8 @@ def hook_set(
         try:
             yield lambda output: handles.extend(_on_tensors(kind, named(output), write))
         finally:
-            # That on several holds the nodes of leaves, which hold the leaves, and
-            # these the hook: nobody would see that circle.
+            # A hook on several tensors holds the nodes of leaves, which hold the
+            # leaves, and these the hook: Python does not see that reference cycle.
             for handle in handles:
                 handle.remove()
 
@@ -135,16 +136,17 @@ def _on_node(kind: str, output: Tree, write: Write) -> None:
 def _on_tensors(
     kind: str, named: Mapping[str, Tensor], write: Write
 ) -> list[RemovableHandle]:
-    """Hook tensors. One whose hook is never called has got nothing."""
-    found: dict[str, Tensor | None] = dict.fromkeys(named)
+    """Hook tensors. A tensor whose hook is never called has ``None``."""
+    received: dict[str, Tensor | None] = dict.fromkeys(named)
 
     def take(grads: Mapping[str, Tensor | None]) -> None:
         for name, grad in grads.items():
-            found[name] = None if grad is None else kept(grad)
-        write([Got("grad", i, it, name) for i, (name, it) in enumerate(found.items())])
+            received[name] = None if grad is None else kept(grad)
+        entries = enumerate(received.items())
+        write([Got("grad", i, grad, name) for i, (name, grad) in entries])
 
     def take_all(grads: GradTuple) -> None:
-        take(dict(zip(found, grads, strict=True)))
+        take(dict(zip(received, grads, strict=True)))
 
     def take_one(name: str, grad: Tensor) -> None:
         take({name: grad})

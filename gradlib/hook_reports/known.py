@@ -24,19 +24,19 @@ from gradlib.stats import is_inexact
 from gradlib.tree import Tree
 
 TOTAL = "{} with its use in other outputs"
-"""The name of an output's gradient where others were computed from it."""
+"""The name of an output's gradient where other outputs were computed from it."""
 
 MOST_NOISE = 1e-2
-"""How far apart two runs may be, and still compute the same but for rounding."""
+"""By how much two runs may differ and still compute the same, except for rounding."""
 
 
 class KnownGradients:
     """Every gradient of a call that has a name, computed without a backward hook.
 
     Attributes:
-        warnings: What was warned of meanwhile.
-        repeats: Whether another run gave the same, but for rounding; until
-            `compare`, as if.
+        warnings: The warnings of the run.
+        repeats: Whether another run gave the same, except for rounding; True until
+            `compare` has looked.
     """
 
     repeats = True
@@ -44,7 +44,7 @@ class KnownGradients:
     def __init__(self, trial: Trial, names: Names) -> None:
         """Run the trial, and listen at every tensor that has a name."""
         self._outputs: dict[str, Tensor] = {}
-        self._totals = _Sums()  # of outputs that others use, too
+        self._totals = _Sums()  # of outputs that others are computed from
         self._leaves = _Sums()
         self._inner = _Sums()
         self._noise: dict[str, float] = {}
@@ -53,7 +53,7 @@ class KnownGradients:
             trial.module, lambda name, it: _listen(it, self._inner.adder(name))
         )
         trial.run(partial(self._listen_outside, trial, names))
-        del makers  # that of a leaf goes, with what listens there, if nobody has it
+        del makers  # the node of a leaf, with its hook, lives only while it is held
         self.warnings = trial.warnings
         for name, total in self._totals.arrived().items():
             self._outputs[TOTAL.format(name)] = total
@@ -65,8 +65,9 @@ class KnownGradients:
 
         Args:
             grad: A gradient of any shape.
-            outputs_first: Which goes first where an output's is equal to an input's.
-            among: Which names there are; all without it.
+            outputs_first: Whether an output goes first where its gradient is equal to
+                that of an input.
+            among: The names to choose from; all without it.
         """
         groups = (self._outputs, self._leaves.arrived())
         first, second = groups if outputs_first else groups[::-1]
@@ -80,7 +81,7 @@ class KnownGradients:
         return name in self._leaves.arrived()
 
     def compare(self, again: "KnownGradients") -> None:
-        """Learn how far two runs are apart: a GPU may add in another order each time.
+        """Learn how far two runs differ: a GPU may add in another order each time.
 
         Args:
             again: The gradients of another run.
@@ -99,7 +100,7 @@ class KnownGradients:
         return {**self._outputs, **self._leaves.arrived(), **self._inner.arrived()}
 
     def _listen_to_inputs(self, trial: Trial, names: Names) -> list[Node]:
-        """Listen at each place of its own, and return the nodes where that is."""
+        """Listen at each place of the inputs, and return the nodes that are hooked."""
         tell_places_apart(trial)
         nodes: list[Node] = []
         for place, tensor in differentiable(trial.inputs).items():
@@ -110,12 +111,12 @@ class KnownGradients:
         return nodes
 
     def _listen_outside(self, trial: Trial, names: Names, output: Tree) -> None:
-        """Listen to the outputs and, as a forward may make them, the parameters.
+        """Listen at the outputs, and at what the forward may have made.
 
-        It may also make inputs require grad.
+        These are parameters, and inputs that the forward has made to require grad.
         """
         for sums in (self._leaves, self._inner):
-            sums.forget()  # what a pass has given that the forward itself ran
+            sums.forget()  # what came of a backward pass inside the forward
         made = *with_gradients(trial.module), *wakened(trial, names)
         for name, tensor in made:
             _listen(tensor, self._leaves.adder(name))
@@ -129,10 +130,10 @@ class KnownGradients:
 
 
 def gradients_of_idle(trial: Trial, names: Names) -> dict[str, Tensor]:
-    """Return the gradients there would be of what requires none, by name.
+    """Return the gradients that tensors without requires_grad would have, by name.
 
-    That is inputs, parameters, buffers and tensors kept as attributes. None are
-    returned where the module cannot run with all of these requiring grad.
+    These are inputs, parameters, buffers and tensors kept as attributes. Nothing is
+    returned where the module cannot run with all of them requiring grad.
     """
     sums = _Sums()
     inputs = trial.inputs
@@ -160,18 +161,18 @@ def _is_idle(value: object) -> TypeGuard[Tensor]:
 
 
 class _Sums:
-    """Gradients by name, in the order of the names; what comes in parts is added up."""
+    """Gradients by name, in the order of the names; parts of one are added up."""
 
     def __init__(self) -> None:
         self._grads: dict[str, Tensor | None] = {}
 
     def adder(self, name: str) -> Callable[[Any], None]:
-        """Return a hook for a tensor, or for before a node with one output."""
+        """Return a hook for a tensor, or a pre-hook for a node with one output."""
         self._grads[name] = None
 
         def add(grad: Tensor | tuple[Tensor | None]) -> None:
             part = grad[0] if isinstance(grad, tuple) else grad
-            # What is nested, inside of a module, has no value that another could have.
+            # A nested gradient, of an inner tensor, cannot equal that of another.
             if part is not None and not part.is_nested:
                 before = self._grads[name]
                 self._grads[name] = kept(part) if before is None else before + part
@@ -179,7 +180,7 @@ class _Sums:
         return add
 
     def forget(self) -> None:
-        """Begin anew, with the same names."""
+        """Begin again with the same names."""
         self._grads = dict.fromkeys(self._grads)
 
     def arrived(self) -> dict[str, Tensor]:
@@ -187,7 +188,7 @@ class _Sums:
 
 
 def kept(grad: Tensor) -> Tensor:
-    """Return a copy of a gradient, which may be overwritten later: a dense one."""
+    """Return a dense copy of a gradient, which may be overwritten later."""
     value = grad.detach()
     is_dense = grad.layout == torch.strided or grad.is_nested
     return (value if is_dense else value.to_dense()).clone()

@@ -21,22 +21,22 @@ from gradlib.tree import Tree
 class LastNode:
     """The node of the first output tensor.
 
-    Where the module returns a tensor as it was, that is a node outside of the module.
-    In the copy a stand-in is in its place.
+    Where the module returns a tensor as it was, that node is outside of the module, and
+    a stand-in takes its place in the copy.
 
     Attributes:
-        name: What torch calls it, ``""`` where there is none.
-        inputs: One name for each input of its operation: that of what the gradient
-            ends at, or else of the node it flows to.
+        name: torch's name for the node, ``""`` where there is none.
+        inputs: One name for each input of its operation: that of the tensor at which
+            the gradient ends, or else of the node that the gradient flows to.
         edges: Where the gradient of each input flows, ``None`` where none is needed.
-            In the copy, as `ends` is.
-        ends: The name of what each gradient ends at, ``None`` where the module has
-            computed that itself.
-        laid_out: Where the gradient flows of what each input only lays out anew, as the
-            transpose of a weight does.
-        laid_out_ends: The names of what ends there, as `ends` are.
-        returned: What the tensor is called that the module returns as it was, if it
-            does; then the node is outside of it.
+            These and `ends` are those of the copy.
+        ends: The name of the tensor at which each gradient ends, ``None`` where the
+            module itself has computed that tensor.
+        laid_out: For each input that is only another layout of a tensor, as the
+            transpose of a weight is, where that tensor's gradient flows.
+        laid_out_ends: The names of the tensors at which these gradients end.
+        returned: The name of the tensor that the module returns as it was, if it does;
+            then the node is outside of the module.
     """
 
     name: str = ""
@@ -53,7 +53,7 @@ def last_node(trial: Trial, end_at: EndAt) -> LastNode:
 
     Args:
         trial: The copy that has run.
-        end_at: Tells the tensor whose gradient a node takes on.
+        end_at: Tells the tensor whose gradient a node receives.
     """
     node = first_node(trial.seen)
     if node is None:
@@ -77,11 +77,11 @@ _LAYS_OUT = re.compile(
     "(T|Transpose|Permute|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|Expand|Alias"
     r"|ToCopy)Backward\d+"
 )
-"""The nodes of operations that change no value, and no number of uses of one."""
+"""Nodes of operations that change neither a value nor how often it is used."""
 
 
 def _source(edge: Edge | None) -> Edge | None:
-    """Return where the gradient flows of what nodes in a row only lay out anew."""
+    """Return where the gradient flows past all nodes that only change a layout."""
     while edge is not None and _LAYS_OUT.fullmatch(edge[0].name()):
         node, number = edge[0].next_functions[0]
         edge = None if node is None else (node, number)
@@ -89,12 +89,12 @@ def _source(edge: Edge | None) -> Edge | None:
 
 
 class Variant(NamedTuple):
-    """What often changes the last node, and what then becomes of the old hook.
+    """A change that often changes the last node, and what then becomes of the hook.
 
     Attributes:
-        words: What is changed.
-        node: The node that the hook then sits on.
-        first: What torch comes to as it looks for the tensor of that node.
+        words: The change, in words.
+        node: The node that the old hook then sits on.
+        first: What torch finds as it looks for the tensor of that node.
     """
 
     words: str
@@ -103,7 +103,7 @@ class Variant(NamedTuple):
 
 
 def variants(module: nn.Module, inputs: Tree) -> Iterator[Variant]:
-    """Try what often changes the last node: what the module does not take is no way."""
+    """Try what often changes the last node, without what makes the module raise."""
     bias = Trial(module, inputs)
     if own_parameters(bias.module).get("bias") is not None:
         cast(Any, bias.module).bias = None
@@ -127,7 +127,7 @@ def _tried(words: str, made: Callable[[], Trial]) -> Iterator[Variant]:
         trial = made()
         trial.run(backward=False)
     except Exception:
-        return  # the module does not take that
+        return  # the module does not accept that
     node = first_node(trial.seen)
     node = node and trial.stands_for.get(node, node)
     yield Variant(words, node, first_tensor(trial.seen.build()))

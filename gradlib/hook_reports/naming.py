@@ -1,4 +1,4 @@
-"""Naming a gradient by its value: which known gradient is it, and in which form?"""
+"""Naming a gradient by its value: which known gradient it is, and in which form."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gradlib.stats import is_inexact
 
-MOST_DIMENSIONS = 5  # of a tensor whose dimensions are tried in every order
+MOST_DIMENSIONS = 5  # up to so many, every order of the dimensions is tried
 
 MOST_AT_FIRST = 4096
-"""So many entries of two tensors are compared before all are."""
+"""At most so many entries of two tensors are compared before all are."""
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -31,18 +31,19 @@ def name_by_value(
 
     Args:
         grad: A gradient of any shape.
-        noise: How far apart two computations of a known gradient were, next to its
-            largest entry, by the same name; none for 0.
-        groups: Known gradients by the name of the tensor they belong to. Of what fits
-            equally well that in the first group goes before that in the second.
-        whole: The names of those that are no sums of what the module computes: its
-            outputs'. Parts that add up to one do so by chance, or by a mean's weights.
+        noise: By the same names, how far two computations of a known gradient differed,
+            relative to its largest entry; 0 where there is no entry.
+        groups: Known gradients, by the names of their tensors. Where several fit
+            equally well, an earlier group goes before a later one.
+        whole: The names of known gradients that are no sums of what the module
+            computes: those of its outputs. A gradient that sums up to one of these does
+            so by chance, or by a mean's weights.
 
     Returns:
         ``"gradient of weight, transposed"``, with every name that fits equally well;
-        ``None`` where none does. A simple form goes before a far-fetched one, and
-        equal to the last bit before equal up to rounding, and that before as far apart
-        as two computations of the same.
+        ``None`` where none does. A simple form goes before a far-fetched one. Within a
+        form, equality to the last bit goes before equality up to rounding, and that
+        before a difference no larger than between two computations.
     """
     for form in FORMS:
         for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
@@ -69,7 +70,7 @@ def _permuted(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
         return None
     if sorted(grad.shape) != sorted(known.shape):
         return None
-    margins = _margins(tolerance, grad, known)  # in every order the same
+    margins = _margins(tolerance, grad, known)  # the same for every order
     for order in permutations(range(known.ndim)):
         turned = known.permute(order)
         if turned.shape == grad.shape and _are_close(margins, grad, turned):
@@ -116,32 +117,32 @@ def _nothing(_name: str, _a: Tensor, _b: Tensor) -> float:
 
 
 def _rounding(_name: str, a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors may differ as the same sum does in another order.
+    """Return how far two tensors may differ because of another order of summation.
 
-    What is narrower than float32 is summed up in that.
+    Dtypes narrower than float32 are summed in float32.
     """
     return 4 * min(_eps(a, b), torch.finfo(torch.float32).eps)
 
 
 def _repeating(noise: Mapping[str, float], name: str, a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors may differ as the same computation does each time."""
+    """Return how far two tensors may differ because a computation does each time."""
     return max(_rounding(name, a, b), 8 * noise.get(name, 0.0))
 
 
 def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are close, next to their largest entry."""
+    """Tell whether two tensors are close, relative to their largest entry."""
     return a.shape == b.shape and _are_close(_margins(tolerance, a, b), a, b)
 
 
 def _margins(tolerance: float, a: Tensor, b: Tensor) -> Margins:
     eps = _eps(a, b)
-    # Then each entry of what is narrower is rounded once.
+    # Each entry of a dtype narrower than float32 is then rounded once.
     once = eps if tolerance and eps > torch.finfo(torch.float32).eps else 0.0
     return once, tolerance * max(_largest(a), _largest(b)) if tolerance else 0.0
 
 
 def _are_close(margins: Margins, a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors of one shape are close: first a few of their entries."""
+    """Tell whether two tensors of one shape are close; compare a few entries first."""
     rtol, atol = margins
     few = _few_of(a)
     pairs = [(a, b)] if few is a else [(few, _few_of(b)), (a, b)]
@@ -152,20 +153,20 @@ def _are_close(margins: Margins, a: Tensor, b: Tensor) -> bool:
 
 
 def _few_of(tensor: Tensor) -> Tensor:
-    """Return a part of a tensor, from its middle: at the borders are often zeros."""
+    """Return a part of a tensor from its middle, as borders often are zeros."""
     while tensor.ndim and tensor.numel() > MOST_AT_FIRST:
         tensor = tensor[len(tensor) // 2]
     return tensor
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors of one shape differ, next to their largest entry."""
+    """Return how far two tensors of one shape differ, relative to the largest entry."""
     x, y = _alike(a, b)
     return _largest(x - y) / max(_largest(x), _largest(y), TINY)
 
 
 def _eps(a: Tensor, b: Tensor) -> float:
-    """Return the distance of 1 to the next number in the coarser dtype."""
+    """Return the eps of the coarser dtype."""
     return max(torch.finfo(t.dtype).eps if is_inexact(t.dtype) else 0.0 for t in (a, b))
 
 
@@ -176,7 +177,7 @@ def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _computable(tensor: Tensor) -> Tensor:
-    """Return a tensor in a dtype that torch computes with: not one of eight bits."""
+    """Return a tensor in a dtype that torch can compute with, so not of eight bits."""
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 

@@ -35,12 +35,12 @@ def draw(
     received: Mapping[str, Mapping[str, str]],
     ax: "Axes | None",
 ) -> "Figure":
-    """Draw what gradients flow through, and what each kind of hook receives where.
+    """Draw what gradients flow through, and where each hook receives what.
 
     Args:
         title: The name of the module's class.
         graph: The graph of the call.
-        received: For each kind of hook the place of each entry, and its shape, or
+        received: For each kind of hook, by the place of each entry, its shape, or
             ``"None"`` or ``"zeros"``.
         ax: Where to draw; a new figure without it.
 
@@ -50,7 +50,7 @@ def draw(
     require_axes(ax)
     if not graph.flows:
         return message("No tensor that requires grad is found in the output.", ax)
-    # What a forward pre-hook has computed is an argument inside of the border.
+    # An argument that a forward pre-hook has computed is drawn inside the border.
     inside = {
         f"grad_input[{i}]"
         for i, (key, _) in enumerate(graph.arguments)
@@ -96,7 +96,7 @@ def _place(key: Key, text: str, *, faint: bool) -> Box:
 
 
 def _along(flow: Stream, graph: CallGraph, tags: Collection[Tag]) -> Iterator[Key]:
-    """Give what a gradient passes, from one end of its flow to the other."""
+    """Yield what a gradient passes, from the start of its flow to its end."""
     passed: list[Tag] = []
     if flow.start in graph.results:
         passed.append((FULL, f"grad_output[{graph.results.index(flow.start)}]"))

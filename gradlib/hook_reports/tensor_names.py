@@ -1,4 +1,4 @@
-"""What the tensors of a module call are called."""
+"""The names of the tensors of a module call."""
 
 import inspect
 from collections import Counter
@@ -31,7 +31,7 @@ class NamedEnd(NamedTuple):
 
     Attributes:
         kind: ``"input"``, ``"parameter"``, or ``"outside"`` of the module.
-        name: That of an input or a parameter, or else `OUTSIDE` or `COMPUTED`.
+        name: The name of an input or a parameter, or else `OUTSIDE` or `COMPUTED`.
         tensor: The tensor, ``None`` where it was computed outside.
     """
 
@@ -41,11 +41,11 @@ class NamedEnd(NamedTuple):
 
 
 EndAt: TypeAlias = Callable[[Node], NamedEnd | None]
-"""Tells the tensor whose gradient a node takes on, if there is one."""
+"""Tells the tensor whose gradient a node receives, if it is an end."""
 
 
 class Names:
-    """What the arguments and parameters of one call are called."""
+    """The names of the arguments and parameters of one call."""
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -53,7 +53,7 @@ class Names:
         """Take the names of the arguments from the signature of `forward`."""
         taken = {name for name, _ in own_tensors(module)} | {"output"}
         positional = enumerate(_positional_names(module, args))
-        # A function kept in the module may lead to the module itself, past the copy.
+        # A function kept in the module may use the original module, past the copy.
         self._originals = {id(it): name for name, it in with_gradients(module)}
         by_path = {f"[0][{i}]": name for i, name in positional}
         by_path |= {f"[1][{name!r}]": name for name in kwargs}
@@ -80,8 +80,8 @@ class Names:
     def differentiable_inputs(self, trial: Trial) -> dict[str, Tensor]:
         """Return the inputs of a trial that gradients can flow to, by their names.
 
-        No tensor that required none, and that the module has overwritten with one
-        that does: its gradient is of that alone.
+        An input that did not require grad, and that the module has overwritten with a
+        tensor that does, is left out: its gradient belongs to that tensor alone.
         """
         return {
             self.of_input(trial.inputs, place): it
@@ -90,9 +90,9 @@ class Names:
         }
 
     def ends(self, trial: Trial) -> EndAt:
-        """Return what tells the tensor whose gradient a node takes on.
+        """Return the function that tells the tensor whose gradient a node receives.
 
-        That is an input or parameter: what the module computes has no name.
+        It knows inputs and parameters: what the module itself computes has no name.
         """
         by_node: dict[Node, NamedEnd] = {}
         by_leaf: dict[int, NamedEnd] = {}
@@ -129,16 +129,16 @@ class Names:
 
 
 def wakened(trial: Trial, names: Names) -> Iterator[tuple[str, Tensor]]:
-    """Name the inputs that a forward has made to require grad, as for forces."""
+    """Yield the inputs that the forward has made to require grad, as for forces."""
     for place, tensor in differentiable(trial.inputs).items():
         if place not in trial.made_by and tensor.is_leaf:
             yield names.of_input(trial.inputs, place), tensor
 
 
 def tell_places_apart(trial: Trial) -> None:
-    """Put a copy into each place of an input that stands in several.
+    """Put a copy into each place of an input that is in several places.
 
-    Any other stays what it is: the module may ask it whether it is a leaf.
+    Any other input stays as it is: the module may ask whether it is a leaf.
     """
     own = {id(it) for _, it in with_gradients(trial.module)}
     many = Counter([*map(id, trial.inputs.leaves), *own])
@@ -149,10 +149,10 @@ def tell_places_apart(trial: Trial) -> None:
 
 
 def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:
-    """Have `made` called with each tensor that a module inside returns, and its name.
+    """Have `made` called with the name and each tensor that an inner module returns.
 
-    Only with those that require grad, and once: by the innermost module. What is
-    compiled would be compiled with the hooks in it.
+    This is for tensors that require grad, and once for each: for the innermost module
+    that returns it. Compiled modules are left out, as the hooks would be compiled too.
     """
     calls: Counter[str] = Counter()
     seen: dict[tuple[int, int], Tensor] = {}
@@ -168,20 +168,20 @@ def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) ->
                 made(f"output{outputs.path(place)} of {name}{call}", tensor)
 
     for name, part in cast(Any, module).named_modules():
-        takes_none = isinstance(part, torch.jit.ScriptModule)
-        if name and not takes_none and COMPILED not in name.split("."):
+        takes_no_hooks = isinstance(part, torch.jit.ScriptModule)
+        if name and not takes_no_hooks and COMPILED not in name.split("."):
             part.register_forward_hook(partial(hook, name))
 
 
 def with_gradients(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name what can get a gradient: parameters, and tensors kept as attributes."""
+    """Yield what can get a gradient: parameters, and tensors kept as attributes."""
     for name, tensor in own_tensors(module):
         if tensor.requires_grad and (tensor.is_leaf or stands_for_another(tensor)):
             yield name, tensor
 
 
 def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name the parameters, the buffers, and the tensors that attributes are or hold."""
+    """Yield the parameters, the buffers, and the tensors in attributes, with names."""
     seen: set[int] = set()
     held: list[tuple[str, Tree]] = []
     for name, part in cast(Any, module).named_modules():
@@ -207,7 +207,7 @@ def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:
     """Return what `forward` calls its positional arguments."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
-    except ValueError:  # a function of torch's that says nothing of it
+    except ValueError:  # a builtin function of torch's, which has no signature
         parameters = ()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, POSITIONAL)]
     return [*named, *(f"args[{i}]" for i in range(len(named), len(args)))][: len(args)]

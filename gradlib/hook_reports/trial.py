@@ -34,7 +34,7 @@ from gradlib.recording.kept import Kept
 from gradlib.selection import has_own_call
 from gradlib.tree import Tree
 
-SEED = 4_660_211  # unlikely to be anybody else's, so that no cotangent equals an input
+SEED = 4_660_211  # unlikely to be the user's too: no cotangent may equal an input
 
 
 class Trial:
@@ -44,15 +44,17 @@ class Trial:
 
     Attributes:
         module: The copy.
-        inputs: The copied ``(args, kwargs)``. A leaf stays a leaf, and what was
-            computed before stays computed; nothing leads back to the originals.
+        inputs: The copied ``(args, kwargs)``. A leaf stays a leaf, and a computed
+            tensor stays computed; nothing leads back to the originals.
         given: The ``(args, kwargs)`` that it was called with, once it has run.
         made_by: By place, the node that made an input before the module got it.
-        stands_for: By the node that stands for it, the node that made a tensor: an
-            input, or what the module has kept as an attribute.
+        stands_for: As in `CopiedCall`.
+        seen: The output as hooks of the module see it: a class with a ``__call__`` of
+            its own may return something else.
+        runs_hooks: Whether the class runs hooks at all.
         since: autograd's sequence number when the trial began. Nodes with a smaller one
-            were there before.
-        warnings: What was warned of, as ``"UserWarning: ..."``.
+            are older.
+        warnings: The warnings, as ``"UserWarning: ..."``.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class Trial:
         Args:
             module: The module to copy.
             inputs: Its ``(args, kwargs)``.
-            change: What to make of each tensor in `inputs`.
+            change: Applied to each tensor in `inputs`.
 
         Raises:
-            NotCopyableError: The module cannot be copied, or an input is nested, or
-                they have no values.
+            NotCopyableError: The module cannot be copied, an input is nested, or a
+                tensor has no values.
         """
         self.since = next_sequence_number()
         self.warnings: list[str] = []
@@ -82,10 +84,8 @@ class Trial:
             for place, tensor in differentiable(self.inputs).items()
         }
         self.given: tuple[Any, Any] = (), {}
-        # What hooks of the module see of the output: a class may have a __call__ of its
-        # own, which makes something else of what they have seen.
         self.seen = Tree.of(None)
-        self.runs_hooks = True  # whether the class does
+        self.runs_hooks = True
 
     def run(
         self,
@@ -103,8 +103,8 @@ class Trial:
             What the forward returned.
 
         Raises:
-            NotCopyableError: It returned a nested tensor, or torch would not survive
-                the pass.
+            NotCopyableError: The forward returned a nested tensor, or torch would not
+                survive the backward pass.
         """
         with random_state_kept(), _recorded(self.warnings), _casts_let_go():
             self.given = args, kwargs = self.inputs.build()
@@ -138,9 +138,9 @@ def differentiable(tree: Tree) -> dict[int, Tensor]:
 
 
 def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:
-    """Count the uses of each value that `outputs` were computed from, or are.
+    """Count the uses of `outputs` and of each value they were computed from.
 
-    A value is named by its edge: where its gradient flows.
+    A value is known by its edge: where its gradient flows.
     """
     outputs = list(outputs)
     inside = (edge for node in nodes_behind(outputs) for edge in edges_of(node))
@@ -148,7 +148,7 @@ def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:
 
 
 def cotangent(place: int, output: Tensor) -> Tensor:
-    """Return v for the output at `place`, random: equal values then mean something."""
+    """Return v for the output at `place`: random, so that no values agree by chance."""
     generator = torch.Generator("cpu").manual_seed(SEED + place)
     dtype = torch.complex128 if output.is_complex() else torch.float64
     v = torch.randn(output.shape, generator=generator, dtype=dtype, device="cpu")
@@ -159,15 +159,15 @@ def _backward(output: Tree, since: int) -> None:
     """Run a backward pass that leaves no gradient behind on any leaf.
 
     Args:
-        output: What to begin with.
-        since: autograd's sequence number when all began.
+        output: The output to begin with.
+        since: autograd's sequence number when the trial began.
     """
     outputs = differentiable(output)
     edges = [*edges_behind(map(edge_of, outputs.values()))]
     _require_survivable(node for node, _ in edges)
-    # A module may use what was computed outside of it, whose graph is others'. Where
-    # it does not, nothing is retained: what torch.compile makes may refuse it.
-    is_others = any(sequence_number(node) < since for node, _ in edges)
+    # A module may use tensors computed outside of it, whose graph the user may still
+    # need. If not, no graph is retained: one by torch.compile may refuse that.
+    has_outer_nodes = any(sequence_number(node) < since for node, _ in edges)
     leaves = leaves_at(edges)
     before = [leaf.grad for leaf in leaves]
     try:
@@ -175,7 +175,9 @@ def _backward(output: Tree, since: int) -> None:
             leaf.grad = None  # or it would be added to in place
         vs = [cotangent(place, tensor) for place, tensor in outputs.items()]
         if outputs:
-            torch.autograd.backward(list(outputs.values()), vs, retain_graph=is_others)
+            torch.autograd.backward(
+                list(outputs.values()), vs, retain_graph=has_outer_nodes
+            )
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
@@ -195,9 +197,9 @@ def _require_survivable(nodes: Iterable[Node]) -> None:
 
 @contextmanager
 def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
-    """Set back what trials change of a module itself, and tell the names afterwards.
+    """Undo what trials change in the original module, and list the names afterwards.
 
-    A function that refers to the module, and is kept in it, is not copied with it.
+    A function kept in the module may refer to it, and is not always copied with it.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
     before = [
@@ -211,14 +213,14 @@ def left_as_it_is(module: nn.Module) -> Generator[list[str]]:
     finally:
         for name, tensor, data, kept in before:
             if kept.has_changed(may_wait=True):
-                tensor.data = data  # it may show another's memory, or have another size
+                tensor.data = data  # it may show other memory, or have another size
                 data.copy_(kept.value)
                 changed.append(name)
 
 
 @contextmanager
 def _casts_let_go() -> Generator[None]:
-    """Have an autocast around all of it keep no casts: each would keep its copy."""
+    """Keep an outer autocast from caching casts: each would keep its copy alive."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(before and not any_autocast())
     try:
@@ -229,7 +231,7 @@ def _casts_let_go() -> Generator[None]:
 
 @contextmanager
 def _recorded(into: list[str]) -> Generator[None]:
-    """Record warnings, and those that torch gives only once every time."""
+    """Record warnings, including those that torch otherwise gives only once."""
     always = torch.is_warn_always_enabled()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -46,7 +46,7 @@ _WHY_ON_TENSORS = {
 
 
 def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
-    """Name an entry by its place and its value, or say why it has none."""
+    """Name an entry by its place and its value, or say why it has no name."""
     grad = got.grad
     if grad is None:
         if got.tensor and call.known.arrives(got.tensor):
@@ -83,14 +83,14 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
         return f"gradient of {name} as it was overwritten"
     if call.uses[edge] > 1 and got.field == "grad_input":  # a pre-hook uses it, too
         return _a_part_of(name)
-    # As of an argument that is returned, or that is another argument too.
+    # As for an argument that is returned, or is passed in two places.
     if call.uses[edge] > 1 or name in call.in_several_places:
         return _with_all_uses(name)
     return f"gradient of {name}, changed by a hook that the forward sets"
 
 
 def _is_of_pre_hook(call: HookedCall, kind: str, got: Got) -> bool:
-    """Tell whether an entry is for what a forward pre-hook has computed."""
+    """Tell whether an entry is for an argument that a forward pre-hook computed."""
     if kind != FULL or got.field != "grad_input" or got.number >= len(call.args):
         return False
     value = call.given[got.number]
@@ -112,7 +112,7 @@ def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
 
 
 def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
-    """Say what the gradient of an input of the last node is, if not that of a name."""
+    """Say what the gradient of an input of the last node is, if no name fits."""
     last, number = call.last_node, got.number
     edge, end = last.edges[number], last.ends[number]
     if edge is None:
@@ -136,19 +136,19 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
 
 
 def _also_known_as(call: HookedCall, grad: Tensor, said: str) -> str:
-    """Add to what is said of an inner tensor's gradient what else has that value."""
+    """Add to the words for an inner tensor's gradient what else has that value."""
     name = _name(call, grad, outputs_first=False)
-    if name and name.startswith("gradient"):  # by a sum, or by a weight of ones
+    if name and name.startswith("gradient"):  # equal because of a sum or unit weights
         return f"{said}, equal to {name.replace('gradient', 'that', 1)}"
     return name or said
 
 
 def _what_inner(call: HookedCall, edge: Edge) -> str:
-    """Name what one use gives to a tensor that the module itself computes."""
+    """Name the gradient of one use of a tensor that the module itself computes."""
     said = _inner_from(edge)
     if call.uses[edge] < 2:
         return said
-    of_hooked = call.hooked_at.items()  # where one was overwritten, there is another
+    of_hooked = call.hooked_at.items()  # an overwritten one has the edge of another
     hooked = {at: name for name, at in of_hooked if name in call.names_at[at]}
     if name := hooked.get(edge) or call.inner.get(edge):
         return _a_part_of(name)
@@ -168,7 +168,7 @@ def _inner_from(edge: Edge) -> str:
 
 
 def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
-    """Say what gradient is zero, from where it stands, or why there is none."""
+    """Say which gradient is zero, by its place, or why there is none."""
     field, i, _, name = got
     last = call.last_node
     if _is_of_last_node(kind, got) and (edge := last.edges[i]) is not None:
@@ -263,7 +263,7 @@ def _what_then(variant: Variant) -> str:
 
 
 def _first_output(call: HookedCall) -> str:
-    """Return what the output is called on whose node the old hook sits."""
+    """Return the name of the output on whose node the old hook sits."""
     if call.seen is not call.output:
         return "what forward returned"
     if len(tensors_in(call.output.build())) < 2:
@@ -372,7 +372,7 @@ def _why_several_never(call: HookedCall) -> str:
 
 
 def _why_border_never(call: HookedCall, kind: str, output: object) -> str:
-    """Say what the border of a module lacks for a full hook, or ``""``."""
+    """Say why no full hook at the border of the module is called, or ``""``."""
     if not isinstance(output, Tensor | tuple):
         return (
             f"Never called: the output is of type {type(output).__name__}, and "
