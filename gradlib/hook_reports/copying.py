@@ -30,8 +30,8 @@ class CopiedCall(NamedTuple):
     Attributes:
         module: The copied module.
         inputs: The copied ``(args, kwargs)``.
-        stands_for: For each node that stands in the copy for the node that made a
-            tensor, that node. The tensor is an input, or kept by the module.
+        stands_for: For each stand-in node in the copy, the original node, which made an
+            input or a tensor that the module keeps.
     """
 
     module: nn.Module
@@ -219,7 +219,7 @@ def _put_together(like: Any, parts: list[Any]) -> Any:
 def _made_anew(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     """Return a function that refers to copies wherever it referred to originals.
 
-    It may do so in its closure, in its defaults and by global names.
+    It may refer to them in its closure, in its defaults and by global names.
     """
     closure = function.__closure__ or ()
     cells = tuple(CellType() for _ in closure)

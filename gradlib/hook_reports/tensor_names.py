@@ -149,7 +149,7 @@ def tell_places_apart(trial: Trial) -> None:
 
 
 def each_inner_output(module: nn.Module, made: Callable[[str, Tensor], None]) -> None:
-    """Have `made` called with the name and each tensor that an inner module returns.
+    """Have `made` called with the name and value of what each inner module returns.
 
     This is for tensors that require grad, and once for each: for the innermost module
     that returns it. Compiled modules are left out, as the hooks would be compiled too.

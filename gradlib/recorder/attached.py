@@ -103,8 +103,8 @@ class Attached:
     def alone(self) -> Generator[bool]:
         """Keep other threads out, and tell whether this thread is not inside already.
 
-        It is where a signal interrupted it and the handler calls the model. What is
-        left out then is done the next time.
+        It is inside if a signal handler that calls the model has interrupted it. What
+        is left out then is done the next time.
         """
         with self._lock:
             is_alone, self._is_at_it = not self._is_at_it, True

@@ -35,7 +35,7 @@ class Frame:
     # The parameters of its module whose gradients are gathered.
     parameters: Parameters | None = None
     has_views = False  # whether some of `inputs` are views
-    unasked: Sequence[Value] = ()  # inputs that require grad, but whose is not kept
+    unasked: Sequence[Value] = ()  # inputs whose gradients are not kept
     has_threads = False  # whether other threads compute a part of it, or of its graph
     # Nodes older than the call, though their sequence numbers may not show it.
     older: Sequence[Node] = ()

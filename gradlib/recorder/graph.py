@@ -47,8 +47,8 @@ FAR = 10_000
 class ForwardGraph:
     """The edges of the autograd graph that one forward makes, by where they lead."""
 
-    # Whether a backward pass inside the forward has made nodes in another thread:
-    # their sequence numbers do not tell when.
+    # Whether a backward pass inside the forward has made nodes in another thread, whose
+    # sequence numbers do not tell when they were made.
     is_mixed = False
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ForwardGraph:
         # Only under autocast may a cast be older: it comes from autocast's cache.
         self.autocasts = any_autocast()
         self.roots: list[Node] = []  # where the next walk begins
-        self.returned: set[Node] = set()  # of what calls returned, for others to use
+        self.returned: set[Node] = set()  # of what calls returned: others may use it
         self._walked: dict[Node, None] = {}  # in order
         self._in_order = 0  # how many of these lead to no node that is newer
         self.left_out: set[Node] = set()  # nodes older than the forward
@@ -193,8 +193,8 @@ class ForwardGraph:
     def computed_from(self, node: Node, since: int, until: int) -> Sequence[Made]:
         """Return the edges that a call made to a node that only changes a layout.
 
-        So a weight is transposed before it multiplies. A later pass may go through the
-        node too, with gradients that do not concern the call.
+        A weight, for instance, is transposed before it multiplies. A later pass may go
+        through the node too, with gradients that do not concern the call.
 
         Args:
             node: The node, of a class in `LAID_OUT`.
@@ -227,10 +227,10 @@ def _leads_to_later(node: Node) -> bool:
 def leads_to_newer(
     nodes: Iterable[Node], since: int, known: Collection[Node] = ()
 ) -> bool:
-    """Tell whether nodes with numbers below `since` lead to one that has none below.
+    """Tell whether nodes that are older by their numbers lead to a newer one.
 
-    No node does that is really older. One that a pass with ``create_graph=True`` makes
-    of a GPU's tensors does: a thread of the device counts its number.
+    A node that really is older never does. One that a pass with ``create_graph=True``
+    makes of a GPU's tensors does: a thread of the device counts its number.
 
     Args:
         nodes: The nodes.

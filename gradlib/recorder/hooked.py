@@ -11,7 +11,7 @@ from gradlib.recorder.graph import End
 from gradlib.recording.trace import Grads
 
 Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]
-"""Parameters by name, each with the end that its gradient flows to and what is kept."""
+"""Parameters by name, each with where its gradient flows and what is kept of that."""
 
 
 class Hooked:

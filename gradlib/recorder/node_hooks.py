@@ -68,7 +68,7 @@ class NodeHooks:
             grad: The gradient.
             grads_out: The gradients it was computed from: a pass that goes only through
                 these does not concern the call.
-            flow: The call's.
+            flow: The flow of the call.
         """
         node = grad.grad_fn
         if node is None or any(

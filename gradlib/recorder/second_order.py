@@ -60,7 +60,7 @@ def made_by(
     grads_out: Sequence[Tensor | None],
     known: int | None,
 ) -> Iterator[tuple[Node, Receiver]]:
-    """Yield the nodes that a node's backward made that lead where the node itself does.
+    """Yield the new nodes of a node's backward that lead where the node itself does.
 
     They lead to the gradients that the backward was given, and to what the node has
     saved: its inputs and its outputs. From the old value of an overwritten view they
@@ -102,7 +102,7 @@ def made_to(
     grads_in: Sequence[Tensor | None],
     grads_out: Sequence[Tensor | None],
 ) -> Iterator[tuple[Node, int]]:
-    """Yield the edges that a node's backward made that lead where one of its own does.
+    """Yield the new edges of a node's backward that lead where one of its own does.
 
     Args:
         node: The node.
@@ -134,7 +134,7 @@ def _edges_made(
     grads_out: Sequence[Tensor | None],
     known: int | None,
 ) -> Iterator[tuple[Node, int, End]]:
-    """Yield the edges that a node's backward made to the ends in `wanted`.
+    """Yield the new edges of a node's backward that lead to the ends in `wanted`.
 
     Args:
         node: The node.
@@ -191,7 +191,7 @@ def gives_back(
 
 
 def _newer_than(node: Node) -> int:
-    """Return a sequence number that each node made by a node's backward exceeds.
+    """Return a sequence number that all new nodes of a node's backward exceed.
 
     It is -1 if this thread has not counted more than `FEW` past the node's own.
     """

@@ -66,8 +66,8 @@ class Tap(TensorHook):
         self.grads = grads
         self.keep = keep
         node = tensor.grad_fn
-        # The number of the node that made it. detach_() leaves it its hooks, but makes
-        # it another tensor.
+        # The number of the node that made it. After detach_() the tensor still has its
+        # hooks, but is another one.
         self.maker = NO_NUMBER if node is None else sequence_number(node)
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
         super().__init__(tensor, attached.on_tensors)
@@ -89,7 +89,7 @@ class Tap(TensorHook):
         meant: Tensor | None = grad
         if self.part is not None:
             meant = None if gradients_are_batched() else self.part(grad)
-        # Set after ours: since it was put last, or in this pass by a hook before it.
+        # Hooks set after ours: since ours was put last, or in this pass by one before.
         others_follow = len(hooks) > 1 and next(reversed(hooks)) is not self
         if meant is not None and self.take(meant) and others_follow:
             self._take_again()

@@ -42,7 +42,7 @@ class Threads:
         return len(self._stacks) > 1
 
     def call_elsewhere(self, hooked: Hooked) -> CallTrace | None:
-        """Return the call in another thread for which this thread does a part, if any.
+        """Return the call in another thread that this thread does a part of, if any.
 
         It is a call of a module that holds the one called here. Numbers, which each
         thread counts for itself, do not tell which nodes such a call makes.
