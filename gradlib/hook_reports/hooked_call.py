@@ -256,7 +256,7 @@ class HookedCall:
             seen[id(memory)].append((memory, tensor, name))
 
     def hooks_left_out(self) -> int:
-        """Count the hooks on the module's tensors and inputs, without the recorder's."""
+        """Count the hooks on the tensors of the module and on inputs, without ours."""
         given = (it for it in self.inputs.leaves if isinstance(it, Tensor))
         tensors = {id(it): it for it in given}
         tensors |= {id(it): it for _, it in own_tensors(self.module)}

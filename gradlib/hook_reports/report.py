@@ -46,8 +46,8 @@ class HookEntry:
     """One entry of what a hook received.
 
     Attributes:
-        place: Where it stood, as ``"grad_input[0]"``; of a hook on a tensor, of what
-            it is the gradient, as ``"grad of output"`` or ``"weight.grad"``.
+        place: Where the hook got it, as ``"grad_input[0]"``; for a hook on a tensor,
+            with the tensor's name, as ``"grad of output"`` or ``"weight.grad"``.
         value: The gradient, of any shape, or ``None``.
         what: What it is, as ``"gradient of weight, transposed"``.
     """
@@ -66,8 +66,8 @@ class HookKind(Printable):
         entries: What the hook received, in order; for a hook on a tensor, what the
             hook on each tensor received. Empty where it was never called.
         why: Why there are that many entries, and what would change it.
-        warnings: What was warned of with this hook, and not without it.
-        error: What was raised with this hook, and not without it, or ``""``.
+        warnings: The warnings given with this hook, and not without it.
+        error: The error raised with this hook, and not without it, or ``""``.
     """
 
     name: str
@@ -105,8 +105,9 @@ class HookReport(Printable):
         last_node_inputs: One name for each input of its operation: that of an argument
             or parameter, or else of the node the input comes from; ``"-"`` where the
             input needs no gradient.
-        kinds: By the name of the method or function that sets the hook.
-        notes: What to know about the whole.
+        kinds: What each kind of hook received, by the name of the method or function
+            that sets the hook.
+        notes: Remarks about the whole report.
     """
 
     module_type: str
@@ -139,7 +140,7 @@ class HookReport(Printable):
         Raises:
             RecordingArgumentError: `ax` is no Axes.
         """
-        # Not before: to import matplotlib takes longer than all the rest.
+        # Imported only here, as importing matplotlib takes longer than all the rest.
         from gradlib.hook_reports.picture import draw
 
         received = {
@@ -225,7 +226,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         )
     of_inference = torch.is_inference_mode_enabled()
     with _no_inference_mode(), catch_warnings():
-        simplefilter("ignore")  # of what is only looked at; what runs is recorded
+        simplefilter("ignore")  # as attributes are read; those of runs are recorded
         with left_as_it_is(module) as changed:
             call = HookedCall(module, args, kwargs)
             kinds = {kind: _tried(call, kind) for kind in KINDS}
@@ -238,7 +239,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
 
 @contextmanager
 def _no_inference_mode() -> Generator[None]:
-    """Disable gradients in the way that leaves tensors their graphs."""
+    """Replace inference mode by no_grad, under which tensors can have graphs."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -280,7 +281,7 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
 
 
 _GUESSES_AND_KERNELS = re.compile(r"\n\n.*| This could be because .*", re.DOTALL)
-"""What torch may add to an error: why there is no such kernel, and which there are."""
+"""What torch may add to an error: guesses at the reason, and the kernels that exist."""
 
 
 def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:
@@ -336,7 +337,7 @@ def _table_of(kind: HookKind) -> Table:
 
 
 def _in_short(value: Tensor | None) -> str:
-    """Return the shape of an entry, or that nothing is in it."""
+    """Return the shape of an entry, or ``"None"`` or ``"zeros"``."""
     if value is None:
         return "None"
     is_shown = value.is_nested or not value.numel() or value.any()

@@ -1,12 +1,12 @@
 """What happens at every call of a recorded module: before it, and after it.
 
 A call's arguments and result are left as they are, so the model computes what it would
-compute alone. Where each gradient is seen:
+compute without recording. Where each gradient is seen:
 
 - ``grad_output`` and the totals: a hook on the output, the input or the parameter.
 - ``grad_input`` and ``param_grads``: the autograd nodes that a forward made are walked
-  before a backward pass can begin; what those of a call hand to its inputs and
-  parameters is its share.
+  before a backward pass can begin. A call's share is what the nodes that it made
+  compute for its inputs and parameters.
 """
 
 import itertools
@@ -92,10 +92,10 @@ class ModuleCalls:
         Args:
             block: What all calls have in common.
             passes: The backward passes of the block.
-            keep: Gives what to keep of arguments and outputs.
-            when_forward_begins: Called as an outermost call begins.
+            keep: Returns what to keep of arguments and outputs.
+            when_forward_begins: Called when an outermost call begins.
             refuses: Whether the model holds a tensor whose class refuses to be kept.
-                Then no class of tensors is asked.
+                Then no class of tensors sees what is done here.
         """
         self._may_be_seen = _always if refuses else function_modes
         self._call_unseen = call_past_classes if refuses else call_unseen
@@ -104,7 +104,7 @@ class ModuleCalls:
         self._passes = passes
         self._forwards = itertools.count()
         self._moments = itertools.count()
-        # What a call meets is looked at before another thread takes a later moment.
+        # No other thread takes a later moment before a call's state has been looked at.
         self._looking = threading.RLock()
         self._threads = Threads(keep)
         self._now = self._threads.now
@@ -130,7 +130,7 @@ class ModuleCalls:
     ) -> None:
         """Write down that a call begins, and hook what flows into it."""
         python = running_frame(1)
-        if self._may_be_seen():  # by somebody who may change what is ours
+        if self._may_be_seen():  # by a mode of the user's, which may change what we do
             self._call_unseen(self._before, python, hooked, module, args, kwargs)
         else:
             self._before(python, hooked, module, args, kwargs)
@@ -144,21 +144,21 @@ class ModuleCalls:
         kwargs: dict[str, Any] | None,
     ) -> None:
         if kwargs is None or hooked.before_id not in forward_pre_hooks(module):
-            return  # somebody has set it anew: the module has one of its own
+            return  # others set it on another module, which has a hook of its own
         if module is not hooked.module and not is_replica(module):
-            return  # a copy, which shares the hooks of what it is one of
+            return  # a copy, which shares the hooks of the original
         now = self._now
         stack = now.stack
         for frame in stack:
             if frame.module is module:
                 self._drop_broken_off(now, python)
                 break
-        if len(forward_hooks(module)) > 1:  # somebody's may be of this forward
+        if len(forward_hooks(module)) > 1:  # the user may have set one in this forward
             put_after_others(module, hooked.after_id)
         running = backward_pass_id()
         around = None if running == -1 else checkpoint_around(python)
         if why := _has_no_values(stack):
-            if around is None:  # or it had none in the first computation
+            if around is None:  # else its first computation was written down already
                 call = self._begin(now, hooked, -1)
                 call.no_pass_because = why
                 frame = _frame_of(call, hooked, module, python, stack)
@@ -190,7 +190,7 @@ class ModuleCalls:
         """Take what a call is given, and write down that it runs."""
         call, stack = frame.call, now.stack
         is_enabled = grad_is_enabled()
-        # Inside of one it may be enabled again, as for forces.
+        # Inside a checkpoint gradients may be enabled again, as for forces.
         if not is_enabled or (stack and stack[-1].call.checkpoints):
             self._checkpoints.meet(call, around_forward(frame.python))
         if not self._gathers:
@@ -201,9 +201,9 @@ class ModuleCalls:
         else:
             call.no_pass_because = notes.DISABLED
         self._take_inputs(now, frame, leaves)
-        if call.inputs is NO_INPUTS:  # or it is the recomputation of an earlier call
+        if call.inputs is NO_INPUTS:  # else it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
-        call.idle = [*frame.idle]  # once they are there: an interrupt may come between
+        call.idle = [*frame.idle]  # after `inputs`: an interrupt may come in between
         if own := parameters_at_call(frame.module):
             self.parameters.take(frame, own)
         if not stack:
@@ -217,16 +217,16 @@ class ModuleCalls:
     def end(self) -> None:
         """Note at the end of the block which calls were broken off.
 
-        Of those of other threads nobody knows.
+        Calls in other threads are left out: they may still run.
         """
         if self._now.stack:
             self._drop_broken_off(self._now, running_frame(1))
 
     def _drop_broken_off(self, now: Running, caller: FrameType | None) -> None:
-        """Forget calls that ended without a word, as on KeyboardInterrupt.
+        """Forget calls that ended without their hook, as on KeyboardInterrupt.
 
-        They show when their module is called again, or when the block ends: is its call
-        still running?
+        They are looked for when their module is called again, or when the block ends: a
+        call was broken off if its Python frame no longer runs.
         """
         stack = now.stack
         running: set[FrameType | None] = set()
@@ -275,11 +275,11 @@ class ModuleCalls:
             call.holds_state = hooked.holds_state
 
     def _take_inputs(self, now: Running, frame: Frame, leaves: list[Any]) -> None:
-        """Put what is kept of what the call is given in place of it, and hook it."""
+        """Replace the call's inputs by what is kept of them, and hook the tensors."""
         call, outermost = frame.call, not now.stack
         closed: tuple[int, ...] = ()
         gathers = frame.gathers and self._gathers_inputs
-        # What is computed again in the backward pass is given other tensors there.
+        # A checkpoint gives the call other tensors when it computes it again.
         listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
@@ -301,7 +301,7 @@ class ModuleCalls:
                 frame.inputs[place] = value
                 if value.base is not None:
                     frame.has_views = True
-                self._hook(now, frame, value)  # all of what flows into it
+                self._hook(now, frame, value)  # for the total
             elif frame.gathers:
                 frame.unasked = [*frame.unasked, value]
             elif listens:
@@ -312,7 +312,7 @@ class ModuleCalls:
             call.closed_inputs = closed
 
     def _keep_module(self, call: CallTrace, place: int, leaf: object) -> None:
-        """Keep a module of the model that a call is given, for who gives it again."""
+        """Keep a module of the model that is an argument, for a replay to pass on."""
         history, known = self._block.history, call.given_modules
         if history is None or place in known or not isinstance(leaf, nn.Module):
             return
@@ -328,10 +328,10 @@ class ModuleCalls:
             self._values.hook(value, frame.within, now.views, is_output=is_output)
 
     def _leave_out_older(self, now: Running, frame: Frame) -> None:
-        """Never walk what was there before the forward that begins."""
+        """Keep walks of the graph away from nodes older than the new forward."""
         frame.graph.leave_out(value.end for value in frame.inputs.values())
         if now.number or self._threads.are_several():
-            # Each thread counts for itself: numbers do not tell that others are older.
+            # Each thread counts for itself: numbers do not tell which nodes are older.
             frame.graph.leave_out((node, 0) for node in nodes_in(frame.module))
 
     @kept_from_compile
@@ -341,7 +341,7 @@ class ModuleCalls:
         """Take the parameters that FSDP has put into a module whose call began.
 
         Args:
-            views: Their names, if they stand there as plain tensors.
+            views: Their names, if they are plain tensors there.
             module: The module.
         """
         stack = self._now.stack
@@ -377,11 +377,11 @@ class ModuleCalls:
         output: object,
     ) -> None:
         if output is _NOT_GIVEN or hooked.after_id not in forward_hooks(module):
-            return  # somebody has set it anew
+            return  # others set it on another module
         if module is not hooked.module and not is_replica(module):
             return
         if _only_restores_values(python):
-            return  # and the call whose values these are may not have returned yet
+            return  # and the first computation of the call may not have returned yet
         now = self._now
         stack = now.stack
         if stack and stack[-1].module is module:
@@ -390,7 +390,7 @@ class ModuleCalls:
             while (frame := stack.pop()).module is not module:
                 frame.call.no_pass_because = notes.BROKEN_OFF
         else:
-            return  # not seen to begin
+            return  # its beginning was not seen
         raised = sys.exception()
         if raised is not None and raised is not frame.handled:
             frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
@@ -414,7 +414,7 @@ class ModuleCalls:
                     self._block.history.forward_ends(next(self._moments))
 
     def _take_wakened(self, now: Running, frame: Frame) -> None:
-        """Hook the inputs that a call has made to require grad, as for forces."""
+        """Hook the inputs that the call itself made require grad, as for forces."""
         call = frame.call
         for place, leaf in frame.idle.items():
             if leaf.requires_grad and leaf.is_leaf:
@@ -430,7 +430,7 @@ class ModuleCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Keep what the call returns, and hook all that gradients will pass."""
+        """Keep what the call returns, and hook what gradients will flow through."""
         call = frame.call
         if self._attached.set_by_others() > frame.hooks_of_others:
             call.hooks_inside = True
@@ -455,7 +455,7 @@ class ModuleCalls:
                 asked[place] = value
             else:
                 idle = *idle, place
-        if call.output is None:  # or a checkpoint computes again what it returned
+        if call.output is None:  # else a checkpoint computes the call again
             call.output = Tree(leaves, spec)
         if closed:
             call.closed_outputs = tuple(closed)
@@ -472,7 +472,7 @@ class ModuleCalls:
         idle: tuple[int, ...],
         closed: dict[int, object],
     ) -> None:
-        """Take the gradients of what a call returns, and see to those inside of it.
+        """Hook what a call returns, and have the nodes that it made hooked.
 
         Args:
             now: What runs in this thread.
@@ -515,24 +515,24 @@ class ModuleCalls:
                 self._values.take_off_inner(frame, asked)
         if frame.has_views:
             frame.find_overwritten()
-        # What has come of a value that is not opened shows as the forward ends.
+        # What is computed from an unopened value is known only when the forward ends.
         (now.closed.append if closed else self._returned.add)(frame)
         if frame.in_backward or may_go_back:
             self._returned.hook()
 
     def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
-        """Note where in the graph ends what a call has made, and what it left there.
+        """Note the end of the call's part of the graph, and the nodes it left behind.
 
         Args:
             now: What runs in this thread.
             frame: The call.
-            given: Its arguments, in which it may have left something.
+            given: Its arguments, in which it may have left tensors.
 
         Returns:
-            Whether it may have run a backward pass through a part of it.
+            Whether it may have run a backward pass through its part.
         """
         may_go_back = not (frame.in_backward or is_of_torch(type(frame.module)))
-        if may_go_back:  # itself, and through what it has left somewhere too
+        if may_go_back:  # perhaps through tensors that it has left somewhere
             left = nodes_left_in(frame.module, given)
             frame.roots = [*frame.roots, *left]
         if frame.has_threads:
@@ -540,7 +540,7 @@ class ModuleCalls:
         else:
             frame.until = next_sequence_number()
             frame.graph.roots += frame.roots
-            # Of torch's modules none casts anything itself, but those inside of it may.
+            # No module of torch's casts anything itself, but modules inside it may.
             if (may_go_back or frame.call.calls_others) and not frame.graph.autocasts:
                 frame.owns_casts = not any_autocast()
             if may_go_back:
@@ -548,7 +548,7 @@ class ModuleCalls:
         return may_go_back
 
     def _note_when(self, number: int) -> None:
-        """Write down inside of which call a pass runs, under what, and when it ends."""
+        """Write down in which call and autocast a pass runs, and when it ends."""
         happened, unfinished = self._block.happened, self._block.unfinished
         stack = self._now.stack
         if not stack and len(others := self._threads.stacks_elsewhere()) == 1:
@@ -560,7 +560,7 @@ class ModuleCalls:
             happened[number] = where, next(moments)
             unfinished.discard(number)
 
-        ends()  # or it raises
+        ends()  # for a pass that raises, and so never calls it
         if autocast := autocast_now():
             self._block.autocast[number] = autocast
         if not pass_is_compiled():
@@ -570,9 +570,9 @@ class ModuleCalls:
     def _hook_returned(self, now: Running, frame: Frame, value: Value) -> None:
         """Take the share of an input that the call returns as it was.
 
-        It is the gradient of all uses of the tensor, those inside the call included.
+        It is the gradient of all uses of the tensor, including those inside the call.
         """
-        # It was hooked before the call, as an input only.
+        # So far it was hooked as an input only.
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
@@ -583,10 +583,10 @@ def _always() -> bool:
 
 
 def _refused(leaf: Tensor, error: Exception) -> NotSaved:
-    """Return what stands for a tensor of a class for which what keeps it has raised.
+    """Return what stands for a tensor of another class that could not be kept.
 
-    Of a plain tensor that is an exception of somebody's ``reduce``, or ours, and goes
-    on.
+    For a plain tensor the exception comes from the user's ``reduce``, or from us, and
+    is raised again.
     """
     if not is_of_other_class(leaf):
         raise
@@ -598,7 +598,7 @@ def _refused(leaf: Tensor, error: Exception) -> NotSaved:
 
 
 def _note_tangents(frame: Frame, outputs: Iterable[Value]) -> None:
-    """Count what tangents of a call's outputs were made by to what it has made."""
+    """Add the nodes that made the tangents of a call's outputs to its part."""
     tangents = [tangent_of(it.tensor) for it in outputs]
     nodes = [it.grad_fn for it in tangents if it is not None]
     if found := [node for node in nodes if node is not None]:
@@ -620,7 +620,7 @@ def _frame_of(
     python: FrameType | None,
     stack: list[Frame],
 ) -> Frame:
-    """Return the frame of a call that begins inside of those in `stack`."""
+    """Return the frame of a call that begins inside the calls in `stack`."""
     if hooked.is_left_out:
         call.moment = -1  # the model itself, which only counts the forwards
     graph = stack[-1].graph if stack else ForwardGraph()
@@ -630,7 +630,7 @@ def _frame_of(
 
 
 def _has_no_values(stack: list[Frame]) -> str:
-    """Tell why a call that begins works on nothing that has a value, or ``""``."""
+    """Return why the tensors of a call that begins have no values, or ``""``."""
     if stack and stack[-1].has_no_values:
         return stack[-1].has_no_values
     if values_are_stand_ins() or values_are_fake():
@@ -639,6 +639,6 @@ def _has_no_values(stack: list[Frame]) -> str:
 
 
 def _only_restores_values(python: FrameType) -> bool:
-    """Tell whether a checkpoint computes a call again whose first graph is hooked."""
+    """Tell whether a checkpoint computes again a call whose first graph is hooked."""
     around = None if backward_pass_id() == -1 else checkpoint_around(python)
     return around is not None and not is_reentrant(around)
