@@ -479,8 +479,8 @@ class ModuleCalls:
             frame: The call.
             given: Its arguments.
             asked: What it returns that requires grad, by its place in the output.
-            idle: The places of what does not.
-            closed: What is not opened, by its place.
+            idle: The places of the tensors it returns that do not.
+            closed: The objects it returns that are not opened, by their places.
         """
         inputs, outputs = frame.inputs.values(), frame.flow.outputs
         for place, value in asked.items():

@@ -1,7 +1,7 @@
-"""Tensors in what a call returns, or is given, that no `Tree` opens.
+"""Tensors in objects that no `Tree` opens, such as a distribution.
 
-As in a distribution. They are not shown, but a graph that leads to them is a part of
-the call.
+A call returns such an object, or is given it. Its tensors are not shown, but the graph
+that leads to them is a part of the call.
 """
 
 from collections import deque
@@ -18,21 +18,21 @@ from gradlib.opaque import is_fixed
 from gradlib.private.classes import slots_of
 
 MOST = 1000
-"""At how many things is looked at most: an object may hold whatever it likes."""
+"""How many things are looked at, at most, as an object may hold anything."""
 
 _CONTAINERS: tuple[Any, ...] = list, tuple, set, deque
-# What may lead anywhere, and is no result.
+# These may lead anywhere, and are no result.
 _NO_RESULT = nn.Module, ModuleType, FunctionType
 
 
 def nodes_inside(values: Iterable[object]) -> list[Node]:
-    """Return the nodes of tensors in the attributes of objects, and in these in turn.
+    """Return the nodes of the tensors that objects hold, directly or at any depth.
 
     Args:
-        values: The objects. The nearest things in them are looked at first.
+        values: The objects. The things nearest to them are looked at first.
     """
-    found: list[Node] = []
-    # Each is held: its id is its own only while it lives.
+    nodes: list[Node] = []
+    # Each thing is held, as its id is unique only while it lives.
     seen: dict[int, object] = {}
     waiting = deque(values)
     while waiting and len(seen) < MOST:
@@ -44,12 +44,12 @@ def nodes_inside(values: Iterable[object]) -> list[Node]:
             if not issubclass(type(thing), Tensor):
                 waiting.extend(_held_by(thing))
             elif (node := cast(Tensor, thing).grad_fn) is not None:
-                found.append(node)
-    return found
+                nodes.append(node)
+    return nodes
 
 
 def _held_by(thing: Any) -> list[Any]:
-    """Return what an object holds, and have none of its class's own code run."""
+    """Return what an object holds, without running code of its class."""
     kind: type[Any] = type(cast(object, thing))
     if issubclass(kind, _NO_RESULT) or is_fixed(thing):
         return []
