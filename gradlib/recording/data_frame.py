@@ -14,14 +14,14 @@ PASS_COLUMNS = (
     *("grad_output", "grad_input", "grad_input_total"),
     *("param_grads", "param_grads_total"),
 )
-"""The columns of a pass; those of keyword arguments are among its inputs'."""
+"""The columns of a pass; those of inputs include keyword arguments."""
 
 
 def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
     """Return a data frame with a row for each call and pass.
 
     Args:
-        calls: What it is about.
+        calls: The calls.
         fields: The fields that were kept.
     """
     try:
@@ -35,12 +35,12 @@ def data_frame(calls: Iterable[Call], fields: Collection[str]) -> Any:
     rows = [
         [*head, *_of_pass(pass_, gradients), note]
         for call in calls
-        for head, note in [(_of_call(call, output), call.note)]  # the same for each
+        for head, note in [(_of_call(call, output), call.note)]  # once for all passes
         for pass_ in call.passes or (None,)
     ]
     columns = [*CALL, *output, "backward", *gradients, "note"]
     frame = pandas.DataFrame(rows, columns=columns)
-    # A call without a pass has no number there, which plain integers cannot say.
+    # A call without a pass has no number there: NumPy's integers have no such value.
     return frame.astype({"backward": "Int64"})
 
 
@@ -61,7 +61,7 @@ def _of_pass(pass_: Pass | None, gradients: list[str]) -> list[Any]:
 def _size(structure: object) -> Any:
     """Return the norm over all tensors in `structure`, or NaN.
 
-    Where tensors were reduced to plain numbers, it is these: one, or a tuple.
+    Where `reduce` gave plain numbers, return these: one, or a tuple.
     """
     measured = measured_in(structure)
     if measured:

@@ -1,4 +1,4 @@
-"""The backward pass through a call that is computed again."""
+"""The backward pass through a replayed call."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ CHECKPOINT = "CheckpointFunctionBackward"
 
 
 def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
-    """Run a pass that leaves no gradient behind.
+    """Run a backward pass that leaves no ``.grad`` behind.
 
     Args:
-        roots: What it begins at, each with its cotangent.
-        leaves: Where it goes, to hooks that are set there.
+        roots: The outputs at which it begins, each with its gradient.
+        leaves: The tensors to which it goes; their hooks take the gradients.
     """
     if not roots or not leaves:
         return
     outputs, grads = zip(*roots, strict=True)
     if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
         with _grads_of_others_kept(outputs):
-            # What was computed outside of the model is still to be gone back through.
+            # The user may yet go back through what was computed outside of the model.
             torch.autograd.backward(outputs, grads, retain_graph=True)
     else:
         torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
@@ -35,17 +35,17 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
 
 @contextmanager
 def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
-    """Leave the ``.grad`` of what checkpoints use as it is.
+    """Leave the ``.grad`` of the leaves that reentrant checkpoints use as it was.
 
-    Their passes add to all leaves behind them, and those outside of the model are no
-    copies. Which these are shows as a checkpoint computes again. Hooks that would run
-    once something was added are left out.
+    A checkpoint's own pass adds to all leaves behind it, and leaves outside of the
+    model are no copies. They are found as the checkpoint computes again. Their
+    post-accumulate-grad hooks do not run.
 
     Args:
-        outputs: What one goes back from.
+        outputs: The outputs at which the pass begins.
     """
     before: dict[int, tuple[Any, Tensor | None, list[Any]]] = {}
-    watched: dict[Any, Callable[..., Any]] = {}  # nodes of checkpoints
+    watched: dict[Any, Callable[..., Any]] = {}  # by a checkpoint's node, its function
 
     def watch(outputs: Iterable[Tensor]) -> None:
         edges = [*edges_behind(map(edge_of, outputs))]

@@ -1,4 +1,4 @@
-"""What is told of calls and of what is in them: names, shapes and norms."""
+"""Calls and their values in words: names, shapes and norms."""
 
 import sys
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from gradlib.tree import Tree
 
 
 def shown(name: str) -> str:
-    """Return a module's name for people: the root has none of its own."""
+    """Return a module's name to show; the root, whose name is empty, gets one."""
     return name or "(root)"
 
 
 def quoted(name: str) -> str:
-    """Return a module's name for a sentence."""
+    """Return a module's name to use in a sentence."""
     return f'"{name}"' if name else "the root"
 
 
 NOTHING_IN_BOTH = "nothing is in both that could be compared"
-"""What is said of two recordings of which no value can be held against another."""
+"""What a comparison says if it could not compare a single value."""
 
 NAMES = 4
 
@@ -36,7 +36,7 @@ def calls_text(names: Sequence[str]) -> str:
 
 
 def numbered(name: str, index: int) -> str:
-    """Return a module's name for people, with the number of a later call."""
+    """Return a module's name to show, with the index of any call but its first."""
     return shown(name) + (f" ({index})" if index else "")
 
 
@@ -51,16 +51,16 @@ def passes_text(numbers: Sequence[int]) -> str:
 
 
 def of_pass(place: int, count: int) -> str:
-    """Return what stands before a field of one of a call's passes: ``passes[1].``."""
+    """Return the prefix of a pass's fields, ``passes[1].``; empty for an only pass."""
     return f"passes[{place}]." if count > 1 else ""
 
 
 def shape_text(structure: object, most: int = sys.maxsize) -> str:
-    """Return the shapes of what was measured in `structure`: ``[4, 20], [4]``.
+    """Return the shapes of the tensors in `structure`: ``[4, 20], [4]``.
 
     Args:
-        structure: Tensors, or what sums them up, nested as one likes.
-        most: How many to show; of the others their number.
+        structure: Tensors or `TensorStats`, nested in any way.
+        most: How many shapes to show; the others are counted.
     """
     shapes = [*map(_shape, measured_in(structure))]
     if len(shapes) > most:
@@ -80,7 +80,7 @@ def _shape(measured: Tensor | TensorStats) -> str:
 def norm_text(structure: object) -> str:
     """Return the norm over all tensors in `structure`, to three digits.
 
-    Where tensors were reduced to plain numbers, it is these.
+    Where `reduce` gave plain numbers, return these.
     """
     if measured := measured_in(structure):
         return f"{norm(measured):.3g}"
@@ -108,11 +108,11 @@ def _is_duration(value: Any) -> bool:
 
 
 def measured_in(structure: object) -> list[Tensor | TensorStats]:
-    """Return the tensors of a nested structure, or what sums them up, in order."""
+    """Return the tensors and `TensorStats` of a nested structure, in order."""
     leaves = Tree.of(structure).leaves
     return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]
 
 
 def are_statistics(structure: object) -> bool:
-    """Tell whether a function of somebody's has given what `tensor_stats` gives."""
+    """Tell whether a structure holds `TensorStats`, as `tensor_stats` returns."""
     return any(isinstance(it, TensorStats) for it in measured_in(structure))

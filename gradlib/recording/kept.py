@@ -9,7 +9,7 @@ from gradlib.values import copied, keep, place_of, same_values
 
 
 class Kept:
-    """A tensor as it was."""
+    """A tensor, and the value that it had."""
 
     __slots__ = (
         "_address",
@@ -30,26 +30,26 @@ class Kept:
         self._keep()
 
     def was_written_to(self) -> bool:
-        """Tell whether the tensor's version, address or copy says so.
+        """Tell whether the tensor's version, address or copy shows a write.
 
-        Of what was not copied that is soon asked. `has_changed` sees more, and whether
-        it was only read.
+        This is fast for a tensor that was not copied. `has_changed` sees more, and
+        tells a write from a read.
         """
         tensor = self.tensor
         if self._version == UNKNOWN:
             return False
         if self._version != tensor._version:
             return True
-        if self.is_copy:  # ``.data`` leaves it where it is, and its version too
+        if self.is_copy:  # a write through ``.data`` leaves address and version alone
             return tensor.device.type == "cpu" and not same_values(tensor, self.value)
         return self._address is not None and data_address(tensor) != self._address
 
     def has_changed(self, *, may_wait: bool = False) -> bool:
-        """Tell whether the tensor is not what was kept.
+        """Tell whether the tensor's value or ``requires_grad`` is not the kept one.
 
         Args:
-            may_wait: Whether to look at the memory of another device too, which waits
-                for the device. Otherwise what was copied there counts as changed.
+            may_wait: Whether to read the memory of another device too, which waits for
+                it. Otherwise a tensor that was copied there counts as changed.
         """
         tensor = self.tensor
         if self._version == UNKNOWN:
@@ -68,19 +68,19 @@ class Kept:
             return False
         if not same_values(tensor, self.value):
             return True  # BatchNorm, fused optimizers, NumPy leave the version as it is
-        self._keep()  # somebody asked for a pointer to its memory, and only read
+        self._keep()  # its memory was copied for a pointer through which nobody wrote
         return False
 
     def _place_as_kept(self) -> int:
-        """Return the place that the tensor had, which is made out only when asked."""
+        """Return the place that the tensor had, computed only when it is needed."""
         if self._place is None:  # nobody writes to the lazy clone, so it has not moved
             self._place = place_of(self.value)
         return self._place
 
     def _keep(self) -> None:
         tensor = self.tensor
-        # What is not learned may be given another size, which ends in an error inside
-        # torch where memory is shared until somebody writes.
+        # A tensor that is not learned may be resized, and torch raises an error inside
+        # as it resizes lazily shared memory.
         learned = isinstance(tensor, nn.Parameter)
         # On a GPU nothing shows that BatchNorm has written to its statistics.
         of_features = tensor.is_cuda and tensor.ndim == 1
@@ -89,30 +89,30 @@ class Kept:
         self.value = copied(tensor) if self.is_copy else keep(tensor)
         try:
             self._address = data_address(tensor)
-            # Until somebody writes to one of the two, behind torch's back too. Only a
-            # lazy clone is of that kind, and it is of the tensor's memory.
+            # They share until one of the two is written to, behind torch's back too.
+            # Only a lazy clone is copy-on-write, and it shares the tensor's memory.
             self._shares_memory = not self.is_copy and is_copy_on_write(self.value)
-        except RuntimeError:  # it has no such memory, as a sparse one
+        except RuntimeError:  # the tensor has no such memory, as a sparse one
             self._address, self._shares_memory = None, False
-        # The version stays where that changes. A lazy clone is laid out the same way.
+        # The place may change while the version stays. A lazy clone has the same one.
         self._place = None if self._shares_memory else place_of(tensor)
 
 
 UNKNOWN = -1
-"""The version of an inference tensor: nothing tells if it is overwritten."""
+"""The version of an inference tensor, which counts no writes."""
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was overwritten, and `UNKNOWN` where nobody counts."""
+    """Return a tensor's version, which grows with each write that torch sees."""
     return UNKNOWN if tensor.is_inference() else tensor._version
 
 
 SMALL = 2**12
-"""Up to how many entries a buffer is copied."""
+"""A buffer of at most this many entries is copied."""
 
 
 def refuses_to_be_kept(tensor: Tensor) -> bool:
-    """Tell whether a tensor's class raises where it is asked what we ask of each."""
+    """Tell whether a tensor's class raises as its value is kept or compared."""
     if not is_of_other_class(tensor) or is_lazy(tensor):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Lazy modules of torch, whose first call makes their weights.
+"""Replaying lazy modules of torch, whose first call makes their weights.
 
-They are computed again with the weights they got. But these were drawn by chance in
-that call, and what it draws afterwards comes after them.
+A replay uses the weights they got. But that call drew these from a random generator,
+so the replay must draw them too, for what it draws afterwards to be the same.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -20,19 +20,19 @@ from gradlib.private.modules import BUFFERS, PARAMETERS, own_buffers, own_parame
 def draw_again(
     module: nn.Module, kind: type[nn.Module], made: Mapping[str, Tensor]
 ) -> None:
-    """Have the next call of a lazy module begin with what made its weights then.
+    """Have the next call of a lazy module first draw its weights, as then.
 
     Args:
-        module: It has its weights, and hooks that may be changed.
-        kind: The class it had, lazy or not.
-        made: Those that its call made, by name; none where it had them by then.
+        module: The module, with its weights, and with hooks that may be changed.
+        kind: The class that it had at the recorded call, lazy or not.
+        made: The weights that the recorded call made, by name; none if it had them.
     """
     if not issubclass(kind, LazyModuleMixin):
         return
     hooks = forward_pre_hooks(module)
     for key, hook in [*hooks.items()]:
         if getattr(hook, "__func__", None) is cast(Any, kind)._infer_parameters:
-            del hooks[key]  # it takes itself away, which was done
+            del hooks[key]  # it would remove itself, which it has done already
     if not made:
         return
 
@@ -48,7 +48,7 @@ def draw_again(
 def _lazy(
     module: nn.Module, kind: type[nn.Module], made: Mapping[str, Tensor]
 ) -> Generator[None]:
-    """Have a module without weights, and afterwards with them again."""
+    """Make a module lazy again, without its weights, and then put all back."""
     state, now = vars(module), type(module)
     parameters, buffers = own_parameters(module), own_buffers(module)
     state[PARAMETERS] = _emptied(parameters, made, UninitializedParameter)

@@ -1,4 +1,4 @@
-"""In which order the things that were recorded happened."""
+"""The order in which the recorded calls and backward passes happened."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -21,7 +21,7 @@ class Round:
     passes: dict[int, list[CallTrace]]  # as they ended: the inner of two comes first
 
     def events(self) -> Iterator[Event]:
-        """Return all that happened, in its order."""
+        """Yield the events in the order in which they happened."""
         moments = {call.moment for call in self.calls}
         inside: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, reached in self.passes.items():
@@ -39,9 +39,9 @@ class Round:
 
 
 def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
-    """Return the forwards, each with the passes that came inside it or before the next.
+    """Yield the forwards, each with the passes that came inside it or before the next.
 
-    Where nobody has noted when a pass was, it came after the last forward it reached.
+    A pass that ended at an unknown moment counts after the last forward it reached.
     """
     forwards: dict[int, list[CallTrace]] = {}
     reached: defaultdict[int, list[CallTrace]] = defaultdict(list)
@@ -61,10 +61,10 @@ def rounds(traces: Sequence[CallTrace]) -> Iterator[Round]:
 
 
 def steps(calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, bool]]:
-    """Return each call when it begins, with ``True``, and when it ends.
+    """Yield each call with ``True`` when it begins, and with ``False`` when it ends.
 
     A call inside another begins after it and ends before it. In a backward pass it is
-    the other way around. What several threads ran at once comes one after the other.
+    the other way around. Calls that threads ran at once come one after the other.
     """
     moments = {call.moment for call in calls}
     inside: defaultdict[int, list[CallTrace]] = defaultdict(list)
@@ -80,4 +80,4 @@ def steps(calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, bool]]:
 
 
 OUTERMOST = -1
-"""The caller of a call that no recorded one made."""
+"""The caller of a call that no recorded call made."""

@@ -12,31 +12,31 @@ from gradlib.selection import nearest, uncompiled
 def keyed(
     traces: Iterable[CallTrace], names: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, int], CallTrace]]:
-    """Name each call so that it finds its like.
+    """Yield each call with a key that it shares with its counterpart.
 
     Args:
         traces: The calls.
-        names: What modules are called in the other recording, where that differs.
+        names: The names of modules in the other recording, where they differ.
     """
     counts: Counter[str] = Counter()
     for trace in traces:
-        yield (_like(trace.name, names), counts[trace.name]), trace
+        yield (_counterpart(trace.name, names), counts[trace.name]), trace
         counts[trace.name] += 1
 
 
 def require_names(
     names: object, ours: Collection[str], theirs: Collection[str]
 ) -> Mapping[str, str]:
-    """Return what maps the modules of a recording to those of another.
+    """Return `names` if it maps modules of this recording to those of the other.
 
     Args:
-        names: What was given.
-        ours: The modules that the one has calls of.
-        theirs: Those that the other has calls of.
+        names: What the user gave.
+        ours: The modules that this recording has calls of.
+        theirs: The modules that the other has calls of.
 
     Raises:
-        RecordingArgumentError: It is no mapping, a name is not there, or two modules
-            would be one.
+        RecordingArgumentError: `names` is no mapping, has a name without a call, or
+            would pair two modules with one.
     """
     if not isinstance(names, Mapping):
         raise RecordingArgumentError(
@@ -55,8 +55,8 @@ def require_names(
                 )
     taken: dict[str, str] = {}
     for name in ours:
-        first = taken.setdefault(_like(name, given), name)
-        if _like(first, {}) != _like(name, {}):
+        first = taken.setdefault(_counterpart(name, given), name)
+        if _counterpart(first, {}) != _counterpart(name, {}):
             raise RecordingArgumentError(
                 f'compare(names=...): "{first}" and "{name}" would both be compared '
                 f'with "{given.get(name, name)}". Give each a name of its own.'
@@ -64,10 +64,10 @@ def require_names(
     return given
 
 
-def _like(name: str, names: Mapping[str, str]) -> str:
-    """Return the name by which a module finds its like.
+def _counterpart(name: str, names: Mapping[str, str]) -> str:
+    """Return the name of a module's counterpart, without what torch.compile adds.
 
-    torch.compile wraps a module in another, whose name is no part of what it does. Of
-    the two calls the inner one, which comes later, is meant.
+    torch.compile wraps a module in another, so both get this name. The call of the
+    inner one, which comes later, is the one compared.
     """
     return uncompiled(names.get(name, name))

@@ -1,10 +1,10 @@
-"""How one asks a call for each of its values and gradients."""
+"""How a user asks a call for each of its values and gradients."""
 
 from gradlib.recording.trace import CallTrace, Key
 
 
 def full_name(call: CallTrace, path: str) -> str:
-    """Return what the whole model calls what a call's module calls so."""
+    """Return the full name, in the model, of what has a name in the call's module."""
     return f"{call.name}.{path}".removeprefix(".")
 
 

@@ -12,30 +12,27 @@ from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes
 
 Children = dict[str, nn.Module | None]
-"""What stands in a module, by name."""
+"""The children of a module, by name."""
 
 Tensors = dict[str, Kept | None]
-"""The parameters or buffers of a module, by name, but those that are lazy."""
+"""The parameters or buffers of a module, by name, without those that are lazy."""
 
 Hooks = tuple[type[nn.Module], dict[str, Any]]
-"""The class of a module, and its hooks, as its attributes."""
+"""The class of a module, and its hooks by the attribute that holds them."""
 
-_NOTHING: Tensors = {}  # others are made in its place, and nothing is put in
+_NOTHING: Tensors = {}  # shared: a change makes a new dict and leaves this one empty
 
 
 class Seen:
-    """What stands in a module, as it was last seen.
+    """What stands in a module, as last seen, and what stood in each field before."""
 
-    Of each field, what stood there before is kept too.
-    """
-
-    # Most modules need few of these, so what they share stands in the class.
+    # Most modules need few of these, so the class holds the defaults.
     parameters = buffers = _NOTHING
-    hooks: Hooks | None = None  # those of others; None for none
-    lazy: frozenset[str] = frozenset()  # the names of what was not initialised yet
-    # The names of what was, and when it was last seen so.
+    hooks: Hooks | None = None  # without the recorder's; None where there are none
+    lazy: frozenset[str] = frozenset()  # names of tensors not initialised yet
+    # The names of tensors that were lazy, each with the last moment at which it was.
     filled: Mapping[str, int] = MappingProxyType({})
-    # By field: what stood there, each until when.
+    # By field: what stood there before, each value with the moment at which it went.
     _past: dict[str, list[tuple[int, Any]]] | None = None
 
     def __init__(
@@ -46,15 +43,15 @@ class Seen:
         children: Children,
         attributes: Attributes,
     ) -> None:
-        """Begin with what is seen at a moment: as if it had always been so."""
-        self.since = self.last = moment  # it was seen first, and last
+        """Begin with what stands there at a moment, as if it had always been so."""
+        self.since = self.last = moment  # the first and the last look
         self.training = training
         self.kind = kind
         self.children = children
         self.attributes = attributes
 
     def change(self, field: str, value: Any, since: int) -> None:
-        """Put in a field what stands there since a moment."""
+        """Set a field to what stands there since a moment."""
         if since > self.since:
             if self._past is None:
                 self._past = {}
@@ -64,7 +61,7 @@ class Seen:
         setattr(self, field, value)
 
     def fill(self, field: str, name: str, value: Any) -> None:
-        """Put in what was lazy: as if it had been there at once."""
+        """Set a tensor that was lazy, as if it had been there from the start."""
         self.lazy -= {name}
         self.filled = {**self.filled, name: self.last}
         if self._past is not None and field in self._past:
@@ -73,11 +70,11 @@ class Seen:
         setattr(self, field, {**getattr(self, field), name: value})
 
     def at(self, field: str, moment: int) -> Any:
-        """Return what stood in a field at a moment; before all, what was seen first."""
+        """Return a field's value at a moment; before the first look, what that saw."""
         past = self.past(field)
-        found = bisect_right(past, moment, key=itemgetter(0))
-        return past[found][1] if found < len(past) else getattr(self, field)
+        place = bisect_right(past, moment, key=itemgetter(0))
+        return past[place][1] if place < len(past) else getattr(self, field)
 
     def past(self, field: str) -> list[tuple[int, Any]]:
-        """Return what stood in a field before, each until when."""
+        """Return a field's past values, each with the moment at which it went."""
         return [] if self._past is None else self._past.get(field, [])

@@ -1,6 +1,6 @@
-"""Objects with a state of their own that an attribute may be: generators, arrays.
+"""Attributes that are objects with a state of their own: generators, arrays.
 
-They are kept as they were at each call, and a call that is computed again gets copies.
+Their state is kept at each call, and a replayed call gets copies.
 """
 
 import copy
@@ -15,28 +15,28 @@ import numpy
 import torch
 
 LARGE = 2**20
-"""From how many bytes on an array is not kept for each call."""
+"""An array of more bytes than this is not kept for each call."""
 
 
 def is_stateful(value: Any) -> bool:
-    """Tell whether something has a state that can be copied and compared."""
+    """Tell whether an object has a state that can be copied and compared."""
     if type(value) is numpy.ndarray:
         return not cast(Any, value).dtype.hasobject
     return type(value) in _KINDS
 
 
 def is_large(value: Any) -> bool:
-    """Tell whether to copy it at each call would take long."""
+    """Tell whether copying an object at each call would take too long."""
     return type(value) is numpy.ndarray and value.nbytes > LARGE
 
 
 def copied(value: Any) -> Any:
-    """Return a copy, which goes on for itself."""
+    """Return a copy with a state of its own."""
     return _KINDS[type(value)][0](value)
 
 
 def are_alike(a: Any, b: Any) -> bool:
-    """Tell whether two of one kind are in the same state."""
+    """Tell whether two objects of one class are in the same state."""
     return _KINDS[type(a)][1](a, b)
 
 

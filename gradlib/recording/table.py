@@ -17,10 +17,10 @@ from gradlib.recording.notes import BATCHED, NOT_REACHED
 from gradlib.render import Table
 
 ROWS = 60
-"""How many rows it has before it leaves out the middle."""
+"""The most rows of a table: a longer one leaves out its middle."""
 
 SHAPES = 3
-"""How many shapes of one output it has before it only counts them."""
+"""The most shapes that are shown of one output: further ones are counted."""
 
 COLUMNS = ("output", "grad_output", "grad_input", "param_grads")
 GRADIENTS = frozenset(COLUMNS[1:])
@@ -47,17 +47,17 @@ def table_of(
     """Return the table of some calls.
 
     Args:
-        calls: What it shows.
+        calls: The calls to show.
         fields: The fields that were kept.
-        unseen: The names of modules of which no call could be seen.
-        is_reduced: Whether what somebody's function gave was kept, for each tensor.
+        unseen: The names of the modules whose calls could not be seen.
+        is_reduced: Whether the results of the user's `reduce` were kept.
     """
     not_seen = [NOT_SEEN.format(listed(map(shown, unseen)))] if unseen else []
     if not calls:
         return Table(title_of(calls), (), [], (NO_CALLS, *not_seen))
     found = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
     columns = [name for name in COLUMNS if name in fields]
-    if len(found) > len(calls):  # they have several
+    if len(found) > len(calls):  # some have several passes
         columns.insert(0, "backward")
     left_out = max(0, len(found) - ROWS)
     if left_out:
@@ -81,7 +81,7 @@ def table_of(
 
 
 def _waited(calls: Sequence[Call]) -> bool:
-    """Tell whether a backward pass could have reached some calls, and none came."""
+    """Tell whether a backward pass could have reached some call, and none did."""
     if any(call.passes for call in calls):
         return False
     notes = (call.note for call in calls)
@@ -89,7 +89,7 @@ def _waited(calls: Sequence[Call]) -> bool:
 
 
 def title_of(calls: Sequence[Call]) -> str:
-    """Return how many calls there are, in how many forwards, and passes."""
+    """Return a title that counts calls, forwards and backward passes."""
     forwards = {call.forward for call in calls}
     backwards = {pass_.backward for call in calls for pass_ in call.passes}
     return (
@@ -116,7 +116,7 @@ def _cell(call: Call, pass_: Pass | None, column: str) -> str:
 
 
 def _legend(columns: list[str], shown: list[Any], *, is_reduced: bool) -> str:
-    """Say what the columns show, of which `shown` are examples."""
+    """Say what the columns show; `shown` are examples of their values."""
     parts = ["backward: which backward pass"] if "backward" in columns else []
     is_reduced = is_reduced and not are_statistics(shown)
     if "output" in columns:

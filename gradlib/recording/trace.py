@@ -1,4 +1,4 @@
-"""What the recorder writes down, flat; `call` gives it its form."""
+"""The recorder's flat notes of a block and its calls, which `call` presents."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ Key: TypeAlias = int | str
 
 GRADIENTS = ("grad_input", "grad_output", "param_grads")
 FIELDS = ("args", "output", *GRADIENTS)
-"""What can be kept of a call; its kwargs and the totals travel with theirs."""
+"""What `keep` may name; kwargs are kept with args, and totals with their shares."""
 
 NOT_CHOSEN = "record(..., modules=...) left it out"
-"""Why a module was not recorded of which nobody asked to see calls."""
+"""Why a module was not recorded that the user's `modules` did not choose."""
 
 
 @dataclass(slots=True)
 class Sum:
-    """A gradient of which parts may be missing, and what to keep of the whole."""
+    """The sum of the parts of a gradient that have come, and what to keep of it."""
 
     total: Tensor
     missing: int
@@ -50,30 +50,32 @@ def whole(parts: Sequence[Any]) -> Any:
 
 
 class Flow:
-    """Where the gradients of one computation of a call are gathered.
+    """The gradients gathered for one computation of a call.
 
     What requires no grad has no entry.
     """
 
-    # torch's numbers of passes through what another gave with create_graph=True.
+    # torch's numbers of the passes that went through the graph which an earlier pass
+    # with create_graph=True made in this call.
     gone_through: Set[int] = frozenset[int]()
-    # The first of our numbers after a pass with is_grads_batched that had
-    # create_graph=True; it has no number itself.
+    # Our number of the first pass after one with is_grads_batched and
+    # create_graph=True, which has no number itself.
     behind_batched: int | None = None
-    # Whether its backward returned what it had saved, in one with create_graph=True.
+    # Whether the call's backward returned a tensor that it had saved, in a pass with
+    # create_graph=True.
     gave_back = False
-    # torch's numbers of passes that had reached a tensor before the call returned it:
-    # one inside the call, or one before a leaf was returned once more.
+    # torch's numbers of the passes that reached an output before the call returned it:
+    # a pass inside the call, or one before the call returned a leaf.
     earlier: Set[int] = frozenset[int]()
 
     def __init__(self) -> None:
-        """Begin with nothing asked."""
+        """Begin without entries."""
         self.shares: dict[Key, Grads] = {}
         self.totals: dict[Key, Grads] = {}
         self.outputs: dict[Key, Grads] = {}
 
     def gathered(self, what: str) -> dict[Key, Grads]:
-        """Return what one of its fields has gathered since the call returned."""
+        """Return a field's gradients: all totals, or those since the call returned."""
         found: dict[Key, Grads] = getattr(self, what)
         if what == "totals" or not self.earlier:
             return found
@@ -87,39 +89,41 @@ class Flow:
 class Block:
     """What all calls of one block have in common."""
 
-    fields: frozenset[str]  # what was kept
+    fields: frozenset[str]  # those of `FIELDS` that were kept
     # torch's number of each backward pass that reached a call -> ours.
     numbers: dict[int, int]
-    # Our numbers of the passes with create_graph=True: others may go through them.
+    # Our numbers of the passes with create_graph=True: later ones may go through what
+    # these made.
     with_graph: set[int] = field(default_factory=set[int])
     # torch's numbers of the passes with is_grads_batched: they cannot be kept.
     batched: set[int] = field(default_factory=set[int])
-    history: History | None = None  # without it no call can be computed again
+    history: History | None = None  # without it no call can be replayed
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    # By our number of a pass: the moment of the call that it ran inside of, or -1, and
-    # the one at which it ended; of one that raised, at which it began.
+    # By our number of a pass: the moment of the call inside of which it ran, or -1, and
+    # the moment at which it ended, or, if it raised, began.
     happened: dict[int, tuple[int, int]] = field(
         default_factory=dict[int, tuple[int, int]]
     )
-    unfinished: set[int] = field(default_factory=set[int])  # our numbers: they raised
+    # Our numbers of the passes that raised, or still run.
+    unfinished: set[int] = field(default_factory=set[int])
     # By our number of a pass: the autocast it ran under, by device type.
     autocast: dict[int, dict[str, torch.dtype]] = field(
         default_factory=dict[int, dict[str, torch.dtype]]
     )
-    # What autocast computed in, in calls: they may have returned it in another dtype.
+    # The dtypes in which autocast computed inside calls; they may return another.
     cast_to: set[torch.dtype] = field(default_factory=set[torch.dtype])
-    # Whether what was kept is what somebody's function gave, for each tensor.
+    # Whether the results of the user's `reduce` were kept instead of tensors.
     is_reduced: bool = False
-    copies: Transfers = field(default_factory=Transfers)  # of what is kept, under way
-    # How many of `numbers` there were, and the other way around: ours -> torch's.
+    copies: Transfers = field(default_factory=Transfers)  # of kept tensors, under way
+    # How many `numbers` there were, and their inverse then: ours -> torch's.
     _inverse: tuple[int, dict[int, list[int]]] = field(init=False, default=(0, {}))
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         """Tell ``copy`` and ``pickle`` how to make it anew.
 
         Raises:
-            NotStorableError: It has the history of a model that lives on here.
+            NotStorableError: It can be replayed, and so belongs to its model.
         """
         if self.history is not None:
             raise NotStorableError(
@@ -130,11 +134,11 @@ class Block:
         return object.__reduce_ex__(self, protocol)
 
     def ended(self, number: int) -> int:
-        """Return the moment at which a pass ended, by our number; 0 if that is lost."""
+        """Return the moment at which a pass ended, by our number; 0 if unknown."""
         return self.happened.get(number, (-1, 0))[1]
 
     def torch_numbers(self, number: int) -> Sequence[int]:
-        """Return torch's numbers of one of our passes: several if it ran others."""
+        """Return torch's numbers of a pass, several if checkpoints ran more inside."""
         if len(self.numbers) > self._inverse[0]:
             numbers = self.numbers.copy()  # another thread may add to it
             inverse: dict[int, list[int]] = {}
@@ -145,7 +149,7 @@ class Block:
 
 
 BATCHED_PASS = "a pass with is_grads_batched"
-"""What has no number."""
+"""What a message calls the passes that have no number."""
 
 NO_INPUTS = Tree.of_call((), {})
 
@@ -153,42 +157,44 @@ NO_INPUTS = Tree.of_call((), {})
 class CallTrace:
     """One call of one module."""
 
-    # Most calls need few of these, so what they share stands in the class.
+    # Most calls need few of these, so the class holds the defaults.
     caller = -1  # the moment of the call that made it; -1 if outermost
     forward = 0
     inputs = NO_INPUTS  # of (args, kwargs)
     output: Tree | None = None
-    parameters: Sequence[str] = ()  # its own
-    # The inputs that are tensors, and own parameters, that require no grad.
+    parameters: Sequence[str] = ()  # the names of its module's own
+    # The tensor inputs and own parameters that require no grad.
     idle: Sequence[Key] = ()
-    # The outputs that are tensors and require no grad, where others do.
+    # The tensor outputs that require no grad, where other outputs do.
     idle_outputs: Sequence[int] = ()
-    # The inputs and outputs in which no tensor is seen: their classes are not opened.
+    # The inputs and outputs of classes that are not opened: no tensor in them is seen.
     closed_inputs: Sequence[int] = ()
     closed_outputs: Sequence[int] = ()
     # Several where a checkpoint computed the call again, inside a backward pass.
     flows: Sequence[Flow] = ()
-    # Our numbers of the reentrant checkpoints that compute it again.
+    # The numbers of the reentrant checkpoints that compute it again.
     checkpoints: Set[int] = frozenset[int]()
-    recomputed_in: int | None = None  # torch's number of the pass that did
+    # torch's number of the pass in which a checkpoint computed it again.
+    recomputed_in: int | None = None
     returned: Sequence[Key] = ()  # inputs and own parameters it returned as they were
-    # The dtypes in which autograd sums up what several uses of a leaf's cast got; we
-    # do, or a replay does, in that of the leaf.
+    # The dtypes in which autograd sums the gradients of several uses of a leaf's cast;
+    # the recorder, or a replay, sums them in the leaf's dtype.
     summed_in: Set[Any] = frozenset[Any]()
-    # What it takes to compute it again; None where too little was kept.
+    # What a replay needs; None where too little was kept.
     module: nn.Module | None = None
     world: World | None = None
-    # The modules of the model that it was given, by their place among the inputs.
+    # The inputs that are modules of the model, by place.
     given_modules: Mapping[int, nn.Module] = MappingProxyType({})
-    # Where no state was kept: whether there are weights or buffers in its module.
+    # Where no state was kept: whether its module holds weights or buffers.
     holds_state = False
-    # In a recording that was loaded: which of these had NaN or inf, as
+    # In a loaded recording: which weights and buffers had NaN or inf, as the function
     # `nonfinite_state` gives it.
     nonfinite_state: Mapping[str, int] | None = None
     calls_others = False
-    has_tangents = False  # whether what it returned had any, made in a graph
-    hooks_inside = False  # whether somebody set hooks of autograd's while it ran
-    # Whether its shares are from before what casts a leaf: autocast does so for others.
+    has_tangents = False  # whether tangents of its outputs have a graph
+    hooks_inside = False  # whether autograd hooks of others were set while it ran
+    # Whether a leaf's share is taken at its cast, which other calls may use too under
+    # autocast: so it is from before the cast's backward.
     passes_over_casts = False
     no_pass_because = ""
 
@@ -203,11 +209,11 @@ class CallTrace:
         self.moment = moment  # it grows from call to call
 
     def output_leaves(self) -> list[Any]:
-        """Return the leaves of what it returned: none if it has not."""
+        """Return the leaves of the output; none if the call has not returned."""
         return self.output.leaves if self.output else []
 
     def leaves(self) -> list[Any]:
-        """Return those of what it was given, and of what it returned."""
+        """Return the leaves of the inputs and of the output."""
         return [*self.inputs.leaves, *self.output_leaves()]
 
     def passes(self) -> list[int]:
@@ -231,10 +237,10 @@ class CallTrace:
         return sorted(found | {it for it in others if self.given("shares", it)})
 
     def graph_before(self, number: int) -> str | None:
-        """Return which pass had create_graph=True before one, in words, if any had.
+        """Name an earlier pass with create_graph=True, if there was one.
 
-        One that runs inside of another ends first, and the other may go on through its
-        graph, as where a checkpoint computes forces again.
+        A pass inside another ends first, and the outer one may go on through its graph,
+        as where a checkpoint computes forces again.
         """
         ended = self.block.ended(number)
         for it in self.passes():
@@ -244,12 +250,12 @@ class CallTrace:
         return BATCHED_PASS if self.is_behind_batched(number) else None
 
     def is_behind_batched(self, number: int) -> bool:
-        """Tell whether a batched pass had create_graph=True before another."""
+        """Tell whether a batched pass with create_graph=True came before a pass."""
         behind = [flow.behind_batched for flow in self.flows]
         return any(it is not None and it <= number for it in behind)
 
     def given(self, gathered: str, number: int) -> set[Key]:
-        """Return what got a gradient in one backward pass."""
+        """Return the keys that got a gradient in one backward pass."""
         dropped = self._dropped(number) if gathered == "shares" else set[Key]()
         return self._reached(gathered, number) - dropped
 
@@ -263,10 +269,10 @@ class CallTrace:
         }
 
     def _dropped(self, number: int) -> set[Key]:
-        """Return that of which a pass has dropped what it computed.
+        """Return the keys whose gradient a pass computed and then dropped.
 
-        The backward of somebody's Function computes a gradient for each of its inputs,
-        also in a pass that was asked for those of others.
+        The backward of a custom Function computes a gradient for each of its inputs,
+        also in a pass that was asked for other gradients only.
         """
         hooked = {key for flow in self.flows for key in flow.totals}
         return hooked - self._reached("totals", number)
@@ -282,7 +288,7 @@ class CallTrace:
                     continue
                 found.setdefault(key, []).extend(parts)
                 if gathered == "totals":
-                    break  # what a checkpoint makes of a tensor hands on the same
+                    break  # a checkpoint's copy of a tensor hands on the same total
         if gathered == "shares":
             for key in self._dropped(number):
                 found.pop(key, None)
@@ -291,7 +297,7 @@ class CallTrace:
         return wholes
 
     def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
-        """Return what the computations have gathered: a parameter's total is shared."""
+        """Return what all computations gathered; a total they share only once."""
         found: dict[Key, list[Grads]] = {}
         for flow in self.flows:
             for key, grads in flow.gathered(gathered).items():
