@@ -2,9 +2,9 @@
 
 All is computed in float64. With L = v·f(x), where v is the recorded ``grad_output``,
 the slope of L along a direction d is (L(x + h d) - L(x - h d)) / 2h, and by the VJP it
-is the product of d with the gradient. The error is the norm of what the two differ by
-along a few random directions, as a part of the larger of the two norms: along one alone
-the slope, or what is wrong of it, may be small by chance.
+is the product of d with the gradient. The error is the norm of their differences along
+a few random directions, as a part of the larger of the two norms: along a single one
+the slope, or its error, may be small by chance.
 """
 
 import math
@@ -25,12 +25,13 @@ from gradlib.stats import wide
 from gradlib.tree import Tree
 
 TOLERANCE = 1e-4
-"""The error that a wrong backward exceeds, where no larger one is allowed."""
+"""An error above this means a wrong backward, unless `rtol` allows more."""
 
 # How far from the recorded point, and with which step h, both as parts of the value's
 # root mean square; and the least step. A kink at the point (an input of ReLU that is
-# exactly 0, two equal ones of a maximum) fools the first look, and no later one. What
-# is next to nothing may be added to 1 inside of a call, where a small step is lost.
+# exactly 0, two equal inputs of a maximum) fools the first look, but none beside it.
+# The least step is for a tiny value that the call adds to 1, where a small step is
+# lost.
 LOOKS = (
     (0.0, 1e-5, 0.0),
     (1e-3, 1e-8, 0.0),
@@ -44,11 +45,11 @@ LOOKS = (
 DIRECTIONS = 4
 
 HIDING = 0.1
-"""From which part of the slopes on rounding may hide an error."""
+"""Rounding of at least this part of the slopes may hide an error."""
 
-# Where an error is found, the slopes are taken once more with another step, so many
-# times the first. They differ by the noise, which may be so many times larger: rounding
-# inside of a call shows nowhere else where what it returns cancels out.
+# Where an error is found, the slopes are taken again, with OTHER_STEP times the step.
+# By how much they change, times ROOM, is added to the noise: rounding inside of a call
+# shows nowhere else if what the call returns cancels out.
 OTHER_STEP, ROOM = 1.5, 10
 
 SEED = 7_105_243
@@ -68,9 +69,9 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
         rtol: The error to allow, where it is more than `TOLERANCE`.
 
     Returns:
-        The errors; NaN where no slope tells: for a parameter to which the call itself
-        writes, as it does where it is initialised from the first batch, or in whose
-        place a hook puts another; and for what decides the form of the output.
+        The errors; NaN where slopes say nothing: for a parameter that the call itself
+        writes to, as if it is initialised from the first batch, for one that a hook
+        replaces, and for a value that decides the shape of the output.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
@@ -102,9 +103,9 @@ class _Checked:
         trace: The call.
         number: Our number of the backward pass.
         key: Which input or parameter.
-        value: What it was.
-        generator: Draws directions.
-        allowed: The error that is none.
+        value: Its recorded value.
+        generator: Draws the directions.
+        allowed: The largest error that is allowed.
     """
 
     trace: CallTrace
@@ -115,11 +116,11 @@ class _Checked:
     allowed: float
 
     def error(self) -> float:
-        """Return the smallest error of all looks: who is right once is right.
+        """Return the smallest error of all looks: one look without an error is enough.
 
-        It is NaN where no slope tells. Where rounding may hide an error a look counts
-        only if there is no other. Where the form of the output hangs on which entries
-        are 0, as if padding is dropped, these stay what they are.
+        It is NaN where slopes say nothing. A look in which rounding may hide an error
+        counts only if none is clear. Where the shape of the output depends on which
+        entries are 0, as if padding is dropped, these stay 0.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
         for away, step, least_step in LOOKS:
@@ -139,16 +140,16 @@ class _Checked:
     def _look(
         self, away: float, step: float, least_step: float, *, holds_zeros: bool = False
     ) -> tuple[float, bool] | None:
-        """Return the error at one point, and whether rounding leaves it clear.
+        """Return the error at one point, and whether rounding is too small to hide one.
 
-        It is ``None`` where there are no slopes. The error is NaN where they say
-        nothing, as the call uses something else than what is moved.
+        It is ``None`` where there are no slopes. The error is NaN where these say
+        nothing, as the call uses another value than the one that is moved.
 
         Args:
-            away: How far that point is from the recorded one.
-            step: How far from there to go.
-            least_step: And how far at least.
-            holds_zeros: Whether no entry is moved that is 0.
+            away: How far the point is from the recorded one, as a part of the value.
+            step: The step h, as a part of the value.
+            least_step: The least step h.
+            holds_zeros: Whether entries that are 0 stay so.
         """
         if not has_values(self.value):
             return math.nan, True
@@ -186,9 +187,9 @@ class _Checked:
         return direction
 
     def _slope(self, point: Tensor, direction: Tensor, h: float) -> "_Slope":
-        """Return what finite differences say of the slope at a point.
+        """Return the slope at a point, by finite differences.
 
-        It is NaN where the output has another form there.
+        It is NaN where the output has another shape there.
         """
         trace = self.trace
         ahead, behind = (
@@ -201,7 +202,7 @@ class _Checked:
         for place, v in grads.items():
             kept = trace.output.leaves[place] if trace.output else None
             if id(kept) in counted:
-                continue  # what is returned twice is one tensor, with one gradient
+                continue  # a tensor that is returned twice has one gradient
             counted.add(id(kept))
             y, before = (_leaf_like(v, it, place) for it in (ahead, behind))
             if y is None or before is None:
@@ -221,15 +222,16 @@ class _Slope:
     """The slope of L along one direction."""
 
     seen: float  # by finite differences
-    noise: float  # how far rounding may have put that off
+    noise: float  # how far rounding may have moved that
     known: float = 0.0  # by the VJP
 
 
 def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
-    """Return how far the slopes are apart, as a part of them; ``None`` for none.
+    """Return how far the slopes by the two ways are apart, as a part of the larger.
 
     Returns:
-        That, and whether rounding is too little to hide more.
+        That, and whether rounding is too small to hide more; ``None`` where the call
+        has no slope.
     """
     seen, known = [it.seen for it in slopes], [it.known for it in slopes]
     if not all(map(math.isfinite, seen)):
@@ -250,7 +252,7 @@ def _leaf_like(grad: Tensor, output: Tree, place: int) -> Tensor | None:
 
 
 def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:
-    """Return which row of a weight torch gives no gradient, as it is meant to be."""
+    """Return the row of a weight that torch gives no gradient on purpose, if any."""
     module = trace.module
     if key != "weight" or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return None
@@ -258,13 +260,13 @@ def _row_without_gradient(trace: CallTrace, key: Key) -> int | None:
 
 
 def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a tensor of the form of another one, its entries drawn at random."""
+    """Return a tensor like another one, with random entries."""
     if tensor.is_nested:
         made = torch.zeros_like(tensor)
         for part in made.unbind():
             part.copy_(drawn_like(part, generator))
         return made
-    if tensor.layout != torch.strided:  # it stays zero where it is
+    if tensor.layout != torch.strided:  # entries that are not stored stay zero
         made = tensor.clone()
         is_coo = made.layout == torch.sparse_coo
         values = cast(Any, made)._values() if is_coo else made.values()
@@ -277,9 +279,10 @@ def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _widest(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which a value is moved: of eight bits too, if that is asked.
+    """Return the dtype in which a value is moved, also one of eight bits.
 
-    What is not moved keeps those, which few operations take in another dtype.
+    An eight-bit value that is not moved keeps its dtype: the few operations that take
+    it take no other.
     """
     return torch.complex128 if tensor.is_complex() else torch.float64
 
@@ -296,6 +299,6 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 
 def root_mean_square(tensor: Tensor) -> float:
-    """Return how large the entries of a tensor are, all together."""
+    """Return the root mean square of a tensor's entries."""
     norm = wide(tensor).abs().square().sum().sqrt().item()
     return norm / math.sqrt(max(tensor.numel(), 1))

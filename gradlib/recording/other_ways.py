@@ -1,7 +1,7 @@
-"""Why a call's recorded shares may be others than those that a replay computes.
+"""Why a call's recorded shares may differ from those that a replay computes.
 
-Gradients may have come into it by another way than its output, or what its backward
-needs was not what its forward had.
+Gradients may have entered the call otherwise than through its output, or its backward
+may have used other values than its forward.
 """
 
 from collections import defaultdict, deque
@@ -46,12 +46,12 @@ def why_apart(
     traces: Sequence[CallTrace],
     tolerance: Tolerance,
 ) -> str:
-    """Say why a call's recorded shares are not those of a replay, or ``""``.
+    """Say why a call's recorded shares differ from those of a replay, or ``""``.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        replayed: The call computed again.
+        replayed: The replay.
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
@@ -77,7 +77,7 @@ def why_apart(
 def _differs_again(
     trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
 ) -> bool:
-    """Tell whether a backward pass gives others where it draws other random numbers."""
+    """Tell whether the shares differ if the backward draws other random numbers."""
     again = replay(trace, number).shares
     if again is None or replayed.shares is None:
         return True
@@ -86,7 +86,7 @@ def _differs_again(
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:
-    """Return the calls that a call made, and those these made, in their order."""
+    """Return the calls inside a call, at any depth, in the order they began."""
     moments = {trace.moment}
     found: list[CallTrace] = []
     for call in traces:
@@ -101,7 +101,7 @@ def _last_apart(
 ) -> CallTrace | None:
     """Return the last call inside whose output gets another gradient in a replay.
 
-    What it gets besides flows on to the calls before it.
+    Its extra gradient flows on to the calls before it.
     """
     waiting: defaultdict[nn.Module, deque[CallTrace]] = defaultdict(deque)
     for call in inside:

@@ -1,8 +1,8 @@
-"""Whether a call's gradients in its own dtype are what they are in float64.
+"""Whether a call's gradients in its own dtype agree with those in float64.
 
-Finite differences need float64, and say nothing of what a backward does in float32
-alone, as a kernel may, nor of what it does with a gradient whose layout a copy has not:
-all entries of an expanded one are one place in memory.
+Finite differences need float64. They do not see what a backward does in float32 alone,
+as a kernel may, nor what it does with a ``grad_output`` whose layout a copy loses: all
+entries of an expanded one are one place in memory.
 """
 
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 
 LIMIT = 0.1
-"""The error that is no rounding, where the dtype is not too coarse for that."""
+"""An error above this is not rounding, unless the dtype is too coarse to say so."""
 
-# How often what rounding in that dtype is known to make may lie between the two: by its
-# tolerance, and by what comes of values that are moved a little.
+# The two may differ by so many times the known rounding of that dtype: its tolerance,
+# and what changes when the recorded values are moved a little.
 ROOM = 4
-REPLAYS, MOVED = 4, 4  # how often they are, and by how many units in the last place
+REPLAYS, MOVED = 4, 4  # how often they are moved, and by how many eps
 
 SEED = 5_120_617
 
@@ -35,10 +35,10 @@ def wrong_in_own_dtype(
     inside: Iterable[torch.dtype],
     rtol: float,
 ) -> dict[Key, float]:
-    """Return each input and own parameter whose gradient is another, with the error.
+    """Return each input and own parameter whose gradient differs, with the error.
 
-    None is where the call returns something else in float64, as with another mask of a
-    dropout: then there is nothing to compare.
+    There is none where the call returns something else in float64, as with another
+    dropout mask: then there is nothing to compare.
 
     Args:
         trace: The call.
@@ -59,8 +59,8 @@ def wrong_in_own_dtype(
     with Double():
         exact = replay(trace, number, doubled)
     limit = max(LIMIT, ROOM * rtol_of(coarse), rtol)
-    # Where the slope of a tanh is next to nothing, its backward makes it of an output
-    # that rounding has put to 1: what is left is rounding of what came.
+    # Where a tanh is flat, its output is rounded to 1, and its backward computes the
+    # slope from that: what it gives is rounding of ``grad_output``.
     came = max(map(root_mean_square, grads))
     infos = [torch.finfo(it) for it in coarse]
     least = max(max(it.tiny, ROOM * it.eps * came) for it in infos)
@@ -71,7 +71,7 @@ def wrong_in_own_dtype(
     move = _mover(MOVED * eps)
     others = [replay(trace, number, move) for _ in range(REPLAYS)]
     noise_of_output = max(_output_error(replayed, it) for it in others)
-    # A mean over other random numbers is nearly the same, and its gradient is not.
+    # Strict: a mean over other random numbers nearly agrees, and its gradient does not.
     if _output_error(replayed, exact) > ROOM * max(ROOM * eps, noise_of_output):
         return {}
     noise = [_errors(replayed, it) for it in others]
@@ -85,7 +85,7 @@ def wrong_in_own_dtype(
 def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, float]:
     """Return how far the finite gradients of two replays are apart.
 
-    What is smaller than `least` is left out: the dtype does not hold it well.
+    Gradients smaller than `least` are left out: the dtype does not hold them well.
     """
     if one.shares is None or other.shares is None:
         return {}
@@ -99,10 +99,10 @@ def _output_error(one: Replayed, other: Replayed) -> float:
 
 
 def _mover(by: float) -> Change:
-    """Return what moves recorded values by up to a part of themselves.
+    """Return a function that moves recorded values by up to a part of themselves.
 
-    It moves them towards zero, so that what must not be over 1 is not. What shares
-    memory goes on to.
+    It moves them towards zero, so that values which must not exceed 1 do not. Entries
+    that share memory go on to.
     """
     generator = torch.Generator("cpu").manual_seed(SEED)
 

@@ -20,7 +20,7 @@ from gradlib.tree import Tree
 from gradlib.values import keep
 
 ONE_AT_A_TIME = RLock()
-"""Held by who computes a call again: meanwhile other weights are in the model."""
+"""Held during a replay, in which the model has other weights."""
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class Replayed:
 
     output: Tree
     # This call's share of the gradient of each input and own parameter. None where the
-    # output has not the form it had, and what was recorded for it fits no more.
+    # recorded gradients no longer fit the output.
     shares: dict[Key, Tensor | None] | None
     # The attributes in which it left tensors that gradients can flow through.
     left_in: tuple[str, ...]
-    overwritten: tuple[str, ...]  # of its inputs
+    overwritten: tuple[str, ...]  # the inputs that it overwrote
     written: tuple[str, ...]  # own parameters that it overwrote, unseen by autograd
 
 
@@ -44,13 +44,13 @@ def replay(
     begin: Callable[[], None] = lambda: None,
     turn: Callable[[], None] = lambda: None,
 ) -> Replayed:
-    """Compute a call again, and its VJP with what a pass gave its output.
+    """Compute a call again, and its VJP with the ``grad_output`` of a pass.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        change: Gives what to put in the place of a recorded tensor.
-        begin: Called before the module is. Hooks that it sets are gone afterwards.
+        change: Maps a recorded tensor to the one to use.
+        begin: Called before the module. The hooks that it sets are removed afterwards.
         turn: Called between the forward and the backward.
 
     Raises:
@@ -91,7 +91,7 @@ def forward_again(trace: CallTrace, change: Change) -> Tree:
 def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
     """Return the recorded inputs and own parameters that required grad."""
     history, _ = state_of(trace)
-    # A parameter that is passed too is one leaf, under its name.
+    # A parameter that is an input too is one leaf, under its name.
     not_asked = idle(trace) | passed_parameters(trace).keys()
     found: dict[Key, Tensor] = {
         place: leaf
@@ -108,7 +108,7 @@ def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
 
 
 def _fit(grads: Mapping[Key, Tensor], output: Tree) -> bool:
-    """Tell whether there is still an output for each gradient."""
+    """Tell whether each recorded gradient still fits an output."""
     leaves = dict[Key, Any](enumerate(output.leaves))
     return all(
         isinstance(leaf := leaves.get(place), Tensor)
@@ -124,6 +124,6 @@ def _as_it_is(leaf: object) -> object:
 
 @contextmanager
 def _eagerly() -> Generator[None]:
-    # Gradients are enabled then too.
+    # inference_mode(False) also enables gradients.
     with torch.inference_mode(False), run_eagerly(), parametrizations_computed_anew():
         yield

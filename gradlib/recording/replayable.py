@@ -1,4 +1,4 @@
-"""Whether a recorded call can be computed again, or why not."""
+"""Whether a recorded call can be replayed, and why not."""
 
 import itertools
 from typing import Any, cast
@@ -33,7 +33,7 @@ def no_pass(trace: CallTrace) -> CannotReplayError:
 
 
 def require_replayable(block: Block) -> History:
-    """Return the model's history in a block.
+    """Return the history of the model in a block.
 
     Raises:
         CannotReplayError: What a replay starts from was not kept.
@@ -56,17 +56,17 @@ def require_replayable(block: Block) -> History:
 
 
 def modules_of_call(trace: CallTrace, history: History) -> list[nn.Module]:
-    """Return the modules in the called one, and in those that it was given."""
+    """Return the called module, those among its arguments, and all inside them."""
     both = (cast(nn.Module, trace.module), *trace.given_modules.values())
     inside = [history.inside(module, trace.moment) for module in both]
     return [*dict.fromkeys(itertools.chain.from_iterable(inside))]
 
 
 def state_of(trace: CallTrace) -> tuple[History, World]:
-    """Return what it takes to compute a call again.
+    """Return what a replay of a call needs.
 
     Raises:
-        CannotReplayError: It is not there; the message says why.
+        CannotReplayError: The call cannot be replayed; the message says why.
     """
     history = require_replayable(trace.block)
     if values_are_stand_ins():
@@ -96,7 +96,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
 
 
 def require_whole(trace: CallTrace, number: int) -> None:
-    """Raise unless a pass gave a call its VJP, and all of it.
+    """Raise unless a pass gave a call its whole VJP, and no more.
 
     Args:
         trace: The call.
@@ -152,7 +152,7 @@ def _require_module(trace: CallTrace, history: History, module: nn.Module) -> No
 
 
 def _require_differences(trace: CallTrace) -> None:
-    """Raise where a class of tensors lacks what tells whether a call repeats."""
+    """Raise where a tensor's class has no differences, which tell if a call repeats."""
     for leaf in trace.leaves():
         if not (isinstance(leaf, Tensor) and is_of_other_class(leaf)):
             continue
@@ -167,7 +167,7 @@ def _require_differences(trace: CallTrace) -> None:
 
 
 def _require_inputs(trace: CallTrace) -> None:
-    """Raise unless all that the call was given can be given again."""
+    """Raise unless every input of the call can be given again."""
     for place, leaf in enumerate(trace.inputs.leaves):
         kept = None if isinstance(leaf, Tensor) else keep_opaque(leaf)
         if isinstance(kept, NotSaved) and place not in trace.given_modules:
@@ -182,8 +182,8 @@ def _require_inputs(trace: CallTrace) -> None:
 def _draws_by_itself(module: nn.Module, training: bool) -> bool:
     """Tell whether a call draws random numbers that no generator of torch gives.
 
-    cuDNN makes the state that the dropout of an RNN is drawn from when a generator was
-    set, and goes on with it: see get_dropout_state() in
+    cuDNN draws the dropout of an RNN from a state of its own, which it makes when a
+    generator was set, and goes on with: see get_dropout_state() in
     https://github.com/pytorch/pytorch/blob/357b8267a5eb930eeb73ebd3bc18b841a7c1f03b/aten/src/ATen/native/cudnn/RNN.cpp
     """
     return (

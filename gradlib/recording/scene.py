@@ -1,4 +1,4 @@
-"""A call's module and arguments, as they were when it began, to run it once more.
+"""A call's module and arguments, as they were when it began, to run it again.
 
 The module itself is called. While it runs, its parameters, buffers, hooks and modes are
 those of the call; afterwards everything is as it was before.
@@ -54,7 +54,7 @@ from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
-"""Gives the value that takes the place of a recorded one, which is copied then."""
+"""Maps a recorded tensor to the one that a replay uses, which is copied first."""
 
 
 class Scene:
@@ -65,62 +65,62 @@ class Scene:
 
         Args:
             trace: The call.
-            history: Of the model.
-            change: Gives what to put in the place of a recorded tensor.
+            history: The model's history.
+            change: Maps a recorded tensor to the one to use.
         """
         self._trace = trace
         self._module = cast(nn.Module, trace.module)
         self._history = history
         self._change = change
-        # By id of the recorded value, which is the same for one tensor in two places.
+        # By id of the recorded value: a tensor in two places has only one.
         self._weights: dict[int, nn.Parameter] = {}
         self._leaves: dict[Key, Tensor] = {}
         self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
         self._versions: dict[str, int] = {}  # of own parameters, as the call began
-        self._undo: Callable[[], None] = nothing  # what is for the first call alone
+        self._undo: Callable[[], None] = nothing  # removes the hook that gives inputs
         self._returned: object = None  # what the module returned last
-        self._hooks_set = 0  # by torch, before the module was called
+        self._hooks_set = 0  # how many torch had set before the module was called
         self._copies = Copies(change)  # of attributes
 
     @contextmanager
     def set(self) -> Generator[None]:
-        """Give the module, and whatever it may call, the state they had."""
+        """Give the module, and those that it may call, the state that they had."""
         before = {module: dict(vars(module)) for module in self._modules()}
         filled = {module: in_slots(module) for module in before}
         steps = [
             partial(_put_back, module, state, filled[module])
             for module, state in before.items()
         ]
-        # In the dicts that the handles of hooks know: the call may take one away.
+        # In the same dicts, which handles of hooks know: the call may remove a hook.
         places = [state[kind] for state in before.values() for kind in HOOKS]
         steps += [partial(_fill, hooks, hooks.copy()) for hooks in places]
         self._history.is_set_back = True
         try:
             for module in before:
                 self._set(module)
-            # They may hold any parameter or buffer.
+            # Last: attributes may hold any parameter or buffer.
             self._set_attributes(before)
             yield
         finally:
             finish([*steps, partial(setattr, self._history, "is_set_back", False)])
 
     def run(self, world: World) -> Tree:
-        """Call the module."""
+        """Call the module, and return its output."""
         args, kwargs = given = self._arguments()
         own = self._trace.parameters
         self._versions = {
             it: self._leaves[it]._version for it in own if it in self._leaves
         }
         self._put_instead(given)
-        # The last of its hooks, as the recorder's is: for backward hooks torch makes
-        # other tensors of the output.
+        # They run last, as the recorder's do. For backward hooks torch makes other
+        # tensors of the output after that.
         self._module.register_forward_pre_hook(self._begins)
         self._module.register_forward_hook(self._returns)
         vars(self._module)[BACKWARD_PRE_HOOKS_OF] = self._pre_hooks
         self._hooks_set = hooks_set()
         with _surrounded_by(world), self._explained("Computing {} again"):
-            # Not the class's own __call__: what that changes was recorded as changed.
+            # Not the class's own __call__: the recorded values have its changes.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
 
     def pull(
@@ -133,13 +133,13 @@ class Scene:
 
         Args:
             output: What the call returned.
-            grads: The gradients of its tensors.
-            autocast: What the pass ran under, by device type.
+            grads: The gradients of the output's tensors, by place.
+            autocast: The dtypes of autocast in the pass, by device type.
         """
         self._shares.clear()  # of passes that the call itself has run, as for forces
         returned = Tree.of(self._returned).leaves
-        # What is returned twice is one tensor, and has one gradient, which hooks and
-        # backwards may write over.
+        # A tensor returned twice has one gradient. It is copied, as hooks and backwards
+        # may write over it.
         roots = {
             id(returned[place]): (leaf, keep(grad).to(leaf.device, leaf.dtype))
             for place, leaf in enumerate(output.leaves)
@@ -166,7 +166,7 @@ class Scene:
         return tuple(dict.fromkeys(found))
 
     def overwritten(self) -> tuple[str, ...]:
-        """Return the inputs that the call has overwritten, as one asks for them."""
+        """Return the names of the inputs that the call has overwritten: ``args[0]``."""
         return tuple(
             input_name(self._trace, place)
             for place, given in self._given.items()
@@ -186,7 +186,7 @@ class Scene:
         try:
             yield
         except Exception as error:
-            # As a cause, contextlib would take a StopIteration for what was raised.
+            # contextlib would take the new error for a StopIteration that caused it.
             cause = None if isinstance(error, StopIteration) else error
             said = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise CannotReplayError(
@@ -194,7 +194,7 @@ class Scene:
             ) from cause
 
     def _modules(self) -> Iterable[nn.Module]:
-        """Return what the call may call: a module may know others than those in it."""
+        """Return the modules that may run: one may call others than those inside it."""
         inner = modules_of_call(self._trace, self._history)
         if is_of_torch(type(self._module)) and len(inner) == 1:
             return inner
@@ -232,26 +232,26 @@ class Scene:
             for name in self._trace.parameters:
                 parameter = parameters.get(name)
                 if parameter is not None and name not in not_asked:
-                    # A checkpoint may have had it computed without, at first.
+                    # Under a checkpoint it may have required no grad at first.
                     parameter.requires_grad_()
                     if all(parameter is not it for it in self._leaves.values()):
                         self._take_share(parameter, parameter)
                     self._leaves[name] = parameter
 
     def _take_share(self, leaf: Tensor, given: Tensor) -> None:
-        """Take the gradient of what the module is given, before its hooks change it.
+        """Take a leaf's gradient at what the module is given, before hooks change it.
 
         It comes in parts where a reentrant checkpoint runs a pass inside the pass.
         """
-        # Not self, nor the leaf: the graph of what was returned leads to the leaf, and
-        # nobody would see that circle.
+        # The hook holds neither self nor the leaf: the graph of what was returned leads
+        # to the leaf, in a cycle that the garbage collector does not see.
         hook_tensor(given, partial(_add_share, self._shares, id(leaf)))
 
     def _put_instead(self, given: object) -> None:
-        """Have the call given what was recorded, where the recorder's hook stood.
+        """Give the call the recorded arguments, at the place of the recorder's hook.
 
-        That is what the hooks before it had made of the arguments: those of every
-        module, and own ones that were put before it in that forward.
+        The hooks before that had made them what they are: global ones, and those of the
+        module that were put before the recorder's in that forward.
         """
         self._undo = self._module.register_forward_pre_hook(
             partial(_instead, given), prepend=True, with_kwargs=True
@@ -262,8 +262,8 @@ class Scene:
             own.move_to_end(key, last=False)
 
     def _pre_hooks(self) -> list[Callable[..., None]]:
-        # What was recorded for the output is what these had made of it. With any set,
-        # torch makes other tensors of what it is given and returns.
+        # The recorded gradient is what these had made of it. Stand-ins are needed: with
+        # any set, torch makes other tensors of the module's inputs and outputs.
         return [nothing for _ in backward_pre_hooks(self._module)]
 
     def _begins(self, *_: object) -> None:
@@ -278,7 +278,8 @@ class Scene:
     def _set_attributes(self, modules: Iterable[nn.Module]) -> None:
         moment = self._trace.moment
         stood = {it: self._history.attributes(it, moment) for it in modules}
-        # What several hold is what the called one held, or who was looked at first.
+        # An object in several modules is as the called one held it, or else as the one
+        # that was looked at first.
         order = sorted(stood, key=lambda it: at.last if (at := stood[it]) else 0)
         for module in sorted(order, key=lambda it: it is not self._module):
             state, then = vars(module), stood[module]
@@ -309,7 +310,7 @@ class Scene:
         if part is not None:
             return part
         made = self._change(kept.value)
-        # As it was kept: the call may give a small one another size.
+        # Copied as when it was kept: the call may resize a small one.
         made = made.clone() if kept.is_copy else keep(made)
         if kept.requires_grad:  # no leaf: torch lets nobody write to one
             made = clone(made.requires_grad_())
@@ -318,7 +319,7 @@ class Scene:
         return made
 
     def _arguments(self) -> Any:
-        """Return copies: the module may overwrite them."""
+        """Return copies of the arguments: the module may overwrite these."""
         trace, not_asked = self._trace, idle(self._trace)
         as_parameter = passed_parameters(trace)
         made: dict[int, tuple[Tensor, Tensor]] = {}  # the leaf, and what is given
@@ -348,7 +349,7 @@ class Scene:
 def _put_back(
     module: nn.Module, state: Mapping[str, Any], filled: Mapping[Any, Any]
 ) -> None:
-    """Give a module what it had. It may be broken off, and done again."""
+    """Give a module back its state. This may be interrupted, and is then run again."""
     now = vars(module)
     now.update(state)
     for name in now.keys() - state.keys():
@@ -360,19 +361,19 @@ def _put_back(
 
 
 def _fill(hooks: dict[int, Any], others: Mapping[int, Any]) -> None:
-    """Put other hooks in a place."""
+    """Replace the hooks in a dict, which stays the same object."""
     hooks.clear()
     hooks.update(others)
 
 
 def idle(trace: CallTrace) -> set[Key]:
-    """Return what required no grad, also when a checkpoint came back."""
+    """Return the keys of what required no grad, nor did when a checkpoint came back."""
     active = {key for flow in trace.flows for key in flow.shares}
     return set(trace.idle) - active
 
 
 def passed_parameters(trace: CallTrace) -> dict[int, str]:
-    """Tell which inputs are own parameters: they have one share for both."""
+    """Return the name of each input that is an own parameter: both have one share."""
     found: dict[int, str] = {}
     for flow in trace.flows:
         names = {id(flow.shares[key]): key for key in flow.shares}
@@ -395,14 +396,15 @@ def _instead(given: Any, *_: object) -> Any:
 
 @contextmanager
 def _without_hooks_of_others(tensors: Iterable[Tensor], since: int) -> Generator[None]:
-    """Have a pass see no hooks of tensors but those that take shares.
+    """Remove the hooks of some tensors for one pass, except those that take shares.
 
-    What was recorded for an output is what its hooks had made of it. The output may be
-    no copy, and its hooks are then for passes to come.
+    The recorded gradient of an output is what its hooks had made of it. An output may
+    be no copy: then its hooks are put back, for later passes.
 
     Args:
         tensors: The tensors.
-        since: How many hooks torch had set before the call: more are the replay's.
+        since: How many hooks torch had set before the call: later ones are the replay's
+            and are not put back.
     """
     every: list[dict[Any, Any]] = [cast(Any, it)._backward_hooks for it in tensors]
     before = [(hooks, dict(hooks)) for hooks in every if hooks]

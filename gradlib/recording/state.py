@@ -1,4 +1,4 @@
-"""What a call needs besides its arguments to be computed again."""
+"""What a replay of a call needs besides its arguments."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,38 +36,37 @@ from gradlib.recording.seen import Children, Hooks, Seen, Tensors
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is not the model's, and yet changes what a call computes."""
+    """The state outside of the model that changes what a call computes."""
 
     # The state of the CPU's generator: as bytes, compared in a sixth of the time.
     random: bytes
     cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
     autocast: dict[str, torch.dtype]  # by device type, where it is enabled
-    is_dual: bool  # whether tensors may have carried tangents, of forward-mode AD
-    # Whether what autograd saved went through somebody's saved_tensors_hooks.
+    is_dual: bool  # whether tensors may have carried tangents of forward-mode AD
+    # Whether the tensors that autograd saved went through saved_tensors_hooks.
     saves_through_hooks: bool
 
 
 class History:
     """The weights, buffers, modes, children and hooks of a model at each moment.
 
-    A moment is a number that grows; what stands in a place is kept again only when it
-    has changed.
+    A moment is a number that grows. A value is kept again only when it has changed.
     """
 
     def __init__(self, modules: Collection[nn.Module]) -> None:
-        """Begin with nothing known of `modules`, which may become others."""
+        """Begin with nothing known of `modules`, to which some may be added."""
         self._modules = modules
         self._seen: dict[nn.Module, Seen] = {}
-        # What is kept of each tensor, by its id. No tensor is kept as none.
+        # What is kept of each tensor, by its id. None is kept as None.
         self._kept: dict[int, Kept | None] = {id(None): None}
         self._attributes = PastAttributes()
-        self.is_set_back = False  # while a call is computed again
-        # Whether others stand in the modules than at the last look, or other hooks.
+        self.is_set_back = False  # while a call is replayed
+        # Whether children or hooks of the modules have changed since the last look.
         self.has_changed = True
         self._looked = -1  # when the last forward began
         self._hooks_set = -1  # how many hooks torch had set then
         self._world: World | None = None
-        self._all_are_hooked = False  # by a hook that holds for every module
+        self._all_are_hooked = False  # by a global module hook
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -77,7 +76,7 @@ class History:
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
         were_enabled = grad_is_enabled()
-        try:  # where an interrupt may come at once
+        try:  # before the change: an interrupt may come right after it
             enable_grad(False)  # once, and not for each tensor
             self._look(moment)
         finally:
@@ -100,7 +99,7 @@ class History:
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes.
 
-        Modules of torch do not change their own.
+        torch's own modules change none of theirs.
         """
         if all(map(is_of_torch, {*map(type, self._modules)})):
             return
@@ -110,7 +109,7 @@ class History:
                 self._look_at_attributes(seen, module, moment, seen.last + 1)
 
     def meet(self, module: nn.Module, moment: int) -> None:
-        """Keep what a call meets for the first time, or has made, if it was lazy."""
+        """Keep tensors that a call is the first to use, or that a lazy one has made."""
         seen = self._seen.get(module)
         if seen is None:
             self._meet(module, moment)
@@ -119,14 +118,14 @@ class History:
             self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
 
     def meet_given(self, module: nn.Module, moment: int) -> bool:
-        """Keep what stands in a module that a call is given, if it is of the model."""
+        """Keep what stands in a module among the arguments, if it is of the model."""
         is_ours = module in self._modules
         if is_ours:
             self._look_at_called(module, moment)
         return is_ours
 
     def _meet_hooks(self, moment: int) -> None:
-        """Keep the hooks of the modules anew; nothing for none at all."""
+        """Keep the hooks of all modules anew; this is fast where there are none."""
         have_none = all_are_ours(self._modules)
         for module in self._modules:
             seen = self._seen.get(module)
@@ -138,10 +137,10 @@ class History:
         found = None if have_none else (type(module), hooks_of_others(module))
         if found != seen.hooks:
             seen.change("hooks", found, since)
-            self.has_changed = True  # it may be gone when the next forward begins
+            self.has_changed = True  # it may be gone by the next forward: look again
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Keep anew what an optimizer has learned: a fused one leaves no sign of it."""
+        """Keep an optimizer's parameters anew: writes of a fused one leave no sign."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._kept.pop(id(parameter), None)
@@ -149,10 +148,10 @@ class History:
     def world(
         self, module: nn.Module, moment: int, autocast: dict[str, torch.dtype]
     ) -> World:
-        """Keep what a call of `module` meets that begins now, under `autocast`.
+        """Keep the state in which a call of `module` begins now, under `autocast`.
 
         Returns:
-            What surrounds it.
+            The state outside of the model.
         """
         own = vars(module)
         self._look_at_called(module, moment)
@@ -179,32 +178,33 @@ class History:
         return self._world
 
     def children(self, module: nn.Module, moment: int) -> Children:
-        """Return what stood in `module` at a moment."""
+        """Return the children that `module` had at a moment."""
         return dict(self._at(module, "children", moment, own_children(module)))
 
     def inside(self, module: nn.Module, moment: int) -> dict[nn.Module, str]:
-        """Return `module` and all that stood in it at a moment.
+        """Return `module` and all modules inside it at a moment.
 
         Returns:
-            By module how names in it begin: ``""`` in itself, ``"0."`` in one inside.
+            By module the prefix of its names: ``""`` for `module`, ``"0."`` for a
+            child.
         """
-        found, waiting = {module: ""}, [module]
+        prefixes, waiting = {module: ""}, [module]
         for it in waiting:
             for name, child in self.children(it, moment).items():
-                if child is not None and child not in found:
-                    found[child] = f"{found[it]}{name}."
+                if child is not None and child not in prefixes:
+                    prefixes[child] = f"{prefixes[it]}{name}."
                     waiting.append(child)
-        return found
+        return prefixes
 
     def whole(self, module: nn.Module, moment: int) -> dict[str, Kept]:
-        """Return the parameters and buffers in `module` at a moment, of all inside it.
+        """Return all parameters and buffers in `module` at a moment, by kind and name.
 
         Returns:
-            By what each is called: ``"param 0.weight"``, ``"buffer running_mean"``.
+            Each under a text as ``"param 0.weight"`` or ``"buffer running_mean"``.
         """
         return {
-            f"{kind} {path}{name}": kept
-            for it, path in self.inside(module, moment).items()
+            f"{kind} {prefix}{name}": kept
+            for it, prefix in self.inside(module, moment).items()
             for kind, own in (
                 ("param", self.parameters(it, moment)),
                 ("buffer", self.buffers(it, moment)),
@@ -219,19 +219,19 @@ class History:
         return {name: kept for name, kept in both.items() if kept is not None}
 
     def parameters(self, module: nn.Module, moment: int) -> Tensors:
-        """Return what stood among the parameters of `module` at a moment.
+        """Return the own parameters that `module` had at a moment.
 
-        A module that was not seen until later is as it was first seen. A tensor that
-        stood in two places is one tensor here too.
+        A module first seen later is as it was then. A tensor that stood in two places
+        is one `Kept` here too.
         """
         return self._known(module, moment).at("parameters", moment)
 
     def buffers(self, module: nn.Module, moment: int) -> Tensors:
-        """Return what stood among the buffers of `module`, in the same way."""
+        """Return the own buffers that `module` had at a moment, in the same way."""
         return self._known(module, moment).at("buffers", moment)
 
     def made_since(self, module: nn.Module, moment: int) -> dict[str, Tensor]:
-        """Return the weights of a module that was lazy at a moment, as it made them."""
+        """Return the first values of the weights that a module lacked at a moment."""
         seen = self._seen.get(module)
         if seen is None:
             return {}
@@ -242,18 +242,18 @@ class History:
         }
 
     def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
-        """Return what stood in a module's attributes; ``None`` where nobody looked."""
+        """Return a module's attributes at a moment; ``None`` if it was never seen."""
         return self._at(module, "attributes", moment, None)
 
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
-        """Return the hooks `module` had as it was called, as its attributes."""
+        """Return the hooks `module` had at a moment, by the attribute they stood in."""
         seen = self._seen.get(module)
         if seen is None:
             return hooks_of_others(module)
         known: Hooks | None = seen.at("hooks", moment)
         if known is None:
             return NO_HOOKS
-        # A lazy module has taken another class since, which has not what they call.
+        # A lazy module has taken another class since, without the methods hooks call.
         return known[1] if known[0] is type(module) else hooks_of_others(module)
 
     def training(self, module: nn.Module, moment: int) -> bool:
@@ -266,7 +266,7 @@ class History:
         return self._at(module, "kind", moment, type(module))
 
     def _at(self, module: nn.Module, field: str, moment: int, now: Any) -> Any:
-        """Return what stood in a field; what is `now`, where nobody looked."""
+        """Return a field's value at a moment; `now` if the module was never seen."""
         seen = self._seen.get(module)
         return now if seen is None else seen.at(field, moment)
 
@@ -286,7 +286,7 @@ class History:
             self._look_at_tensors(seen, "parameters", own, moment)
         if own := own_buffers(module):
             self._look_at_tensors(seen, "buffers", own, moment)
-        self._seen[module] = seen  # when it is whole: another thread may look, too
+        self._seen[module] = seen  # once it is complete: another thread may read it
         return seen
 
     def _look_again(self, seen: Seen, module: nn.Module, moment: int) -> None:
@@ -306,14 +306,14 @@ class History:
         seen.last = moment
 
     def _look_during(self, seen: Seen, module: nn.Module, moment: int) -> None:
-        """Look at a module as a call begins: what is new is so since the last look."""
+        """Look at a module as a call begins; changes date from after the last look."""
         since = seen.last + 1
         if seen.training is not (training := getattr(module, "training", False)):
             seen.change("training", training, since)
         self._look_at_children(seen, module, since)
         self._look_at_attributes(seen, module, moment, since)
         own, known = own_parameters(module), seen.parameters
-        # One that is set or taken away later on is so for the calls from here on.
+        # A hook that is set or removed later counts for the calls from here on.
         if seen.hooks is not None or hooks_set() != self._hooks_set:
             self._look_at_hooks(seen, module, since)
         if (own or known) and (
@@ -331,12 +331,12 @@ class History:
         seen.last = moment
 
     def _look_at_called(self, module: nn.Module, moment: int) -> None:
-        """Keep what is not as it was when last seen, of all that is in a called module.
+        """Keep what has changed in a called module and in all modules inside it.
 
-        So what a call begins with is known, also of what it may change before it calls
-        that.
+        So the state in which a call begins is known, also of modules that it changes
+        before it calls them.
         """
-        if moment == self._looked:  # the forward begins with it
+        if moment == self._looked:  # it begins the forward: `look` has seen all
             return
         has_others = own_children(module)
         inside: Iterable[nn.Module] = module.modules() if has_others else (module,)
@@ -351,7 +351,7 @@ class History:
         own, known = own_children(module), seen.children
         if (own or known) and [*own.items()] != [*known.items()]:  # their order counts
             seen.change("children", dict(own), since)
-            self.has_changed = True  # it may be undone when the next forward begins
+            self.has_changed = True  # it may be undone by the next forward: look again
 
     def _look_at_attributes(
         self, seen: Seen, module: nn.Module, moment: int, since: int
@@ -395,7 +395,7 @@ class History:
 
 
 def autocast_now() -> dict[str, torch.dtype]:
-    """Return where autocast is enabled now, by device type, and for which dtype."""
+    """Return autocast's dtype for each device type for which it is enabled now."""
     return {
         device: torch.get_autocast_dtype(device)
         for device in AUTOCAST_DEVICES
@@ -404,7 +404,7 @@ def autocast_now() -> dict[str, torch.dtype]:
 
 
 _UNKNOWN: Final[Any] = object()
-"""Stands for what is kept of a tensor that was not met before."""
+"""Stands for the `Kept` of a tensor that was not met before."""
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 NO_AUTOCAST: dict[str, torch.dtype] = {}
@@ -413,12 +413,12 @@ NO_AUTOCAST: dict[str, torch.dtype] = {}
 def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:
     """Tell whether a call of a module is known to draw no random number.
 
-    Its class may be known for that, but not a forward put in, or hooks of others: of
-    ours it has one before its forward, and one after it.
+    Its class may be known for that; a forward that was put in, or a hook of others, is
+    not. The recorder itself has one hook before its forward, and one after it.
 
     Args:
-        kind: Its class.
-        own: Its ``vars()``.
+        kind: The module's class.
+        own: The module's ``vars()``.
     """
     return (
         not own[CHILDREN]

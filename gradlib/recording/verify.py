@@ -63,7 +63,7 @@ def verify(
     unchecked = _of_no_call(traces) if numerical else {}
     agreed = 0
     around: set[int] = set()  # the moments of calls that have a disagreement inside
-    # Backwards, so that what is inside a call comes before it.
+    # Backwards, so that the calls inside a call come before it.
     done = itertools.count()
     said = f"verify: {{}} of {len(traces)} calls".format
     for trace in reported(traces[::-1], lambda _: said(next(done))):
@@ -93,7 +93,7 @@ def verify(
 
 
 def _of_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:
-    """Name the parameters inside of calls that are no recorded call's own."""
+    """Return the names of parameters in called modules that no recorded call owns."""
     found = dict[str, None]()
     met = {it.module for it in traces}
     for trace in traces:
@@ -116,12 +116,13 @@ def _check(
     numerical: bool,
     tolerance: Tolerance,
 ) -> Iterator[Difference | Skipped | str]:
-    """Return what comes out differently in a call, and what was not checked of it.
+    """Yield what comes out differently in a call, and what was not checked of it.
 
-    These are the passes not replayed, and names of inputs and own parameters.
+    Not checked are passes that were not replayed, and inputs and own parameters, by
+    name.
 
     Raises:
-        CannotReplayError: None was, or none says anything.
+        CannotReplayError: No pass was replayed, or none gave the output a gradient.
     """
     passes = trace.passes()
     if not passes:
@@ -133,30 +134,30 @@ def _check(
     for number, reason in left.items():
         yield Skipped(trace.name, trace.index, reason, number)
     through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
-    others = False  # whether it returned something else
+    is_other = False  # whether the replay returned something else
     for number in replayable:
         least = rtol_of(_dtypes_inside(trace, number))
         tolerance = dataclasses.replace(tolerance, least=least)
-        # In the state after the forward, a backward could draw what it drew then.
+        # Another seed: after the same forward, a backward would draw the same numbers.
         replayed = replay(trace, number, turn=partial(seed_all, SEED))
         if number == replayable[0]:
             wrong = [*_other_outputs(trace, number, replayed, tolerance)]
             yield from wrong
-            others = bool(wrong)
-            if replayed.shares is None and not others:
+            is_other = bool(wrong)
+            if replayed.shares is None and not is_other:
                 yield difference_at(trace, "output", math.inf, NO_SUCH_OUTPUT)
         if replayed.shares is None or not through[number]:
             continue
         prefix = of_pass(passes.index(number), len(passes))
         apart = _other_shares(trace, number, replayed.shares, tolerance)
         why = ""
-        if apart and not others:  # of gradients of another output nothing can be said
+        if apart and not is_other:  # gradients of another output have no further reason
             why = why_apart(trace, number, replayed, traces, tolerance)
         for key, it in apart:
             field = prefix + share_name(trace, key)
             yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
-            repeats = None if apart or others else replayed
+            repeats = None if apart or is_other else replayed
             yield from _by_differences(trace, number, prefix, repeats, tolerance)
     if not any(through.values()):
         raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
@@ -169,13 +170,13 @@ def _by_differences(
     replayed: Replayed | None,
     tolerance: Tolerance,
 ) -> Iterator[Difference | str]:
-    """Return the gradients that are no VJP, and the names of what cannot be told.
+    """Yield the gradients that are no VJP, and the names of those not to be checked.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        prefix: What stands before a field of that pass.
-        replayed: What came out again as it was recorded; ``None`` if not all did.
+        prefix: What stands before the name of a field of that pass.
+        replayed: The replay, if all came out as recorded, or ``None``.
         tolerance: What the dtypes allow.
     """
     for key, error, why in _wrong(trace, number, replayed, tolerance):
@@ -186,7 +187,7 @@ def _by_differences(
 
 
 def _dtypes_inside(trace: CallTrace, number: int) -> set[torch.dtype]:
-    """Return those of autocast, in the call's forward and in the pass."""
+    """Return the dtypes that autocast used, in the call's forward and in the pass."""
     forward = trace.world.autocast.values() if trace.world else ()
     backward = trace.block.autocast.get(number, {}).values()
     return {*forward, *backward, *trace.summed_in}
@@ -203,12 +204,12 @@ def _other_shares(
 def _wrong(
     trace: CallTrace, number: int, replayed: Replayed | None, tolerance: Tolerance
 ) -> Iterator[tuple[Key, float, str]]:
-    """Return the gradients that are no VJP of the call, each with its error and why.
+    """Yield the gradients that are no VJP of the call, each with its error and why.
 
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        replayed: What came out again as it was recorded; ``None`` if not all did.
+        replayed: The replay, if all came out as recorded, or ``None``.
         tolerance: What the dtypes allow.
     """
     rtol = tolerance.rtol or 0.0
@@ -225,7 +226,7 @@ def _wrong(
 def _other_outputs(
     trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
 ) -> Iterator[Difference]:
-    """Return where a call returned something else than it did."""
+    """Yield where a replay returned something else than was recorded."""
     if trace.output is None or "output" not in trace.block.fields:
         return
     found = gaps(trace.output.build(), replayed.output.build())
@@ -237,11 +238,11 @@ def _other_outputs(
 
 
 def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Return the passes that gave a call more than its VJP, or not all, each with why.
+    """Yield the passes that gave a call more than its VJP, or a part, each with why.
 
     Args:
         trace: The call.
-        passes: Those that reached it, by our numbers.
+        passes: Our numbers of the passes that reached it.
     """
     for number in passes:
         try:
@@ -251,7 +252,7 @@ def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, s
 
 
 def _draws_elsewhere(trace: CallTrace, number: int) -> bool:
-    """Tell whether a forward draws from generators that are not torch's."""
+    """Tell whether a forward draws from the generators of Python or NumPy."""
     states: list[object] = []
 
     def look() -> None:

@@ -1,6 +1,6 @@
 """Which weights and buffers were written to between a call and its backward pass.
 
-Autograd sees no write through ``.data``, nor that of BatchNorm to its statistics. The
+Autograd sees no write through ``.data``, nor those of BatchNorm to its statistics. The
 backward then computes with other values than the forward did.
 """
 
@@ -20,19 +20,19 @@ from gradlib.stats import is_of_other_class
 from gradlib.values import same_values
 
 Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor]]
-"""By module and name: how the called module names it, and what it held later."""
+"""By module and name of a tensor: its name in the called module, and a later value."""
 
 FEW = 16
-"""Of how many tensors it is found out which of them matter: a replay for each."""
+"""For at most this many tensors it is found which of them matter: a replay for each."""
 
 
 def written_between(
     trace: CallTrace, number: int, traces: Sequence[CallTrace], tolerance: Tolerance
 ) -> list[str]:
-    """Return the weights and buffers with whose later values a pass is as recorded.
+    """Return the weights and buffers whose later values give the recorded gradients.
 
-    What one held in the pass is known where nobody wrote to it again before the next
-    call, or since.
+    The value in the pass is known if nothing was written after the pass and before the
+    next call, or since if there is none.
 
     Args:
         trace: The call.
@@ -41,7 +41,7 @@ def written_between(
         tolerance: How far two gradients may be apart.
 
     Returns:
-        How the called module names them; nothing where these values explain nothing.
+        Their names in the called module; empty where later values explain nothing.
     """
     recorded = trace.gradients("shares", number)
 
@@ -61,9 +61,9 @@ def written_between(
 
 
 def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
-    """Return what tensors held that held something else as the call began.
+    """Return the later values of the tensors that had other ones as the call began.
 
-    That is as the first call after the pass began, or now, where there was none.
+    Later is when the first call after the pass began, or now if there is none.
     """
     history, called = require_replayable(trace.block), cast(nn.Module, trace.module)
     ended = trace.block.ended(number)
@@ -75,7 +75,7 @@ def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
         for name, kept in then.items():
             last = after.get(name)
             if last is None or last.tensor is not kept.tensor:
-                continue  # another stands there, and the graph goes on with this one
+                continue  # another tensor stands there; the graph has the first one
             value = kept.tensor if following is None else last.value
             if _is_other(value, kept):
                 found[module, name] = path + name, value
@@ -83,7 +83,7 @@ def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
 
 
 def _is_other(value: Tensor, kept: Kept) -> bool:
-    """Tell whether something else could stand in the place of what was kept."""
+    """Tell whether a value differs from the kept one, and could replace it."""
     before = kept.value
     return (
         not is_of_other_class(value)
@@ -96,7 +96,7 @@ def _is_other(value: Tensor, kept: Kept) -> bool:
 
 
 def _put(values: Later) -> None:
-    """Write values into the model that is computed again, as autograd does not see."""
+    """Write values into the replayed model, unseen by autograd."""
     for (module, name), (_, value) in values.items():
         tensor = own_parameters(module).get(name, own_buffers(module).get(name))
         if tensor is not None:
