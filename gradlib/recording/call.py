@@ -65,7 +65,7 @@ class Pass(Printable):
         backward: int,
         replayed: Mapping[Key, Any] | None = None,
     ) -> None:
-        """Give form to what the recorder wrote down, or a replay computed."""
+        """Present what the recorder wrote down, or a replay computed."""
         self._call = call
         self._backward = backward
         self._replayed = replayed
@@ -92,8 +92,8 @@ class Pass(Printable):
     def grad_input_total(self) -> tuple[Any, ...]:
         """Gradients of the tensors in ``args``, all their uses together.
 
-        What ``x.grad`` would say. It differs from ``grad_input`` where the tensor is
-        used outside this call too, as on a residual branch.
+        This is what ``x.grad`` would be. It differs from ``grad_input`` where the
+        tensor is used outside this call too, as on a residual branch.
         """
         return self._inputs("totals")[0]
 
@@ -119,9 +119,9 @@ class Pass(Printable):
     def param_grads(self) -> dict[str, Any]:
         """Gradients of the module's own parameters, by name: this call's share.
 
-        What calls inside it do is part of it. So of a parameter that a module inside
-        owns too, the inner call's share is in both; of others the shares of all calls
-        add up to ``.grad``.
+        The share includes what the calls inside this one do. So if a module inside owns
+        a parameter too, its call's share is in both; for every other parameter, the
+        shares of all calls add up to ``.grad``.
         """
         shares = self._gradients("param_grads", "shares")
         return {name: shares.get(name) for name in self._call.parameters}
@@ -130,8 +130,9 @@ class Pass(Printable):
     def param_grads_total(self) -> dict[str, Any]:
         """Gradients of the module's own parameters, all their uses together.
 
-        What this pass added to ``.grad``. Where something was put in for a parameter,
-        as ``torch.func.functional_call`` does, it is the gradient of that.
+        This is what the pass added to ``.grad``. Where another tensor was put in place
+        of a parameter, as ``torch.func.functional_call`` does, it is the gradient of
+        that tensor.
         """
         totals = self._gradients("param_grads", "totals")
         return {name: totals.get(name) for name in self._call.parameters}
@@ -141,18 +142,18 @@ class Pass(Printable):
 
         It starts from the recorded arguments and ``grad_output``, with the weights,
         buffers, attributes, modes, random state of torch and autocast the call had, and
-        the autocast of the backward pass. Of attributes these are plain values,
-        tensors, arrays of up to a megabyte, random generators, and lists, dicts and
-        sets of up to a thousand things, three deep. Any other object is as it is now,
-        and so is a tensor of more than 65,536 entries that was overwritten since.
+        the autocast of the backward pass. Attributes are as they were if they are plain
+        values, tensors, arrays of up to a megabyte, random generators, or lists, dicts
+        and sets of up to a thousand items, three deep. Any other object is as it is
+        now, and so is a tensor of more than 65,536 entries that was overwritten since.
 
         The model stays as it is, and no recording sees the replay. But the model's code
         and hooks run: what they do elsewhere, to a list outside or to an object of
-        another class, they do again. Works inside the block too.
+        another class, they do again. A replay works inside the block too.
 
-        A gradient that entered the call by another way than its output, as through a
+        A gradient that entered the call otherwise than through its output, as through a
         tensor the module keeps in an attribute, or an input that it overwrites and
-        others use, is not in it.
+        other calls use, is not in it.
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are
@@ -221,7 +222,7 @@ class Call(Printable):
     """
 
     def __init__(self, trace: CallTrace) -> None:
-        """Give form to what the recorder wrote down."""
+        """Present what the recorder wrote down."""
         self._trace = trace
 
     def __eq__(self, other: object) -> bool:
@@ -279,7 +280,7 @@ class Call(Printable):
         """What each backward pass gave this call, in the order they ran."""
         return tuple(Pass(self._trace, number) for number in self._trace.passes())
 
-    # Typed Any, not "or None": who knows that a pass ran need not say so each time.
+    # Typed Any, not "or None": a user who knows that a pass ran need not say so again.
 
     @property
     def grad_input(self) -> Any:
@@ -367,7 +368,7 @@ class Call(Printable):
 
 
 COLUMNS = ("field", "shape", "norm")
-# What a call and a pass show, each with the field that it travels with.
+# What a call and a pass show, each with the field in `keep` that includes it.
 CALL_FIELDS = {"args": "args", "kwargs": "args", "output": "output"}
 PASS_FIELDS = {
     "grad_input": "grad_input",
@@ -398,7 +399,7 @@ def _rows(
 ) -> list[tuple[str, ...]]:
     """Return one row for each leaf of each field that was kept.
 
-    But none for what a keyword argument cannot have: a flag has no gradient.
+    A keyword argument that is a flag gets no rows for gradients: it cannot have one.
     """
     trees = {
         name: Tree.of(getattr(shown, name))

@@ -1,4 +1,4 @@
-"""Where two recordings part."""
+"""Where two recordings first differ, and how far each pair of values is apart."""
 
 import dataclasses
 import math
@@ -28,7 +28,8 @@ from gradlib.recording.pairing import keyed
 from gradlib.recording.trace import FIELDS, CallTrace
 from gradlib.stats import TensorStats
 
-# What of a call is there when it begins, when it ends, and in a backward pass.
+# The fields that a call has when it begins and when it ends, and the gradients that
+# arrive at it and leave it in a backward pass.
 BEGIN, END = ("args", "kwargs"), ("output",)
 ARRIVES, LEAVES = ("grad_output",), ("grad_input", "grad_kwargs", "param_grads")
 
@@ -54,7 +55,7 @@ def compare(
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
     found = [*both.gaps()]
     errors = tuple(_difference(*it, pairs) for it in found)
-    # Where only gradients were kept, theirs.
+    # Where only gradients were kept, the rtol of their dtypes.
     rtol = tolerance.least or max((it.rtol for *_, it in found), default=0.0)
     first = _first((it for *_, it in found), tolerance)
     return Comparison(
@@ -77,7 +78,7 @@ def _returned(traces: Sequence[CallTrace]) -> Iterator[tuple[str, int]]:
 
 
 def _rtol(traces: Iterable[CallTrace]) -> float:
-    """Return what the coarsest dtype in some calls allows, autocast's included."""
+    """Return the rtol of the coarsest dtype in some calls, autocast's included."""
     dtypes = set[torch.dtype]()
     for trace in traces:
         dtypes |= trace.block.cast_to
@@ -94,7 +95,7 @@ def _difference(
 
 
 def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:
-    """Return which of them is the first that is not allowed."""
+    """Return the index of the first gap that is not allowed."""
     drift = 0.0
     for i, it in enumerate(found):
         if not tolerance.allows(it, drift):
@@ -104,7 +105,7 @@ def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:
 
 
 def _other_type(trace: CallTrace, other: CallTrace) -> str:
-    """Name the classes of two modules that have one name, where these differ."""
+    """Name the classes of two modules that are compared, if they differ."""
     one, another = trace.module_type, other.module_type
     return f"classes {one} and {another}" if one != another else ""
 
@@ -114,7 +115,7 @@ def _have_no_values(traces: Sequence[CallTrace]) -> bool:
 
 
 def _are_summed_up(traces: Sequence[CallTrace]) -> bool:
-    """Tell whether of some tensors there is only what sums them up."""
+    """Tell whether some tensors were kept only as statistics, or as reduced."""
     return any(
         trace.block.is_reduced
         or any(isinstance(it, TensorStats) for it in trace.leaves())
@@ -136,7 +137,7 @@ def _has_no_values(leaf: object) -> bool:
 
 
 class _Both:
-    """Two recordings, and which call of the one is which of the other."""
+    """Two recordings, and the pairs of their calls."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class _Both:
     ) -> None:
         self._traces = traces
         self._pairs = pairs
-        # Of each call, once.
+        # What `_passes_of` has returned, by call.
         self._passes: dict[
             CallTrace, tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]
         ] = {}
@@ -175,7 +176,7 @@ class _Both:
         self.skipped = (*skipped, *self._closed())
 
     def _closed(self) -> Iterator[str]:
-        """Say which calls have values in which no tensor is seen."""
+        """Say which calls have values that were not opened."""
         names: dict[str, list[str]] = {}
         for trace in self._traces:
             other = self._pairs.get(id(trace))
@@ -185,9 +186,9 @@ class _Both:
         return (f"{calls_text(found)} ({said})" for said, found in names.items())
 
     def gaps(self) -> Iterator[tuple[CallTrace, str, Gap]]:
-        """Go through both in the order in which it happened."""
+        """Yield each gap, with its call and place, in the order of computation."""
         for round_ in rounds(self._traces):
-            # What passes have reached in the other alone.
+            # The calls that passes have reached in the other recording alone.
             missed = [*filter(self._is_missed, round_.calls)] if self._backward else []
             for event in round_.events():
                 match event:
@@ -246,7 +247,7 @@ class _Both:
     def _passes_of(
         self, trace: CallTrace
     ) -> tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]:
-        """Return a call's passes by number, with their places, and the other call's."""
+        """Return a call's passes by number, with places, and its counterpart's."""
         known = self._passes.get(trace)
         if known is None:
             other = self._pairs.get(id(trace))

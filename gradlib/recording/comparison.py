@@ -39,13 +39,13 @@ class Comparison(Printable):
 
     Attributes:
         first: Where the two first differ; ``None`` if they agree.
-        errors: How far apart each value is, in the order in which it happened; also of
-            those that agree.
+        errors: How far apart each pair of values is, in the order in which they were
+            computed; those that agree are included.
         unmatched: The calls that only one of them has.
         skipped: What could not be compared, in words.
-        compared: How many calls both have; none if nothing of them is in both.
-        rtol: How far their values may be apart, as a part of the value; of a narrow
-            dtype more than of float32. See `Recording.compare`.
+        compared: How many calls both have; 0 if no value of these could be compared.
+        rtol: How far values may be apart, as a part of the value: more for a narrow
+            dtype than for float32. See `Recording.compare`.
     """
 
     first: Difference | None
@@ -64,10 +64,10 @@ class Comparison(Printable):
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draw how far apart the two are, module by module.
 
-        Whether an error grows from module to module, as rounding does, or jumps at one
-        of them, is seen better than read. The modules stand in the order in which they
-        returned; of each are drawn the output, ``grad_output``, and of the gradients of
-        its parameters the one that is furthest apart. What is equal has no marker.
+        The picture shows whether the error grows from module to module, as rounding
+        does, or jumps at one of them. The modules stand in the order in which they
+        returned, each with the error of its output, of its ``grad_output``, and the
+        largest of its parameters' gradients. Equal values have no marker.
 
         Args:
             ax: Where to draw; a new figure without it.
@@ -78,7 +78,7 @@ class Comparison(Printable):
         Raises:
             RecordingArgumentError: `ax` is no Axes.
         """
-        # Not before: to import matplotlib takes longer than all the rest.
+        # Only here: importing matplotlib takes longer than all the rest.
         from gradlib.recording.errors_picture import draw
 
         return draw(self.errors, self._returned, self.first, self.rtol, ax)

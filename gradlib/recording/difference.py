@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where something of a call is not what it should be.
+    """One value of a call that is not what it should be.
 
     Attributes:
         name: The module's name; the root is ``""``.
@@ -40,10 +40,10 @@ class Difference:
             ``"param_grads['weight']"``.
         error: The norm of the difference, as a part of the larger of the two norms.
             Infinite where they cannot be subtracted. Where finite differences disagree,
-            it is that of the slopes along a few random directions, by finite
-            differences and by the gradient: a half where the gradient is half or twice
+            the two are the slopes along a few random directions, by finite differences
+            and by the gradient: the error is 0.5 where the gradient is half or twice
             what it should be.
-        reason: What differs, where it is more than numbers, or ``""``.
+        reason: Why they differ, or what differs besides numbers, if known, or ``""``.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Difference:
 def difference_at(
     trace: CallTrace, field: str, error: float, reason: str = ""
 ) -> Difference:
-    """Say where something of a call is not what it should be."""
-    # One of several passes stands before a field of its own.
+    """Return the difference in a field of a call."""
+    # Where a call has several passes, their fields begin with passes[i] instead.
     is_forward = field.startswith(("args", "kwargs", "output"))
     direction = "forward" if is_forward else "backward"
     return Difference(trace.name, trace.index, direction, field, error, reason)
@@ -90,9 +90,9 @@ class Tolerance:
 
     Attributes:
         rtol: As a part of the value; ``None`` for what the dtypes allow.
-        atol: Besides.
-        least: What is allowed at least where `rtol` is ``None``: that of a coarser
-            dtype in which the values were computed on the way.
+        atol: On top, whatever the value.
+        least: The least rtol where `rtol` is ``None``: that of a coarser dtype in which
+            the values were computed on the way.
     """
 
     rtol: float | None = None
@@ -100,10 +100,10 @@ class Tolerance:
     least: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no number, or a negative one.
+        """Check what the user gave.
 
         Raises:
-            RecordingArgumentError: One of the first two is.
+            RecordingArgumentError: `rtol` or `atol` is no number, or a negative one.
         """
         for name, given in (("rtol", self.rtol), ("atol", self.atol)):
             number = isinstance(cast(object, given), Real)
@@ -119,20 +119,20 @@ class Tolerance:
 
         Args:
             gap: How far they are apart.
-            drift: The largest error before. Where `rtol` is ``None`` rounding may add
-                up: to `GROWTH` times the drift, and `MOST` times what a dtype allows.
+            drift: The largest error before. Where `rtol` is ``None``, rounding may grow
+                to `GROWTH` times that, and to `MOST` times what the dtypes allow.
         """
         rtol = self.rtol
         if rtol is None:  # integers agree when they are equal
             rtol = max(gap.rtol, self.least) if gap.rtol else 0.0
             rtol = max(rtol, min(GROWTH * drift, MOST * rtol))
-        if not gap.difference:  # where infinity is allowed, of zeros too
+        if not gap.difference:  # also for zeros and an infinite rtol, which give NaN
             return True
         return gap.difference <= rtol * gap.size + (self.atol or 0.0)
 
 
 def rtol_of(dtypes: Iterable[torch.dtype]) -> float:
-    """Return what the coarsest of some dtypes allows; 0 for none."""
+    """Return the default rtol plus atol of the coarsest of some dtypes; 0 for none."""
     return sum(default_tolerances(*dtypes, torch.int64))
 
 
@@ -149,7 +149,7 @@ def agree(a: object, b: object) -> bool:
 def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
     """Return how far nested gradients are apart; ``None`` stands for zeros.
 
-    autograd gives the one or the other for no gradient.
+    autograd returns either where there is no gradient.
     """
     return _gaps(Tree.of(a), Tree.of(b), _gap_of_gradients)
 
@@ -157,7 +157,7 @@ def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
     """Return how far the gradients of two recordings are apart.
 
-    As `gaps_of_gradients`. Where only one of the two has any, that is the reason.
+    As `gaps_of_gradients`, with a reason where only one of the two has a gradient.
     """
     return _gaps(Tree.of(a), Tree.of(b), _gap_of_recorded)
 
@@ -165,8 +165,8 @@ def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
     """Measure all gaps against the largest size.
 
-    The gradients of one module's parameters belong together: that of a bias may be zero
-    but for rounding, as before BatchNorm, and nothing to measure against.
+    The gradients of one module's parameters belong together: that of a bias may be only
+    rounding, as before BatchNorm, too small to measure its own gap against.
     """
     found = list(found)
     size = max((it.size for _, it in found), default=0.0)
@@ -176,9 +176,9 @@ def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
 def gaps_of_shares(
     some: Mapping[Key, Any], others: Mapping[Key, Any]
 ) -> list[tuple[Key, Gap]]:
-    """Return how far a call's shares are apart, of all that one pass gave.
+    """Return how far `some` of a call's shares are from the others with their keys.
 
-    The pass may have been asked for one weight only.
+    Only the keys in `some` count: a pass may have been asked for one weight only.
     """
     found = {
         key: next(gaps_of_gradients(grad, others.get(key)))[1]
@@ -217,7 +217,7 @@ def gap(x: Any, y: Any) -> Gap:
         return _incomparable("only one of the two is there")
     if isinstance(x, _KNOWN) and isinstance(y, _KNOWN):
         return _incomparable("only one of the two is an array")
-    return _NONE  # who knows when two others are equal
+    return _NONE  # it is unknown when two other objects are equal
 
 
 _PLAIN = (int, float, complex, str, type(None), np.number, np.bool_)
@@ -237,10 +237,10 @@ def _gaps(
     if len(one.leaves) != len(leaves):
         yield "", _incomparable(f"{len(one.leaves)} and {len(leaves)} values")
         return
-    if _differ(one, other):  # a dict is in the order of its keys, or has its own
+    if _differ(one, other):  # leaves may be in the order of keys, or in a dict's own
         places = _as_saved(one.spec.paths())
         known = dict(zip(_as_saved(other.spec.paths()), leaves, strict=True))
-        # Some keys are, in the one or the other: their order has to do.
+        # Where some keys look alike, in the one or the other, their order has to do.
         alike = len(known) < len(leaves) or len({*places}) < len(places)
         if not alike and known.keys() == set(places):
             leaves = [known[place] for place in places]
@@ -259,7 +259,7 @@ def _differ(one: Tree, other: Tree) -> bool:
 
 
 def _as_saved(paths: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return paths in which keys that no file can hold are as they come from one."""
+    """Return paths with each key that a file cannot hold as it is after loading."""
     return [
         tuple(it if _is_saved(it) else NotSaved(repr(it)) for it in path)
         for path in paths
@@ -271,9 +271,9 @@ def _is_saved(key: object) -> bool:
 
 
 def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
-    """Return which names only one of two structures has, if both go by names.
+    """Return a name that only one of two structures has, of each, if both have names.
 
-    A named tuple and a tuple, or a list, have their leaves in the same order.
+    A named tuple and a tuple, or a list, may be compared: their order is the same.
     """
     mine, theirs = list(some), list(others)
     one = next(it for it in mine if it not in theirs)[-1:]
@@ -283,7 +283,7 @@ def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
 
 
 def _zeros(x: Any, other: Any) -> Any:
-    """Return `x`, or zeros like the other where it is ``None``."""
+    """Return `x`, or zeros like `other` if `x` is ``None``."""
     if x is not None:
         return x
     if isinstance(other, TensorStats):
@@ -308,7 +308,7 @@ def _stats(x: Any) -> Any:
 
 
 def _gap_of_tensors(x: Tensor, y: Tensor) -> Gap:
-    # Of two classes of tensors neither may know the other.
+    # Two classes of tensors may not know each other.
     with nullcontext() if type(x) is type(y) else no_function_modes():
         try:
             return if_known(lambda: _gap_of_values(x, y), [x, y])
@@ -342,8 +342,8 @@ def _gap_of_arrays(x: Any, y: Any) -> Gap:
     """Return how far two arrays of NumPy are apart."""
     try:
         return _gap_of_tensors(tensor_of(x), tensor_of(y))
-    except TypeError:  # of words, or of objects: these were not kept
-        times = x.dtype.kind in "mM"  # of which some may be none
+    except TypeError:  # of text or times; those of objects were not kept
+        times = x.dtype.kind in "mM"  # some may be NaT, which equals itself here
         same = np.array_equal(x, y, equal_nan=times)
         return _NONE if same else _incomparable("other entries")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIELD = re.compile(r"^(?:passes\[\d+\]\.)?(\w+)")
-"""Of a place such as ``"passes[0].grad_output[0]"`` the field."""
+"""Finds the field in a place such as ``"passes[0].grad_output[0]"``."""
 
 KINDS = ("output", "grad_output", "param_grads")
 
@@ -26,13 +26,13 @@ def draw(
     rtol: float,
     ax: "Axes | None",
 ) -> "Figure":
-    """Draw the errors of a comparison, and where the two part first.
+    """Draw the errors of a comparison, and where the two first differ.
 
     Args:
-        errors: What was compared.
-        returned: The calls, by name and number, in the order in which they returned.
-        first: Where the two part first.
-        rtol: How far values may be apart.
+        errors: The errors, also of values that agree.
+        returned: The calls, by name and index, in the order in which they returned.
+        first: Where the two first differ; ``None`` if they agree.
+        rtol: How far values may be apart, as a part of the value.
         ax: Where to draw; a new figure without it.
 
     Raises:
@@ -46,7 +46,7 @@ def draw(
         row[kind] = max(row.get(kind, 0.0), it.error)
     rows = {label: row for label, row in rows.items() if row}
     labels = [*rows]
-    found = {
+    by_kind = {
         kind: [row.get(kind) for row in rows.values()]
         for kind in KINDS
         if any(kind in row for row in rows.values())
@@ -57,11 +57,11 @@ def draw(
         drawn = FIELD.findall(first.field)[0] in KINDS
         said = "they part first" + (f": {first.field}" if not drawn else "")
         parted = row, first.error, said
-    return plot.errors(labels, found, rtol, parted, _nothing(errors), ax)
+    return plot.errors(labels, by_kind, rtol, parted, _nothing(errors), ax)
 
 
 def _nothing(errors: Sequence[Difference]) -> str:
-    """Say why a picture shows nothing, if it does."""
+    """Say why the picture is empty, if it is."""
     if not errors:
         return NOTHING_IN_BOTH
     if not any(it.error for it in errors):

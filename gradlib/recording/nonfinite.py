@@ -41,15 +41,14 @@ class Nonfinite(Printable):
         name: The name of the module in whose call it appeared; the root is ``""``.
         index: Which call of this module in the block, from 0.
         direction: ``"forward"`` or ``"backward"``.
-        field: Where in the call, with ``"passes[1]."`` before it where the call has
-            several. ``"output"``, ``"grad_input[0]"`` or
-            ``"param_grads['weight']"``: the call made it. ``"args[0]"``, ``"param
-            weight"``, ``"buffer running_var"`` or ``"grad_output[0]"``: it was there
-            before; the calls that were recorded did not make it. Where they were given
-            inf and made NaN, it is the inf that was first, and the text says where NaN
-            appeared. ``"grad_input_total[0]"`` or ``"param_grads_total['weight']"``: no
-            call made it, but another use of the tensor, as a penalty in the loss, or
-            the sum.
+        field: Where in the call, after ``"passes[1]."`` where the call has several
+            passes. ``"output"``, ``"grad_input[0]"`` or ``"param_grads['weight']"``:
+            the call made it. ``"args[0]"``, ``"param weight"``, ``"buffer
+            running_var"`` or ``"grad_output[0]"``: it was there before, and no recorded
+            call made it. If a call was given inf and made NaN of it, this is where the
+            inf was, and the text says where NaN appeared. ``"grad_input_total[0]"`` or
+            ``"param_grads_total['weight']"``: no call made it, but another use of the
+            tensor, as a penalty in the loss, or the sum.
     """
 
     name: str
@@ -97,7 +96,7 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
 
 
 def _has_tensors(call: CallTrace) -> bool:
-    """Tell whether a tensor of a call was kept as one."""
+    """Tell whether a tensor of a call was kept as a tensor or as its statistics."""
     return any(isinstance(it, Tensor | TensorStats) for it in call.leaves())
 
 
@@ -105,9 +104,9 @@ def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
     """Return which weights and buffers in a call's module had NaN or inf.
 
     Returns:
-        By what it is called, as ``"param weight"``, what each had: the bits `NAN` and
-        `INF`. Empty where the call's output is finite: then nobody asks. ``None`` where
-        they were not kept.
+        By name, as ``"param weight"``, the bits `NAN` and `INF` of what each had. Empty
+        where the call's output is finite, as the answer is not needed then. ``None``
+        where they were not kept.
     """
     history = call.block.history
     if history is None or call.module is None:
@@ -122,45 +121,45 @@ class _Look:
     """Looks at each tensor once."""
 
     def __init__(self) -> None:
-        # Whether the last one found is in what a `reduce` of somebody's returned.
+        # Whether the last one found is in what the user's `reduce` returned.
         self.was_reduced = False
-        # By id, which is a tensor's own while it is held here.
+        # By id, which no other tensor has while this one is held here.
         self._known: dict[int, tuple[Tensor, int]] = {}
 
     def forward(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace]
     ) -> Nonfinite | None:
-        """Look at what a call returned."""
+        """Return where NaN or inf in a call's output came from, if it is there."""
         outputs = [*enumerate(call.output_leaves())]
         place = self._first(outputs)
         if place is None:
             return None
         kinds = (NAN | INF,)
         if self._first(outputs, NAN) is not None:
-            kinds = NAN, INF  # what has NaN is first: the -inf of a mask is harmless
+            kinds = NAN, INF  # NaN comes first: the -inf of a mask is harmless
         origins = (self._origin(call, by_moment, it) for it in kinds)
         return next(filter(None, origins), None) or _made_forward(call, place)
 
     def _origin(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
     ) -> Nonfinite | None:
-        """Return what had it before the call did, and had been given to it."""
+        """Return the argument, weight or buffer that had it before the call did."""
         source, giver = self._source(call, by_moment, kinds)
         if source is None:
             return _held(call, by_moment, kinds)
         if kinds == INF:
             remark = f"The call was given inf. {_first_nan(call)}"
             return replace(source, _remark=remark)
-        # What a call gives on may be made of its weights. An inf there may be a mask's.
+        # The giver may have made it of its weights. An inf there may be a mask's.
         held = _held(giver, by_moment, NAN) if giver and kinds == NAN else None
         return held or source
 
     def _source(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
     ) -> tuple[Nonfinite | None, CallTrace | None]:
-        """Return the outermost call that was given it, and the one that gave it.
+        """Return the outermost call that was given it, and the call around that.
 
-        No call inside had made it.
+        The latter gave it, and no call inside that had made it.
         """
         found: Nonfinite | None = None
         for around in _outwards(call, by_moment):
@@ -188,7 +187,7 @@ class _Look:
     def _arrived(
         self, call: CallTrace, by_moment: Mapping[int, CallTrace], number: int
     ) -> Nonfinite | None:
-        """Return the outermost call to which it came with the gradient."""
+        """Return the outermost call to which it came with ``grad_output``."""
         found: Nonfinite | None = None
         for around in _outwards(call, by_moment):
             place = self._first(around.gradients("outputs", number).items())
@@ -228,7 +227,7 @@ def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
 def _outwards(
     call: CallTrace, by_moment: Mapping[int, CallTrace]
 ) -> Iterator[CallTrace]:
-    """Go from a call to the one around it, and so on."""
+    """Yield a call, the one around it, and so on."""
     around: CallTrace | None = call
     while around is not None:
         yield around
@@ -243,7 +242,7 @@ def _first_nan(call: CallTrace) -> str:
 def _held(
     call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
 ) -> Nonfinite | None:
-    """Return the weight or buffer that had it, in no module with a call of its own."""
+    """Return the weight or buffer that had it, unless its module has its own call."""
     called = {it.name for it in by_moment.values()} - {call.name}
     for name, found in (nonfinite_state(call) or {}).items():
         if found & kinds and _holder(call, name) not in called:
@@ -255,7 +254,7 @@ def _held(
 
 
 def _holder(call: CallTrace, name: str) -> str:
-    """Return the name of the module that a weight or buffer in a call's stands in."""
+    """Return the name of the module to which a weight or buffer in a call belongs."""
     return full_name(call, name.partition(" ")[2]).rpartition(".")[0]
 
 
@@ -282,7 +281,7 @@ def _made_backward(call: CallTrace, number: int, key: Key) -> Nonfinite:
 
 
 def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonfinite:
-    """Name a field of one backward pass as one asks for it."""
+    """Return a result that names a field of one pass, as a user asks for it."""
     passes = call.passes()
     prefix = of_pass(passes.index(number), len(passes))
     return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
@@ -292,11 +291,11 @@ REDUCED = " Or reduce made it, whose result this is."
 CAME = "It came with the gradient of the call's output"
 
 NAN, INF = 1, 2
-"""What a value has; the bits of both where it has both."""
+"""The bits of what a value has; it may have both."""
 
 
 def _kinds(value: object) -> int:
-    """Return whether a value has NaN, and whether inf; 0 for what is no number."""
+    """Return the bits of what a value has; 0 for what is no number."""
     match value:
         case Tensor():
             return _kinds_of_tensor(value)
@@ -333,7 +332,7 @@ def _bits(has_nan: object, has_inf: object) -> int:
 
 
 def _meaning(field: str) -> str:
-    """Say who made it."""
+    """Say of a field whether the call made what is there."""
     if field.startswith("passes["):
         field = field.partition(".")[2]
     if field.startswith(("args", "kwargs")):

@@ -1,4 +1,4 @@
-"""Why a call lacks something, in words. There are no other notes than these."""
+"""The notes of a call: why it lacks something, in words. There are no others."""
 
 from collections import defaultdict
 from typing import Any
@@ -24,7 +24,7 @@ BROKEN_OFF = "its forward was broken off"
 NOT_RETURNED = "its forward has not returned"
 NOT_REACHED = "no backward pass reached it inside the block"
 
-# Why something of it has no gradient, or one that is not the call's alone.
+# Why a tensor of the call has no gradient, or one that is not this call's alone.
 NO_GRAD = "{} does not require grad"
 NOT_OPENED = "{} is of type {}: tensors in it, if there are any, are not seen"
 NOTHING_GIVEN = "backward {} gave no gradient to {}"
@@ -88,7 +88,7 @@ def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
     if call.no_pass_because:
         return [call.no_pass_because]
     if call.closed_outputs and not any(flow.outputs for flow in call.flows):
-        return []  # as is said
+        return []  # the remark on closed values says why
     if call.output is None:
         return [NOT_RETURNED]
     unfinished = map(UNFINISHED.format, sorted(call.block.unfinished))
@@ -96,7 +96,7 @@ def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
 
 
 def _why_never(call: CallTrace) -> list[str]:
-    """Say what no pass can give."""
+    """Say which gradients no pass can give, or none for this call alone."""
     if call.no_pass_because:
         return []
     idle = [
@@ -108,7 +108,7 @@ def _why_never(call: CallTrace) -> list[str]:
 
 
 def closed(call: CallTrace) -> list[str]:
-    """Say of what class the values are in which no tensor is seen."""
+    """Name the values that were not opened, each with its class."""
     found = [
         *((input_name(call, it), call.inputs.leaves[it]) for it in call.closed_inputs),
         *_closed_outputs(call),
@@ -124,7 +124,7 @@ def _closed_outputs(call: CallTrace) -> list[tuple[str, Any]]:
 
 
 def _missed(call: CallTrace, passes: list[int]) -> list[str]:
-    """Say what passes could have given and did not, each remark once."""
+    """Say which gradients passes could have given and did not, each remark once."""
     lacking: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number in passes:
         for remark in _missed_in(call, number):
@@ -141,11 +141,11 @@ def _missed(call: CallTrace, passes: list[int]) -> list[str]:
 
 
 def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
-    """Return what to say of each thing that one pass could have given and did not."""
+    """Return a remark on, and the name of, each gradient that one pass did not give."""
     shares, totals = _unfilled(call, number, "shares"), call.given("totals", number)
     says = {key: NOT_THROUGH_IT if key in totals else NOTHING_GIVEN for key in shares}
     outputs = _unfilled(call, number, "outputs")
-    # Another one may be made of it, as a loss of the logits: that is within the call.
+    # One output may be made from another, as a loss from logits, inside the call.
     of_output = NOT_FROM_OUTSIDE if call.given("outputs", number) else NOTHING_GIVEN
     return [
         *((says[it], input_name(call, it)) for it in shares if isinstance(it, int)),
@@ -155,7 +155,7 @@ def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
 
 
 def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
-    """Say what may have come through graphs that nobody has seen made."""
+    """Say what may have come through graphs that the recorder did not see made."""
     said = [SECOND_ORDER.format(it) for it in passes if call.is_behind_batched(it)]
     if any(len(flow.outputs) > 1 for flow in call.flows):
         said = [it + BETWEEN_OUTPUTS for it in said]
@@ -165,7 +165,7 @@ def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
 
 
 def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
-    """Return what was waited for and got nothing in a pass."""
+    """Return the keys that waited for a gradient in a pass and got none."""
     given = call.given(gathered, number)
     waited = dict.fromkeys(
         key for flow in call.flows for key in getattr(flow, gathered)
@@ -174,5 +174,5 @@ def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
 
 
 def _key_name(call: CallTrace, key: Key) -> str:
-    """Return how one asks for an input or a parameter."""
+    """Return how a user asks for an input or a parameter."""
     return input_name(call, key) if isinstance(key, int) else key

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Places: TypeAlias = dict[str, dict[int, list[Pass]]]
-"""By place in the forward, and by forward: the passes of the calls made there."""
+"""The passes of the calls at each place in the forward, by place and by forward."""
 
 BINS = 60  # of a histogram
 NO_ENTRIES = (
@@ -44,7 +44,7 @@ NO_ENTRIES = (
     'plot("flow") and plot("steps") need no more than that.'
 )
 REDUCED = "what reduce gave"
-VISIBLY = 1.05  # by this factor a total differs from its share
+VISIBLY = 1.05  # a total is drawn if it differs from its share by this factor
 
 
 def draw(
@@ -87,7 +87,7 @@ def _flow(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "F
             for found, shares in zip(passes, norms[field], strict=True)
         ]
         for field in fields
-        if field != "grad_output"  # that of a tensor, with all its uses
+        if field != "grad_output"  # which has no total
     }
     return plot.gradient_flow(list(places), norms, totals, made or "the gradient", ax)
 
@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[[Places, list[str], str, Any], Any]] = {
 
 
 def _places(calls: Iterable[CallTrace]) -> Places:
-    """Gather the passes by place in the forward; not of calls that make others."""
+    """Gather the passes by place in the forward, but not of calls that make others."""
     places: Places = {}
     seen: Counter[tuple[int, str]] = Counter()
     for call in calls:
@@ -141,7 +141,7 @@ def _places(calls: Iterable[CallTrace]) -> Places:
 
 
 def _are_statistics(places: Places, fields: list[str]) -> bool:
-    """Tell whether what has a norm is what `tensor_stats` gives of a gradient."""
+    """Tell whether gradients were kept as `TensorStats`."""
     return any(
         are_statistics(with_keywords(pass_, field))
         for by_forward in places.values()
@@ -158,7 +158,7 @@ def _norms(field: str, passes: list[Pass]) -> list[float]:
 
 
 def _measured(field: str, pass_: Pass) -> list[Any]:
-    """Return what has a norm in a field of a pass; nothing where there is nothing."""
+    """Return what has a norm in a field of a pass; empty where the field is."""
     structure = with_keywords(pass_, field)
     measured = measured_in(structure)
     if not measured and any(leaf is not None for leaf in Tree.of(structure).leaves):
@@ -178,7 +178,7 @@ def _tensors(field: str, pass_: Pass) -> list[Tensor]:
 
 
 def _where_apart(totals: list[float], shares: list[float]) -> list[float]:
-    """Return the totals if one sees the difference from the shares, or nothing."""
+    """Return the totals if they visibly differ from the shares, or nothing."""
     if not totals or not shares:
         return totals
     total, share = median(totals), median(shares)
@@ -187,7 +187,7 @@ def _where_apart(totals: list[float], shares: list[float]) -> list[float]:
 
 
 def _range(entries: list[list[Tensor]]) -> tuple[float, float]:
-    """Return between which powers of ten all magnitudes lie."""
+    """Return the powers of ten between which all magnitudes lie."""
     # One tensor after the other: together they may be more than fits into memory.
     every = (tensor for tensors in entries for tensor in tensors)
     logs = [_ends(_logarithms(_magnitudes(tensor))) for tensor in every]
@@ -227,7 +227,7 @@ def _magnitudes(tensor: Tensor) -> Tensor:
 
 
 def _that_can_be_counted(tensor: Tensor) -> Tensor:
-    """Return magnitudes. It raises where their class cannot do what a picture asks."""
+    """Return the magnitudes; raise where their class cannot do what a picture needs."""
     found = wide(tensor).abs().double()
     if is_of_other_class(found):
         cast(Any, _logarithms(found)).histc(BINS).tolist()

@@ -54,7 +54,7 @@ class Recording(Printable):
     def __init__(
         self, block: Block, names: Mapping[str, str], traces: Sequence[CallTrace]
     ) -> None:
-        """Give form to what the recorder wrote down.
+        """Present what the recorder wrote down.
 
         Args:
             block: What all calls have in common.
@@ -65,13 +65,13 @@ class Recording(Printable):
         self._block = block
         self._names = names
         self._recorded = traces
-        # The calls by an attribute of theirs, each with how many were sorted so far.
+        # By attribute: how many calls were sorted by it so far, and these by its value.
         self._known: dict[str, tuple[int, dict[Any, list[CallTrace]]]] = {}
         self._forwards: tuple[Recording, ...] = ()
 
     @property
     def _traces(self) -> Sequence[CallTrace]:
-        """What was recorded so far, there to be read."""
+        """What was recorded so far, after waiting for copies under way."""
         self._block.copies.wait()
         return self._recorded
 
@@ -131,7 +131,7 @@ class Recording(Printable):
         return calls[index]
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether a call is there, or one of a name, or of ``(name, index)``."""
+        """Tell whether a call is there, given itself, a name or ``(name, index)``."""
         if isinstance(key, Call):
             return any(key == it for it in self)
         name, index = key if _names_one(key) else (key, None)
@@ -189,7 +189,7 @@ class Recording(Printable):
             NotKeptError: What the picture shows was not kept: no gradients at all, or,
                 with `reduce`, nothing that has a norm or, for a histogram, entries.
         """
-        # Not before: to import matplotlib takes longer than all the rest.
+        # Only here: importing matplotlib takes longer than all the rest.
         from gradlib.recording import pictures
 
         return pictures.draw(kind, tuple(self._traces), self._block.fields, ax)
@@ -203,8 +203,8 @@ class Recording(Printable):
         ``keep=["output"]`` no gradient is, nor what a `reduce` of your own leaves out.
 
         Returns:
-            The innermost call in which it appeared; ``None`` if it did in no recorded
-            one, of what was kept.
+            The innermost call in which it appeared; ``None`` if it is nowhere in what
+            was kept.
 
         Raises:
             NotKeptError: The outputs were not kept.
@@ -244,12 +244,15 @@ class Recording(Printable):
         """Replay each call, and compare with what was recorded.
 
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
-        The output and this call's shares are compared. A call disagrees if its forward
-        or its backward does not repeat, as a backward that draws random numbers, if it
-        computes its gradient in more ways than one, if a weight or buffer of it was
-        written to before the backward, unseen by autograd, or if gradients reached it
-        other than through its output, such as through a tensor kept in an attribute;
-        the reason says which, where that is known.
+        The output and this call's shares are compared. A call disagrees, for a reason
+        that the result names if it is known, where
+
+        - its forward or its backward does not repeat, as one that draws random numbers;
+        - it computes its gradient in more ways than one;
+        - a weight or buffer of it was written to before the backward, unseen by
+          autograd;
+        - gradients reached it otherwise than through its output, as through a tensor
+          kept in an attribute.
 
         A backward pass that began inside of a call, and gave its output no gradient, is
         not compared. Long work shows its progress on a terminal.
@@ -257,14 +260,14 @@ class Recording(Printable):
         **Finite differences.** `numerical` finds a backward that is wrong, even on
         purpose, as with a ``detach()``. It takes two forwards in float64 along each of
         a few random directions, for each input and own parameter that requires grad.
-        It looks beside the recorded point too, and one point without an error is
-        enough, as at a kink. Other parameters, as those that attention takes from its
-        ``out_proj``, are named in the result's ``unchecked``.
+        It looks beside the recorded point too, which may be at a kink: one point
+        without an error is enough. Other parameters, as those that attention takes from
+        its ``out_proj``, are named in the result's ``unchecked``.
 
         A VJP in a narrower dtype is compared with that in float64. This finds a
         backward that is wrong in float32 alone, or for an expanded ``grad_output``, by
         more than a tenth and more than rounding. The output has to be the same in both
-        dtypes, as that of a dropout is not.
+        dtypes, which that of a dropout is not.
 
         It finds torch's own faults too: ``nn.CTCLoss``, whose backward takes its input
         for normalised log-probabilities; ``nn.Embedding`` with `scale_grad_by_freq`, or
@@ -273,13 +276,13 @@ class Recording(Printable):
         in training, which takes the vectors of its power iteration for constants. Only
         the row of `padding_idx`, which gets no gradient, is left out. What a tensor
         hook on the output of a call does, as in an implicit layer, is in
-        ``grad_output`` and no part of the VJP, so such a layer is found.
+        ``grad_output`` and no part of the VJP, so such a layer disagrees.
 
-        Nothing found is no proof: in trials it found every gradient with random errors
-        of a hundredth of its norm, and of a thousandth nearly every one in small
-        modules and half of those with many entries. A ``detach()`` between the modules
-        inside a call is seen only through an input that requires grad, so give the
-        model such an `x`. The gradient of a gradient is not checked. Gate on
+        Agreement is no proof. In trials it found every gradient with random errors of a
+        hundredth of its norm; of those with a thousandth, it found nearly every one in
+        small modules and half of those with many entries. A ``detach()`` between the
+        modules inside a call is seen only through an input that requires grad, so give
+        the model such an `x`. The gradient of a gradient is not checked. Gate on
         ``torch.autograd.gradcheck`` in float64, and on
         ``torch.autograd.gradgradcheck``.
 
@@ -354,25 +357,25 @@ class Recording(Printable):
         Values are compared in the order in which they were computed: a call's arguments
         when it begins, its output when it ends, and backwards in a pass. So the result
         is the innermost call whose inputs agree and whose output does not. Calls are
-        matched by name, and calls of one name by their order. Of gradients the calls'
-        shares are compared, not the totals: a penalty on a weight, in one of two
-        losses, belongs to no call.
+        matched by name, and calls of one name by their order. Gradients are compared by
+        their shares, not their totals: a penalty on a weight, in one of two losses,
+        belongs to no call.
 
         Args:
             other: The recording of another model, dtype, device or run.
-            names: What modules are called in `other`, where that is not their name
-                here: ``{"fc1": "0"}``.
+            names: The names in `other` of modules that have other names here:
+                ``{"fc1": "0"}``.
             rtol: How large the difference may be, as a part of the value: root mean
                 squares over all entries. By default, by dtype, the rtol and atol of
                 ``torch.testing.assert_close`` together, those of the coarsest dtype in
                 either recording, autocast's included. Where the difference has grown
-                little by little from call to call, as rounding does, up to ten times as
-                much.
+                little by little from call to call, as rounding does, it may be up to
+                ten times that.
             atol: How large the root mean square of the difference may be on top.
 
         Returns:
-            Where they first differ, every error, to be drawn too, and the calls that
-            only one of them has.
+            Where they first differ, every error, which it can also draw, and the calls
+            that only one of them has.
 
         Raises:
             RecordingArgumentError: `other` is no recording, `names` does not pair its
@@ -451,8 +454,8 @@ class Recording(Printable):
     def _sorted(self, attribute: str) -> dict[Any, list[CallTrace]]:
         """Return the calls by one of their attributes.
 
-        Those that came since the last time are added to the same lists: who reads each
-        step of a block, while it goes on, does not pay for all steps before it.
+        New calls are added to the same lists: to read each step of a block, while it
+        goes on, does not cost a look at all steps before it.
         """
         traces = self._traces
         with _SORTING:
@@ -494,7 +497,7 @@ class Recording(Printable):
 def load_recording(path: "str | PathLike[str]") -> Recording:
     """Return the recording that `Recording.save` wrote.
 
-    It answers what the saved one did, except for `Call.replay` and `Recording.verify`,
+    It answers all that the saved one did but `Call.replay` and `Recording.verify`,
     which need the model. Tensors are on the CPU; sparse ones have become dense.
 
     Arguments and outputs keep their structure. Named tuples and dataclasses are made
@@ -555,7 +558,7 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
 
 
 def _as_printed(text: str) -> tuple[str, str]:
-    """Return the name and the number of a call in what `numbered` made of them."""
+    """Return the name and the number of a call from the text of `numbered`."""
     name, bracket, number = text.removesuffix(")").rpartition(" (")
     if not (bracket and number.isdecimal()):
         name, number = text, ""

@@ -13,8 +13,8 @@ from gradlib.stats import TensorStats
 from gradlib.storage import Class, dtype_named
 from gradlib.tree import Tree
 
-# What is written of a call as it stands. Its inputs, output and gradients are too, in
-# forms of their own; what it takes to compute it again is not.
+# The fields of a call that are written as they are. Its inputs, output and gradients
+# are written in forms of their own; what a replay needs is not.
 AS_IT_IS = (
     "name",
     "index",
@@ -30,7 +30,7 @@ AS_IT_IS = (
     "passes_over_casts",
     "no_pass_because",
 )
-# Which of its inputs and own parameters, and which of its outputs.
+# The fields that hold keys of its inputs and own parameters, or places of its outputs.
 OF_INPUTS = ("idle", "closed_inputs", "returned")
 OF_OUTPUTS = ("idle_outputs", "closed_outputs")
 GATHERED = ("shares", "totals", "outputs")
@@ -66,7 +66,7 @@ def plain(
 def restored(
     content: dict[str, Any],
 ) -> tuple[Block, dict[str, str], list[CallTrace]]:
-    """Return what `plain` was given."""
+    """Return the arguments that `plain` was given."""
     numbers = sorted({n for call in content["calls"] for n in call["passes"]})
     block = Block(
         fields=frozenset(content["fields"]),
@@ -107,7 +107,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
 def _plain_grads(trace: CallTrace, gathered: str, passes: list[int]) -> dict[Any, Any]:
     """Return the gradients of one field of `Flow`, by key and number of the pass.
 
-    What was waited for and got nothing has its key too: the note tells of it.
+    A key that waited for a gradient and got none is included: the note tells of it.
     """
     found: dict[Any, dict[int, Any]] = {
         key: {} for flow in trace.flows for key in getattr(flow, gathered)
@@ -149,10 +149,10 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
 
 
 def _restored_tree(saved: dict[str, Any]) -> tuple[Tree, dict[Any, Any]]:
-    """Return a tree, and by the old place of each leaf its new one.
+    """Return a tree, and the new place of each leaf by its old one.
 
-    They differ where a class made of a dict, which has its leaves in their own order,
-    has become a dict, which has them in the order of its keys.
+    They differ where a class made of a dict, with its leaves in an order of their own,
+    has become a dict, with its leaves in the order of its keys.
     """
     form = Tree.of(saved["form"])
     order: list[int] = form.leaves

@@ -20,9 +20,9 @@ class Skipped:
     Attributes:
         name: The module's name; the root is ``""``.
         index: Which call of this module in the block, from 0.
-        reason: Why not.
-        backward: For which backward pass, as `Pass.backward` gives it; ``None`` for
-            no pass.
+        reason: Why it was not.
+        backward: The pass for which it was not, as `Pass.backward` numbers it; ``None``
+            where it was replayed for none.
     """
 
     name: str
@@ -37,17 +37,16 @@ class Verification(Printable):
 
     Attributes:
         disagreements: What came out differently, in the order of the calls. Where a
-            call inside another disagrees, the one around it is not listed, nor checked.
+            call inside another disagrees, the outer one is neither checked nor listed.
         skipped: The calls that could not be replayed, or not for all passes.
         agreed: How many calls agree, in every pass that was replayed.
-        calls: How many there are.
+        calls: How many calls there are.
         unchecked: With ``numerical=True``, the names of the parameters and inputs whose
-            gradients were not checked by finite differences: those that calls may have
-            used and that stand in modules without a recorded call, as those of
-            ``out_proj`` in attention, those without values, those to which a call
-            itself has written, or in whose place it has used others, and those along
-            which there is no slope, as where the output is not finite, or gets another
-            shape with every value.
+            gradients were not checked by finite differences: those in modules without a
+            recorded call that other calls may have used, as ``out_proj`` in attention;
+            those without values; those that a call itself wrote to or replaced; and
+            those along which there is no slope, as where the output is not finite, or
+            changes its shape with every value.
     """
 
     disagreements: tuple[Difference, ...]
@@ -88,7 +87,7 @@ class Verification(Printable):
 
 
 def _not_replayed(skipped: Iterable[Skipped]) -> list[str]:
-    """Say which calls were not replayed, those with a reason in common together."""
+    """Say which calls were not replayed, grouped by reason."""
     calls: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
     for it in skipped:
         calls[it.reason, it.backward].append(numbered(it.name, it.index))
