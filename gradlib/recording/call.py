@@ -120,8 +120,8 @@ class Pass(Printable):
         """Gradients of the module's own parameters, by name: this call's share.
 
         The share includes what the calls inside this one do. So if a module inside owns
-        a parameter too, its call's share is in both; for every other parameter, the
-        shares of all calls add up to ``.grad``.
+        a parameter too, the inner call's share is in both; for every other parameter,
+        the shares of all calls add up to ``.grad``.
         """
         shares = self._gradients("param_grads", "shares")
         return {name: shares.get(name) for name in self._call.parameters}
@@ -153,7 +153,7 @@ class Pass(Printable):
 
         A gradient that entered the call otherwise than through its output, as through a
         tensor the module keeps in an attribute, or an input that it overwrites and
-        other calls use, is not in it.
+        others use, is not in it.
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are

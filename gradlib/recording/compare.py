@@ -115,7 +115,7 @@ def _have_no_values(traces: Sequence[CallTrace]) -> bool:
 
 
 def _are_summed_up(traces: Sequence[CallTrace]) -> bool:
-    """Tell whether some tensors were kept only as statistics, or as reduced."""
+    """Tell whether of some tensors only what `reduce` gave was kept."""
     return any(
         trace.block.is_reduced
         or any(isinstance(it, TensorStats) for it in trace.leaves())
@@ -247,7 +247,10 @@ class _Both:
     def _passes_of(
         self, trace: CallTrace
     ) -> tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]:
-        """Return a call's passes by number, with places, and its counterpart's."""
+        """Return the passes of a call, and those of its counterpart if it has one.
+
+        Its own come by number, each with its place among them.
+        """
         known = self._passes.get(trace)
         if known is None:
             other = self._pairs.get(id(trace))

@@ -259,7 +259,7 @@ def _differ(one: Tree, other: Tree) -> bool:
 
 
 def _as_saved(paths: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return paths with each key that a file cannot hold as it is after loading."""
+    """Return paths in which keys that a file cannot hold are as after loading."""
     return [
         tuple(it if _is_saved(it) else NotSaved(repr(it)) for it in path)
         for path in paths
@@ -271,9 +271,10 @@ def _is_saved(key: object) -> bool:
 
 
 def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
-    """Return a name that only one of two structures has, of each, if both have names.
+    """Return a name only in the one structure, and one only in the other, or ``""``.
 
-    A named tuple and a tuple, or a list, may be compared: their order is the same.
+    It is empty unless both have names: a named tuple and a tuple, or a list, have their
+    leaves in the same order.
     """
     mine, theirs = list(some), list(others)
     one = next(it for it in mine if it not in theirs)[-1:]

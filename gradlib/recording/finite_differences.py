@@ -45,7 +45,7 @@ LOOKS = (
 DIRECTIONS = 4
 
 HIDING = 0.1
-"""Rounding of at least this part of the slopes may hide an error."""
+"""Rounding of more than this part of the slopes may hide an error."""
 
 # Where an error is found, the slopes are taken again, with OTHER_STEP times the step.
 # By how much they change, times ROOM, is added to the noise: rounding inside of a call
@@ -230,8 +230,8 @@ def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
     """Return how far the slopes by the two ways are apart, as a part of the larger.
 
     Returns:
-        That, and whether rounding is too small to hide more; ``None`` where the call
-        has no slope.
+        That, and whether rounding is too small to hide more; ``None`` where a finite
+        difference is not finite.
     """
     seen, known = [it.seen for it in slopes], [it.known for it in slopes]
     if not all(map(math.isfinite, seen)):

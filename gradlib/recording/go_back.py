@@ -45,7 +45,7 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
         outputs: The outputs at which the pass begins.
     """
     before: dict[int, tuple[Any, Tensor | None, list[Any]]] = {}
-    watched: dict[Any, Callable[..., Any]] = {}  # by a checkpoint's node, its function
+    watched: dict[Any, Callable[..., Any]] = {}  # a checkpoint's node -> its function
 
     def watch(outputs: Iterable[Tensor]) -> None:
         edges = [*edges_behind(map(edge_of, outputs))]

@@ -49,7 +49,7 @@ class Kept:
 
         Args:
             may_wait: Whether to read the memory of another device too, which waits for
-                it. Otherwise a tensor that was copied there counts as changed.
+                that device. Otherwise a tensor copied there counts as changed.
         """
         tensor = self.tensor
         if self._version == UNKNOWN:
@@ -79,7 +79,7 @@ class Kept:
 
     def _keep(self) -> None:
         tensor = self.tensor
-        # A tensor that is not learned may be resized, and torch raises an error inside
+        # A tensor that is no parameter may be resized, and torch raises an error inside
         # as it resizes lazily shared memory.
         learned = isinstance(tensor, nn.Parameter)
         # On a GPU nothing shows that BatchNorm has written to its statistics.

@@ -20,7 +20,7 @@ from gradlib.private.modules import BUFFERS, PARAMETERS, own_buffers, own_parame
 def draw_again(
     module: nn.Module, kind: type[nn.Module], made: Mapping[str, Tensor]
 ) -> None:
-    """Have the next call of a lazy module first draw its weights, as then.
+    """Have the next call of a lazy module first draw its weights, as the recorded did.
 
     Args:
         module: The module, with its weights, and with hooks that may be changed.

@@ -102,7 +102,7 @@ def _mover(by: float) -> Change:
     """Return a function that moves recorded values by up to a part of themselves.
 
     It moves them towards zero, so that values which must not exceed 1 do not. Entries
-    that share memory go on to.
+    that share memory still do.
     """
     generator = torch.Generator("cpu").manual_seed(SEED)
 

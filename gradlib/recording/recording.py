@@ -131,7 +131,7 @@ class Recording(Printable):
         return calls[index]
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether a call is there, given itself, a name or ``(name, index)``."""
+        """Tell whether it has this call, one of this name, or one ``(name, index)``."""
         if isinstance(key, Call):
             return any(key == it for it in self)
         name, index = key if _names_one(key) else (key, None)
@@ -198,7 +198,7 @@ class Recording(Printable):
         """Return where NaN or inf first appeared, forward or backward.
 
         NaN or inf in a call's arguments counts only if it is in the output too, so the
-        -inf of an attention mask does not. Works with `tensor_stats` too, but then
+        -inf of an attention mask does not. It works with `tensor_stats` too, but then
         without looking at the weights. What was not kept is not looked at: with
         ``keep=["output"]`` no gradient is, nor what a `reduce` of your own leaves out.
 
@@ -244,8 +244,8 @@ class Recording(Printable):
         """Replay each call, and compare with what was recorded.
 
         Each starts from the recorded arguments and ``grad_output``; see `Pass.replay`.
-        The output and this call's shares are compared. A call disagrees, for a reason
-        that the result names if it is known, where
+        The output and this call's shares are compared. A call disagrees if one of these
+        holds; the reason says which, where that is known:
 
         - its forward or its backward does not repeat, as one that draws random numbers;
         - it computes its gradient in more ways than one;

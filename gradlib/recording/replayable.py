@@ -152,7 +152,7 @@ def _require_module(trace: CallTrace, history: History, module: nn.Module) -> No
 
 
 def _require_differences(trace: CallTrace) -> None:
-    """Raise where a tensor's class has no differences, which tell if a call repeats."""
+    """Raise where a class refuses the difference that tells whether a call repeats."""
     for leaf in trace.leaves():
         if not (isinstance(leaf, Tensor) and is_of_other_class(leaf)):
             continue
@@ -182,8 +182,8 @@ def _require_inputs(trace: CallTrace) -> None:
 def _draws_by_itself(module: nn.Module, training: bool) -> bool:
     """Tell whether a call draws random numbers that no generator of torch gives.
 
-    cuDNN draws the dropout of an RNN from a state of its own, which it makes when a
-    generator was set, and goes on with: see get_dropout_state() in
+    cuDNN draws the dropout of an RNN from a state of its own, made when a generator was
+    set and used from then on: see get_dropout_state() in
     https://github.com/pytorch/pytorch/blob/357b8267a5eb930eeb73ebd3bc18b841a7c1f03b/aten/src/ATen/native/cudnn/RNN.cpp
     """
     return (

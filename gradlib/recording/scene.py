@@ -239,7 +239,7 @@ class Scene:
                     self._leaves[name] = parameter
 
     def _take_share(self, leaf: Tensor, given: Tensor) -> None:
-        """Take a leaf's gradient at what the module is given, before hooks change it.
+        """Take the gradient of `given`, before its other hooks, as the leaf's share.
 
         It comes in parts where a reentrant checkpoint runs a pass inside the pass.
         """
@@ -367,7 +367,7 @@ def _fill(hooks: dict[int, Any], others: Mapping[int, Any]) -> None:
 
 
 def idle(trace: CallTrace) -> set[Key]:
-    """Return the keys of what required no grad, nor did when a checkpoint came back."""
+    """Return the keys that required no grad, not even when a checkpoint recomputed."""
     active = {key for flow in trace.flows for key in flow.shares}
     return set(trace.idle) - active
 

@@ -51,7 +51,7 @@ class Seen:
         self.attributes = attributes
 
     def change(self, field: str, value: Any, since: int) -> None:
-        """Set a field to what stands there since a moment."""
+        """Set a field to the value that it has had since a moment."""
         if since > self.since:
             if self._past is None:
                 self._past = {}

@@ -99,7 +99,7 @@ class History:
     def forward_ends(self, moment: int) -> None:
         """Keep what a forward has left in the attributes.
 
-        torch's own modules change none of theirs.
+        Modules of torch change none of their attributes.
         """
         if all(map(is_of_torch, {*map(type, self._modules)})):
             return
@@ -109,7 +109,7 @@ class History:
                 self._look_at_attributes(seen, module, moment, seen.last + 1)
 
     def meet(self, module: nn.Module, moment: int) -> None:
-        """Keep tensors that a call is the first to use, or that a lazy one has made."""
+        """Keep tensors that a call is the first to use, or made in a lazy module."""
         seen = self._seen.get(module)
         if seen is None:
             self._meet(module, moment)
@@ -200,7 +200,7 @@ class History:
         """Return all parameters and buffers in `module` at a moment, by kind and name.
 
         Returns:
-            Each under a text as ``"param 0.weight"`` or ``"buffer running_mean"``.
+            The keys are as ``"param 0.weight"`` and ``"buffer running_mean"``.
         """
         return {
             f"{kind} {prefix}{name}": kept

@@ -1,4 +1,4 @@
-"""The recorder's flat notes of a block and its calls, which `call` presents."""
+"""What the recorder writes down of a block and its calls; `call` presents it."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ FIELDS = ("args", "output", *GRADIENTS)
 """What `keep` may name; kwargs are kept with args, and totals with their shares."""
 
 NOT_CHOSEN = "record(..., modules=...) left it out"
-"""Why a module was not recorded that the user's `modules` did not choose."""
+"""Why a module was not recorded: the user's `modules` did not choose it."""
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Block:
         return self.happened.get(number, (-1, 0))[1]
 
     def torch_numbers(self, number: int) -> Sequence[int]:
-        """Return torch's numbers of a pass, several if checkpoints ran more inside."""
+        """Return torch's numbers of a pass: several if checkpoints ran some inside."""
         if len(self.numbers) > self._inverse[0]:
             numbers = self.numbers.copy()  # another thread may add to it
             inverse: dict[int, list[int]] = {}
@@ -297,7 +297,7 @@ class CallTrace:
         return wholes
 
     def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
-        """Return what all computations gathered; a total they share only once."""
+        """Return what all computations gathered, by key; a shared total only once."""
         found: dict[Key, list[Grads]] = {}
         for flow in self.flows:
             for key, grads in flow.gathered(gathered).items():

@@ -151,7 +151,7 @@ def _check(
         prefix = of_pass(passes.index(number), len(passes))
         apart = _other_shares(trace, number, replayed.shares, tolerance)
         why = ""
-        if apart and not is_other:  # gradients of another output have no further reason
+        if apart and not is_other:  # gradients of another output differ anyway
             why = why_apart(trace, number, replayed, traces, tolerance)
         for key, it in apart:
             field = prefix + share_name(trace, key)
@@ -170,7 +170,7 @@ def _by_differences(
     replayed: Replayed | None,
     tolerance: Tolerance,
 ) -> Iterator[Difference | str]:
-    """Yield the gradients that are no VJP, and the names of those not to be checked.
+    """Yield the gradients that are no VJP, and the names of those it cannot check.
 
     Args:
         trace: The call.

@@ -23,7 +23,7 @@ Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor]]
 """By module and name of a tensor: its name in the called module, and a later value."""
 
 FEW = 16
-"""For at most this many tensors it is found which of them matter: a replay for each."""
+"""For at most this many tensors, a replay each tells which of them matter."""
 
 
 def written_between(
@@ -61,7 +61,7 @@ def written_between(
 
 
 def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
-    """Return the later values of the tensors that had other ones as the call began.
+    """Return the tensors that changed after the call began, with their later values.
 
     Later is when the first call after the pass began, or now if there is none.
     """
