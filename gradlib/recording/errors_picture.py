@@ -57,10 +57,10 @@ def draw(
         drawn = FIELD.findall(first.field)[0] in KINDS
         said = "they part first" + (f": {first.field}" if not drawn else "")
         parted = row, first.error, said
-    return plot.errors(labels, by_kind, rtol, parted, _nothing(errors), ax)
+    return plot.errors(labels, by_kind, rtol, parted, _why_empty(errors), ax)
 
 
-def _nothing(errors: Sequence[Difference]) -> str:
+def _why_empty(errors: Sequence[Difference]) -> str:
     """Say why the picture is empty, if it is."""
     if not errors:
         return NOTHING_IN_BOTH

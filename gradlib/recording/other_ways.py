@@ -59,19 +59,21 @@ def why_apart(
         return NOT_TWICE
     if names := written_between(trace, number, traces, tolerance):
         return WRITTEN.format(listed(names))
-    said = ""
+    other_way = ""
     if replayed.left_in:
-        said = SAID.format(f"attribute {', '.join(replayed.left_in)}")
+        other_way = SAID.format(f"attribute {', '.join(replayed.left_in)}")
     elif call := _last_apart(trace, number, _inside(trace, traces), tolerance):
-        said = SAID.format(f"output of {numbered(call.name, call.index)}")
+        other_way = SAID.format(f"output of {numbered(call.name, call.index)}")
     elif replayed.overwritten:
-        said = SAID.format(f"{', '.join(replayed.overwritten)}, which it overwrites")
-    before = ""
+        other_way = SAID.format(
+            f"{', '.join(replayed.overwritten)}, which it overwrites"
+        )
+    other_values = ""
     if trace.recomputed_in is not None:
-        before = AGAIN
+        other_values = AGAIN
     elif trace.world is not None and trace.world.saves_through_hooks:
-        before = HOOKED
-    return "; or ".join(filter(None, (before, said)))
+        other_values = HOOKED
+    return "; or ".join(filter(None, (other_values, other_way)))
 
 
 def _differs_again(

@@ -222,11 +222,11 @@ def _magnitudes(tensor: Tensor) -> Tensor:
     """Return the magnitudes of all entries in float64, NaN where there is no value."""
     with suppress(UnknownToClassError):
         if not tensor.is_meta:
-            return if_known(lambda: _that_can_be_counted(tensor), [tensor])
+            return if_known(lambda: _countable(tensor), [tensor])
     return torch.full(tensor.shape, torch.nan, dtype=torch.double)
 
 
-def _that_can_be_counted(tensor: Tensor) -> Tensor:
+def _countable(tensor: Tensor) -> Tensor:
     """Return the magnitudes; raise where their class cannot do what a picture needs."""
     found = wide(tensor).abs().double()
     if is_of_other_class(found):

@@ -112,7 +112,7 @@ class Scene:
         self._versions = {
             it: self._leaves[it]._version for it in own if it in self._leaves
         }
-        self._put_instead(given)
+        self._give_arguments(given)
         # They run last, as the recorder's do. For backward hooks torch makes other
         # tensors of the output after that.
         self._module.register_forward_pre_hook(self._begins)
@@ -247,14 +247,14 @@ class Scene:
         # to the leaf, in a cycle that the garbage collector does not see.
         hook_tensor(given, partial(_add_share, self._shares, id(leaf)))
 
-    def _put_instead(self, given: object) -> None:
+    def _give_arguments(self, given: object) -> None:
         """Give the call the recorded arguments, at the place of the recorder's hook.
 
         The hooks before that had made them what they are: global ones, and those of the
         module that were put before the recorder's in that forward.
         """
         self._undo = self._module.register_forward_pre_hook(
-            partial(_instead, given), prepend=True, with_kwargs=True
+            partial(_give, given), prepend=True, with_kwargs=True
         ).remove
         hooks = self._history.hooks(self._module, self._trace.moment)
         own = forward_pre_hooks(self._module)
@@ -390,7 +390,7 @@ def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> Non
         shares[leaf] = keep(grad) if known is None else known + grad
 
 
-def _instead(given: Any, *_: object) -> Any:
+def _give(given: Any, *_: object) -> Any:
     return given
 
 

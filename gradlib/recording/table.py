@@ -55,21 +55,21 @@ def table_of(
     not_seen = [NOT_SEEN.format(listed(map(shown, unseen)))] if unseen else []
     if not calls:
         return Table(title_of(calls), (), [], (NO_CALLS, *not_seen))
-    found = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
+    pairs = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
     columns = [name for name in COLUMNS if name in fields]
-    if len(found) > len(calls):  # some have several passes
+    if len(pairs) > len(calls):  # some have several passes
         columns.insert(0, "backward")
-    left_out = max(0, len(found) - ROWS)
+    left_out = max(0, len(pairs) - ROWS)
     if left_out:
-        del found[ROWS // 2 : -ROWS // 2]
-    rows = [_row(call, pass_, columns) for call, pass_ in found]
-    example = next((pass_ for _, pass_ in found if pass_), None)
-    examples = [found[0][0].output] if "output" in columns else []
+        del pairs[ROWS // 2 : -ROWS // 2]
+    rows = [_row(call, pass_, columns) for call, pass_ in pairs]
+    example = next((pass_ for _, pass_ in pairs if pass_), None)
+    examples = [pairs[0][0].output] if "output" in columns else []
     examples += [
         with_keywords(example, it) for it in columns if example and it in GRADIENTS
     ]
     footer = [_legend(columns, examples, is_reduced=is_reduced), *not_seen]
-    if _waited(calls):
+    if _lack_passes(calls):
         footer.append(NO_PASS)
     if left_out:
         gap = f"... {left_out} more rows", "", *[""] * len(columns)
@@ -80,7 +80,7 @@ def table_of(
     return Table(title_of(calls), ("module", "type", *columns), rows, tuple(footer))
 
 
-def _waited(calls: Sequence[Call]) -> bool:
+def _lack_passes(calls: Sequence[Call]) -> bool:
     """Tell whether a backward pass could have reached some call, and none did."""
     if any(call.passes for call in calls):
         return False

@@ -60,7 +60,7 @@ def verify(
         require_replayable(traces[0].block)
     found: list[Difference] = []
     skipped: list[Skipped] = []
-    unchecked = _of_no_call(traces) if numerical else {}
+    unchecked = _owned_by_no_call(traces) if numerical else {}
     agreed = 0
     around: set[int] = set()  # the moments of calls that have a disagreement inside
     # Backwards, so that the calls inside a call come before it.
@@ -92,7 +92,7 @@ def verify(
     )
 
 
-def _of_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:
+def _owned_by_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:
     """Return the names of parameters in called modules that no recorded call owns."""
     found = dict[str, None]()
     met = {it.module for it in traces}
@@ -213,13 +213,13 @@ def _wrong(
         tolerance: What the dtypes allow.
     """
     rtol = tolerance.rtol or 0.0
-    wrong = wrong_shares(trace, number, rtol)
-    for key, error in wrong.items():
+    by_slope = wrong_shares(trace, number, rtol)
+    for key, error in by_slope.items():
         yield key, error, NO_SLOPE
-    if replayed and all(map(math.isnan, wrong.values())):
+    if replayed and all(map(math.isnan, by_slope.values())):
         inside = _dtypes_inside(trace, number)
-        wrong = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
-        for key, error in wrong.items():
+        in_own_dtype = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
+        for key, error in in_own_dtype.items():
             yield key, error, OWN_DTYPE
 
 
