@@ -1,7 +1,7 @@
-"""What modules keep in their attributes, of which a call computed again gets copies.
+"""Copies of what modules keep in their attributes, for a replayed call.
 
-Copied are tensors, lists, dicts and the like, arrays and generators of random numbers.
-Who would say what another object holds: of it there is one.
+Tensors, lists, dicts and the like, arrays and random generators are copied. What any
+other object holds is unknown, so the replayed call gets that object itself.
 """
 
 import copy
@@ -35,7 +35,7 @@ from gradlib.values import clone
 
 
 def attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes of a module that are tensors, or may hold some."""
+    """Return the attributes of a module of which a replay gets copies."""
     return [
         (name, value)
         for name, value in vars(module).copy().items()
@@ -53,7 +53,7 @@ def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
 
 
 def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) -> None:
-    """Put values into the slots of a module, and nothing into the others."""
+    """Fill slots of a module with values, and empty its others."""
     for slot in slots_of(type(module)):
         if slot in values:
             slot.__set__(module, values[slot])
@@ -63,7 +63,7 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
 
 
 def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return what gradients can flow through in attributes and buffers, with names."""
+    """Yield the tensors in attributes and buffers that have a graph, with names."""
     own = vars(module).copy().items()
     kept = [(name, it) for name, it in own if name not in OF_TORCH]
     for name, value in [*kept, *own_buffers(module).copy().items()]:
@@ -72,15 +72,15 @@ def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
-    """Return the nodes of tensors that a call made and left, to be used later.
+    """Return the nodes of tensors that a call left where they may be used later.
 
-    In attributes, buffers and arguments, and in lists, dicts, distributions and the
-    like there and in these: not in one of more than `MANY` things, since this is asked
-    at every call.
+    It looks in attributes, buffers and arguments, and in lists, dicts, distributions
+    and the like there, `DEPTH` deep. It leaves out a container of more than `MANY`
+    things, as it runs at every call.
 
     Args:
-        module: Whose call it was.
-        given: Its arguments.
+        module: The called module.
+        given: The arguments of the call.
     """
     own = vars(module)  # other threads may change it, and what is in it
     attributes = map(own.get, own.keys() - OF_TORCH)
@@ -89,7 +89,7 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
 
 
 def _with_graph(entries: Collection[Any], depth: int) -> list[Tensor]:
-    """Return the tensors among some things, and in them, that were computed."""
+    """Return the tensors that have a graph, among some things and inside them."""
     found: list[Tensor] = []
     for kind in filter(may_hold, set(map(type, entries))):
         for entry in entries:
@@ -113,21 +113,21 @@ def _held_by(container: Any) -> Collection[Any]:
 
 
 class Copies:
-    """Copies of what stands in attributes: of what stands in two places, one.
+    """Copies of what stands in attributes; an object in two places has one copy.
 
-    Of a tensor that shows a part of what was copied before, the same part of the copy.
+    A tensor that shows a part of one copied before becomes the same part of that copy.
     """
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Begin with none; `change` gives what to copy instead of a tensor."""
+        """Begin with none; `change` maps a recorded tensor to the one to copy."""
         self._change = change
-        # The original is held too: its id is its own only while it lives.
+        # By id: the original and its copy. An id is unique only while its object lives.
         self._made: dict[int, tuple[Any, Any]] = {}
         # The tensors among them by their memory, each with its copy.
         self._in_memory: dict[torch.UntypedStorage, list[tuple[Tensor, Tensor]]] = {}
 
     def know(self, original: Tensor | None, made: Tensor) -> None:
-        """Take what was made of a parameter or buffer: an attribute may hold it too."""
+        """Note the copy of a parameter or buffer: an attribute may hold that too."""
         if original is not None:
             self._made[id(original)] = original, made
             memory = storage_of(original)
@@ -135,7 +135,7 @@ class Copies:
                 self._in_memory.setdefault(memory, []).append((original, made))
 
     def part_of(self, tensor: Tensor | None) -> Tensor | None:
-        """Return what a tensor shows of one that was copied, seen in the copy."""
+        """Return the part of a copy that a tensor shows of the original, if any."""
         memory = None if tensor is None else storage_of(tensor)
         if tensor is None or memory is None:
             return None
@@ -150,7 +150,7 @@ class Copies:
         return None
 
     def of(self, value: Any) -> Any:
-        """Return the copy of a tensor, of what it was, or of a container of these."""
+        """Return the copy of a value, or the value itself if its kind is not copied."""
         if not _is_copied(value):
             return value
         original = _original(value)
@@ -159,7 +159,7 @@ class Copies:
         return self._made[id(original)][1]
 
     def put_on_tensors(self) -> None:
-        """Give the copies of parameters and buffers copies of what is kept on these."""
+        """Give the copies of parameters and buffers copies of the attributes too."""
         for _, made in [*self._made.values()]:
             if isinstance(made, Tensor) and (state := vars(made)):
                 state.update([(name, self.of(it)) for name, it in state.items()])
@@ -192,7 +192,7 @@ class Copies:
         return made
 
     def _filled(self, container: Any) -> Any:
-        """Return a container like another, of copies of what is in that."""
+        """Return a container of the same kind, with copies of what is in this one."""
         if not isinstance(container, dict | set):
             return cast(Any, optree).tree_map(
                 self.of,
@@ -200,7 +200,7 @@ class Copies:
                 is_leaf=partial(is_not, container),
                 none_is_leaf=True,
             )
-        # Not by optree, which would have the keys in order, and tensors have none.
+        # Not by optree, which sorts the keys: tensors cannot be sorted.
         made: Any = copy.copy(cast(Any, container))
         made.clear()
         if isinstance(container, set):
@@ -212,10 +212,10 @@ class Copies:
 
     def _copy_of(self, value: Tensor | Was) -> Tensor:
         kept = value.value if isinstance(value, Was) else value.detach()
-        # Memory shared lazily would not do: it may be the module's own, and to whoever
-        # gives such a tensor another size torch raises an error.
+        # Not shared lazily: the memory may be the module's own, and torch raises an
+        # error when such a tensor is resized.
         made = self._change(kept).clone()
-        # No leaf: torch lets nobody write to one that requires grad.
+        # Not a leaf: torch refuses in-place writes to a leaf that requires grad.
         return clone(made.requires_grad_()) if value.requires_grad else made
 
 
@@ -227,7 +227,7 @@ def _is_copied(value: object) -> bool:
 
 
 def _original(value: Any) -> Any:
-    """Return what a copy is one of; of a tensor that is gone, what stands for it."""
+    """Return the original of a value; of a tensor that is gone, the reference to it."""
     if isinstance(value, Held):
         return value.original
     if not isinstance(value, Was):
@@ -237,7 +237,7 @@ def _original(value: Any) -> Any:
 
 
 def be_like(made: Tensor, original: Tensor) -> None:
-    """Give a copy the class of a parameter, and the attributes that a tensor has."""
+    """Give a copy the attributes of its original, and its class if a parameter's."""
     vars(made).update(vars(original))
     is_parameter = issubclass(type(original), nn.Parameter)
     if is_parameter and type(made) in (Tensor, nn.Parameter):
@@ -255,13 +255,13 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Tell whether some entry of one tensor is in the memory of one of another's.
+    """Tell whether two tensors share the memory of some entry.
 
     Args:
         a: A tensor.
-        b: One with the same storage.
+        b: A tensor with the same storage.
     """
-    if a.dtype != b.dtype:  # their entries lie between each other's
+    if a.dtype != b.dtype:  # entries of the one lie between those of the other
         return True
     far = max(it.storage_offset() + extent(it) for it in (a, b))
     met = torch.zeros(far, dtype=torch.bool, device="cpu")
@@ -270,7 +270,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _covers(whole: Tensor, part: Tensor) -> bool:
-    """Tell whether all that a tensor shows of a memory is in another one too."""
+    """Tell whether all the memory that one tensor shows is shown by another too."""
     shift = part.storage_offset() - whole.storage_offset()
     return (
         whole.dtype == part.dtype
@@ -285,6 +285,6 @@ def _lies_like(made: Tensor, whole: Tensor) -> bool:
 
 
 def extent(tensor: Tensor) -> int:
-    """Return from its first to its last entry how many there are in memory."""
+    """Return how many entries lie in memory from a tensor's first to its last."""
     sizes = zip(tensor.size(), tensor.stride(), strict=True)
     return 1 + sum((size - 1) * step for size, step in sizes) if tensor.numel() else 0

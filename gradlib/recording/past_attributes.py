@@ -21,38 +21,38 @@ from gradlib.recording.stateful import are_alike, copied, is_large, is_stateful
 from gradlib.values import place_of, same_values
 
 OF_TORCH = frozenset(vars(nn.Module()))
-"""What every module has under these names is no attribute of its own."""
+"""The names that every module has in its ``vars()``: no attributes of its own."""
 
 CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
 
-# At every call its attributes are gone through: so deep, and with no more in them.
+# Attributes are read at every call: this deep, and with at most so many things in them.
 DEPTH, MANY = 3, 1000
 
 SMALL = 2**16
-"""Up to how many entries a tensor is copied; of others the memory is shared."""
+"""A tensor of at most this many entries is copied; a larger one shares its memory."""
 
 NOT_COPIED = frozenset({"forward", "_reversed_padding_repeated_twice"})
-"""What stands under these names is held as it is.
+"""The values under these names are held as they are.
 
-That is a forward that somebody has put in, and a list that convolutions make of their
-padding, to which nobody writes: a copy at each call would take longer than the rest.
+They are a forward that was put in, and a list that convolutions make of their padding,
+to which nothing is written: a copy at each call would take longer than the rest.
 """
 
 NOT_KEPT: Final = object()
-"""Stands for what nobody can keep, such as objects that hold whatever they like."""
+"""Stands for what cannot be kept, such as an object of unknown content."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Was:
     """A tensor that stood in an attribute, and the value it had then.
 
-    The value of a large one is right unless it was overwritten in place since. Sharing
-    memory lazily is no way out: torch lets nobody give such a tensor another size, and
-    a write to it is not seen in an array of NumPy that has the same memory.
+    The value of a large tensor is right unless it was overwritten in place since.
+    Lazily shared memory would not help: torch refuses to resize such a tensor, and a
+    write to it is not seen in a NumPy array that has the same memory.
     """
 
-    # Not the tensor itself, which would hold the graph it came from. For one tensor
-    # this is always the same object.
+    # Not the tensor itself, which would hold the graph it came from. All references to
+    # one tensor are the same object.
     original: weakref.ref[Tensor]
     version: int
     place: int
@@ -74,7 +74,7 @@ class Was:
         )
 
     def is_still(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is the one that this was, and has the same value."""
+        """Tell whether a tensor is this one, and still has this value."""
         if referent(self.original) is not tensor:
             return False
         if self.requires_grad != tensor.requires_grad:
@@ -91,7 +91,7 @@ class Was:
 class Held:
     """A list, dict or the like that stood in an attribute, and what was in it then."""
 
-    original: object  # stands for it, the same for one list in several attributes
+    original: object  # stands for it: the same for one list in several attributes
     value: Any
 
 
@@ -99,14 +99,14 @@ class Held:
 class Attributes:
     """What stood in the attributes of a module at some moment.
 
-    Modules of torch have one and the same while it holds for all of them.
+    Modules of one class of torch share one while it is true of all of them.
 
     Attributes:
-        last: When it was last seen, where something in it can change in place.
-        names: Under which names.
-        values: What stood there: each tensor as a `Was`, what may hold some as `Held`,
-            and `NOT_KEPT`.
-        size: How much the module had in its ``vars()``.
+        last: When it was last seen, if something in it can change in place.
+        names: The names of the attributes.
+        values: Their values: a tensor as a `Was`, what else can change in place as
+            `Held` or `NOT_KEPT`, and any other as it is.
+        size: How many entries the module had in its ``vars()``.
     """
 
     last: int
@@ -121,18 +121,18 @@ class Attributes:
 
     def stand_in(self, state: dict[str, Any]) -> bool:
         """Tell whether they stand in ``vars(module)``, and cannot have changed."""
-        # What can change in place is never the very same: something stands for it.
+        # What can change in place is not among the values: something stands for it.
         return len(state) == self.size and all(
             map(is_, map(state.get, self.names), self.values)
         )
 
 
 class PastAttributes:
-    """Keeps what stands in attributes: what stands in two places, once."""
+    """Keeps what stands in attributes; an object in two places only once."""
 
     def __init__(self) -> None:
         """Begin with nothing known."""
-        # Of one module of each class of torch, with the classes of the values.
+        # By class of torch: the attributes of one module, and their values' classes.
         self._likes: dict[type[nn.Module], tuple[Attributes, list[type[Any]]]] = {}
         self._tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
@@ -141,12 +141,12 @@ class PastAttributes:
     def of(self, module: nn.Module, moment: int) -> Attributes:
         """Keep what stands in a module that was not looked at before.
 
-        Modules of one class of torch are mostly made alike: nothing in a second one is
-        to be copied if nothing was in the first.
+        Modules of one class of torch are mostly made alike: if nothing in the first had
+        to be copied, nothing in a second one has to.
 
         Args:
             module: The module.
-            moment: The moment it is.
+            moment: The present moment.
         """
         kind, state = type(module), vars(module)
         if kind in self._likes:
@@ -162,7 +162,7 @@ class PastAttributes:
         return made
 
     def anew(self, known: Attributes, module: nn.Module, moment: int) -> Attributes:
-        """Keep what stands in a module now; what is known of it, if it is the same."""
+        """Keep what stands in a module now; return `known` if nothing has changed."""
         made = self._made(vars(module), moment)
         if known.names == made.names and _all_same(known.values, made.values):
             known.last = moment
@@ -186,9 +186,9 @@ class PastAttributes:
         return Held(self._stands_for(value, state, name), kept)
 
     def _stands_for(self, value: Any, state: dict[str, Any], name: str) -> object:
-        """Return what stands for a list or the like, which is not to be held.
+        """Return an object that stands for a list or the like, which is not held.
 
-        By its id we know it again, as long as it stands where it was first seen.
+        The list is known again by its id, as long as it stands where it was first seen.
         """
         known = self._containers.get(id(value))
         if known is not None and known[1].get(known[2]) is value:
@@ -198,7 +198,7 @@ class PastAttributes:
         return made
 
     def _kept(self, value: Any, depth: int, room: list[int]) -> Any:
-        """Return what keeps a value; `room` tells how many things may still come."""
+        """Return what to keep of a value; `room` holds how many things may yet come."""
         kind = type(cast(object, value))
         if kind is Tensor:  # first: there may be many in a list
             return self._was(value)
@@ -235,7 +235,7 @@ class PastAttributes:
 
 @once_for_each_class
 def _stays(kind: type[Any]) -> bool:
-    """Tell whether things of a class may be held: they never change, or are leaves."""
+    """Tell whether things of a class are held as they are: they need no copies."""
     return issubclass(kind, (*FIXED, nn.Module, nn.Parameter))
 
 
@@ -255,7 +255,7 @@ _MAY_HOLD = Tensor, tuple, dict, Distribution
 
 
 def _filled(container: Any, things: list[Any]) -> Any:
-    """Return a container with others in the place of what is in it."""
+    """Return a container with `things` in place of what is in it."""
     kind = type(cast(object, container))
     if kind is tuple:
         return tuple(things)
