@@ -15,7 +15,7 @@ from gradlib.tree import Tree
 
 
 def shown(name: str) -> str:
-    """Return a module's name to show; the root, whose name is empty, gets one."""
+    """Return a module's name to show: ``(root)`` for the root, whose name is empty."""
     return name or "(root)"
 
 

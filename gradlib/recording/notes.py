@@ -174,5 +174,5 @@ def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
 
 
 def _key_name(call: CallTrace, key: Key) -> str:
-    """Return how a user asks for an input or a parameter."""
+    """Return the expression for an input, or the name of a parameter."""
     return input_name(call, key) if isinstance(key, int) else key

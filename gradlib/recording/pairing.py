@@ -1,4 +1,4 @@
-"""Which call of one recording is which of another."""
+"""Which call of one recording is the counterpart of which of another."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping

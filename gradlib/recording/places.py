@@ -1,15 +1,15 @@
-"""How a user asks a call for each of its values and gradients."""
+"""The expression by which a user asks a call for a value or gradient: ``args[0]``."""
 
 from gradlib.recording.trace import CallTrace, Key
 
 
 def full_name(call: CallTrace, path: str) -> str:
-    """Return the full name, in the model, of what has a name in the call's module."""
+    """Return the model's name for what the call's module names `path`."""
     return f"{call.name}.{path}".removeprefix(".")
 
 
 def input_name(call: CallTrace, place: int) -> str:
-    """Return how one asks for an input: ``args[0]`` or ``kwargs['mask']``."""
+    """Return the expression for an input: ``args[0]`` or ``kwargs['mask']``."""
     return _of_input(call, place, "args", "kwargs")
 
 
@@ -19,25 +19,25 @@ def _of_input(call: CallTrace, place: int, args: str, kwargs: str) -> str:
 
 
 def output_name(call: CallTrace, place: int) -> str:
-    """Return how one asks for an output: ``output`` or ``output[1]``."""
+    """Return the expression for an output: ``output`` or ``output[1]``."""
     return "output" + (call.output.path(place) if call.output else "")
 
 
 def share_name(call: CallTrace, key: Key) -> str:
-    """Return how one asks for a share: ``grad_input[0]``, ``param_grads['bias']``."""
+    """Return the expression for a share: ``grad_input[0]``, ``param_grads['bias']``."""
     if isinstance(key, str):
         return f"param_grads[{key!r}]"
     return _of_input(call, key, "grad_input", "grad_kwargs")
 
 
 def total_name(call: CallTrace, key: Key) -> str:
-    """Return how one asks for a total: ``param_grads_total['bias']``."""
+    """Return the expression for a total: ``param_grads_total['bias']``."""
     field, bracket, rest = share_name(call, key).partition("[")
     return f"{field}_total{bracket}{rest}"
 
 
 def grad_output_name(call: CallTrace, place: int) -> str:
-    """Return how one asks for the gradient of an output."""
+    """Return the expression for the gradient of an output: ``grad_output[0]``."""
     if call.output is None or call.output.is_leaf():
         return "grad_output[0]"
     return "grad_output" + call.output.path(place)
