@@ -312,7 +312,7 @@ class Scene:
         made = self._change(kept.value)
         # Copied as when it was kept: the call may resize a small one.
         made = made.clone() if kept.is_copy else keep(made)
-        if kept.requires_grad:  # no leaf: torch lets nobody write to one
+        if kept.requires_grad:  # not a leaf: torch refuses writes to one
             made = clone(made.requires_grad_())
         be_like(made, kept.tensor)
         self._copies.know(now, made)
