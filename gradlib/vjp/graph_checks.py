@@ -26,6 +26,7 @@ from gradlib.vjp.connection import (
     source_in,
     unconnected,
 )
+from gradlib.vjp.cuts import cut_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis
 from gradlib.vjp.fixes import (
     FEW,
@@ -106,6 +107,9 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         what = f"{place} does not require grad, and neither does {inputs.places[0]}."
         intent = "Let the input require grad, then compute the output from it."
         lines = _lines_for_grad(inputs)
+    elif (cut := cut_of(arguments)) is not None:
+        what = f"{place} does not require grad: `{cut.text}` seems to cut its graph."
+        intent = f"{cut.intent} If that is meant, another part should require grad."
     else:
         what = f"{place} does not require grad."
         intent = (

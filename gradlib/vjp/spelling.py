@@ -80,6 +80,11 @@ def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
     return ()
 
 
+def expression_of(arguments: Arguments, letter: str) -> Expression | None:
+    """Return what the caller wrote for an argument, by the letter of `own_names`."""
+    return _written(arguments).get(letter)
+
+
 def _by_letter(arguments: Arguments) -> dict[str, Argument]:
     every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
     return {it.letter: it for it in every}

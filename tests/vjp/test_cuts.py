@@ -1,0 +1,185 @@
+"""What cut the graph of an output is named, where the source shows it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlib
+
+
+def net() -> nn.Linear:
+    return nn.Linear(3, 2)
+
+
+def numbers_made_a_tensor() -> None:
+    losses = [net()(torch.ones(3)).sum() for _ in range(2)]
+    torch.tensor(losses).mean().backward()
+
+
+def numbers_collected_before() -> None:
+    model, losses = net(), list[float]()
+    for _ in range(2):
+        loss = model(torch.ones(3)).sum()
+        losses.append(loss.item())
+    total = torch.tensor(losses)
+    total = total.mean()
+    total.backward()
+
+
+def a_number_added_up() -> None:
+    model, total = net(), torch.zeros(())
+    for _ in range(2):
+        loss = model(torch.ones(3)).sum()
+        total += loss.item()
+    total.backward()
+
+
+def a_loss_made_a_float() -> None:
+    model = net()
+    loss = model(torch.ones(3)).sum().abs()
+    loss = torch.tensor(float(loss))
+    gradlib.grad(loss, model.weight)
+
+
+def a_name_given_again() -> None:
+    model = net()
+    out = model(torch.ones(3))
+    out = out.detach()
+    out.sum().backward()
+
+
+def the_data_of_a_tensor() -> None:
+    model = net()
+    out: Tensor = model(torch.ones(3))
+    loss: Tensor = out.data.sum()
+    loss.backward()
+
+
+def the_largest() -> None:
+    model, y = net(), torch.tensor([0.0, 1.0])
+    out = model(torch.ones(2, 3))
+    predicted = out.argmax(1).float()
+    loss = ((predicted - y) ** 2).mean()
+    loss.backward()
+
+
+def a_comparison() -> None:
+    model = net()
+    out = model(torch.ones(3))
+    (out > 0.5).float().mean().backward()
+
+
+def under_no_grad() -> None:
+    model = net()
+    with torch.no_grad():
+        loss = model(torch.ones(3)).sum()
+        loss.backward()
+
+
+def computed_under_no_grad() -> None:
+    model = net()
+    with torch.no_grad():
+        hidden = model(torch.ones(3))
+    with torch.enable_grad():
+        loss = hidden.sum()
+        loss.backward()
+
+
+@torch.no_grad()
+def above_the_function() -> None:
+    model = net()
+    model(torch.ones(3)).sum().backward()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.net = net()
+
+    def step(self) -> None:
+        self.loss = self.net(torch.ones(3)).sum()
+        self.total = self.loss.detach()
+        self.total.mean().backward()
+
+
+def in_attributes() -> None:
+    Trainer().step()
+
+
+NAMED = {
+    numbers_made_a_tensor: "torch.tensor(losses)",
+    numbers_collected_before: "torch.tensor(losses)",
+    a_number_added_up: "loss.item()",
+    a_loss_made_a_float: "torch.tensor(float(loss))",
+    a_name_given_again: "out.detach()",
+    the_data_of_a_tensor: "out.data",
+    the_largest: "out.argmax(1)",
+    a_comparison: "out > 0.5",
+    under_no_grad: "torch.no_grad()",
+    computed_under_no_grad: "torch.no_grad()",
+    above_the_function: "torch.no_grad()",
+    in_attributes: "self.loss.detach()",
+}
+
+
+def note_of(program: Callable[[], None]) -> str:
+    with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
+        program()
+    (note,) = getattr(caught.value, "__notes__", [str(caught.value)])
+    assert "[GL108] " in note
+    return " ".join(note.split())
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("program", NAMED)
+def test_it_is_named(program: Callable[[], None]) -> None:
+    assert f"`{NAMED[program]}` seems to cut its graph." in note_of(program)
+
+
+def frozen_weights() -> None:
+    model, y = net().requires_grad_(False), torch.tensor([0.0, 1.0])
+    loss = (model(torch.ones(3)) - y.detach()).mean()
+    loss.backward()
+
+
+def of_another_part() -> None:
+    model = net()
+    accuracy = model(torch.ones(3)).argmax().item()
+    loss = torch.ones(3).mean()
+    loss.backward()
+    assert accuracy
+
+
+def gradients_on_again() -> None:
+    model = net().requires_grad_(False)
+    with torch.no_grad(), torch.enable_grad():
+        loss = model(torch.ones(3)).sum()
+        loss.backward()
+
+
+def a_mode_of_another_line() -> None:
+    model = net()
+    with torch.no_grad():
+        model.weight.zero_()
+    loss = model(torch.ones(3)).sum()
+    constant = torch.autograd.grad(loss, model.weight)[0].sum()
+    constant.backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [frozen_weights, of_another_part, gradients_on_again, a_mode_of_another_line],
+)
+def test_where_nothing_shows_it_nothing_is_named(program: Callable[[], None]) -> None:
+    assert "Something cut the graph before the output" in note_of(program)
+
+
+def test_of_many_ways_back_each_line_is_looked_at_once(tmp_path: Path) -> None:
+    lines = [f"    a, b = a + b, a - b  # {i}" for i in range(200)]
+    file = tmp_path / "long.py"
+    file.write_text("\n".join(["def long(a, b):", *lines, "    a.sum().backward()"]))
+    names: dict[str, Callable[[Tensor, Tensor], None]] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    note_of(lambda: names["long"](torch.ones(2), torch.ones(2)))
