@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
-from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.arguments import Arguments, written_key
 from gradlib.vjp.names import attribute
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Site, position_of, value_of
@@ -38,7 +38,8 @@ def carried(arguments: Arguments) -> dict[str, str]:
         return {}
     with suppress(Exception):  # as there may be no source
         for loop in _loops_around(site):
-            values = {it: value_of(ast.Name(it), site.frame) for it in _kept(loop)}
+            kept = {it: ast.parse(it, mode="eval").body for it in _kept(loop)}
+            values = {it: value_of(node, site.frame) for it, node in kept.items()}
             found = {
                 name: code
                 for name, value in values.items()
@@ -130,6 +131,10 @@ def _detached(value: object) -> str:
     """Return the code that detaches what a variable holds, or ``""``."""
     if isinstance(value, Tensor):
         return "{0}.detach()"
+    if type(value) is dict:
+        held = cast(dict[Any, Any], value).values()
+        each = "{{key: it.detach() for key, it in {0}.items()}}"
+        return each * all(isinstance(it, Tensor) for it in held)
     is_named = issubclass(type(value), tuple) and hasattr(value, "_make")
     if type(value) not in (tuple, list) and not is_named:
         return ""
@@ -205,6 +210,12 @@ def _uses(node: Any) -> Iterator[tuple[str, bool]]:
         case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ctx):
             yield name, False
             yield f"{name}.{attr}", isinstance(ctx, ast.Store)
+        case ast.Subscript(value=ast.Name(id=name), ctx=ctx):
+            yield name, False
+            yield from _uses(node.slice)
+            if isinstance(node.slice, ast.Constant):
+                name = f"{name}[{written_key(node.slice.value)}]"
+            yield name, isinstance(ctx, ast.Store)
         case ast.AugAssign():
             yield from ((name, False) for name, _ in _uses(node.target))
             yield from _uses(node.value)

@@ -81,6 +81,34 @@ def a_state_in_a_tuple() -> None:
         loss.backward()
 
 
+def a_state_in_a_dict() -> None:
+    cell, state = nn.LSTMCell(2, 3), {"h": torch.zeros(1, 3), "c": torch.zeros(1, 3)}
+    for _ in range(2):
+        h, c = cell(torch.ones(1, 2), (state["h"], state["c"]))
+        state = {"h": h, "c": c}
+        loss = h.sum()
+        loss.backward()
+
+
+def an_entry_of_a_dict() -> None:
+    cell, state = nn.GRUCell(2, 3), {"h": torch.zeros(1, 3), "step": 0}
+    for _ in range(2):
+        state["h"] = cell(torch.ones(1, 2), state["h"])
+        loss = state["h"].sum()
+        loss.backward()
+
+
+def a_state_for_each_layer() -> None:
+    cells = [nn.GRUCell(3, 3), nn.GRUCell(3, 3)]
+    states = [torch.zeros(1, 3) for _ in cells]
+    for _ in range(2):
+        x = torch.ones(1, 3)
+        for i, cell in enumerate(cells):
+            states[i] = x = cell(x, states[i])
+        loss = x.sum()
+        loss.backward()
+
+
 def a_state_that_is_moved_about() -> None:
     net, state = nn.RNN(2, 4), torch.zeros(1, 1, 4)
     for _ in range(2):
@@ -179,6 +207,15 @@ CARRIED: dict[Callable[[], None], list[str]] = {
     a_state_with_names: [
         "state = state._make(it.detach() for it in state)",
         "loss = f(x, state)",
+    ],
+    a_state_in_a_dict: [
+        "state = {key: it.detach() for key, it in state.items()}",
+        "loss = f(x, state)",
+    ],
+    an_entry_of_a_dict: ['state["h"] = state["h"].detach()', "loss = f(x)"],
+    a_state_for_each_layer: [
+        "states = [it.detach() for it in states]",
+        "loss = f(x, states)",
     ],
     a_state_that_is_moved_about: ["state = state.detach()", "loss = f(x, state)"],
     a_state_of_the_outer_loop: ["h = h.detach()", "loss = f(w, h)"],
