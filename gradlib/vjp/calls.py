@@ -36,7 +36,7 @@ def raised_by_hook(error: BaseException) -> bool:
 
     What a function has saved it asks autograd for, and that is autograd's error.
     """
-    inside = [*takewhile(lambda it: not _is_call(it.tb_frame), _steps(error))]
+    inside = [*takewhile(lambda it: not _is_call(it.tb_frame), steps_of(error))]
     in_function = any(_is_of(step, "torch.autograd.function") for step in inside)
     if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
         return False
@@ -57,7 +57,7 @@ def _is_call(frame: FrameType) -> bool:
 
 def innermost_call(error: BaseException) -> Arguments | None:
     """Return what the innermost call of autograd was given; ``None`` where none was."""
-    steps = _steps(error)
+    steps = steps_of(error)
     frames = [step.tb_frame for step in steps]
     for i, frame in enumerate(frames):
         callers = steps[i + 1 :]
@@ -100,7 +100,7 @@ def _before_modes(
     return frame, callers
 
 
-def _steps(error: BaseException) -> list[TracebackType]:
+def steps_of(error: BaseException) -> list[TracebackType]:
     """Return where an error passed through, the innermost first."""
     found: list[TracebackType] = []
     step = error.__traceback__
@@ -186,7 +186,7 @@ def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
 
 def _is_made_by_us(error: BaseException) -> bool:
     """Tell whether the innermost call of autograd was made by this package."""
-    steps = iter(_steps(error))
+    steps = iter(steps_of(error))
     made = any(_is_call(step.tb_frame) for step in steps)
     outside = next((step for step in steps if not _is_of(step, "torch")), None)
     return made and outside is not None and _is_of(outside, "gradlib")

@@ -1,13 +1,11 @@
 """What cut the graph of an output, as the source before the call shows."""
 
 import ast
-import linecache
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from textwrap import dedent
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +15,7 @@ from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE
 from gradlib.vjp.spelling import LONGEST, expression_of
-from gradlib.vjp.written import Site, position_of, value_of
+from gradlib.vjp.written import Site, position_of, tree_of, value_of
 
 _DETACHED = "Leave it out on the way from the input to the output."
 _NO_DERIVATIVE = "It has no derivative. Compute the output with operations on floats."
@@ -195,19 +193,8 @@ def _steps(statements: Sequence[tuple[ast.stmt, str]]) -> Iterator[_Step]:
 
 
 def _statements(frame: FrameType) -> Iterator[tuple[ast.stmt, str]]:
-    """Give the statements that a frame runs, in order, with the mode that each is in.
-
-    Of a file that is not all code, as a page with code in it, only that is read.
-    """
-    code = frame.f_code
-    places = [*code.co_positions()]
-    first = min(it[0] for it in places if it[0])
-    last = max(it[1] for it in places if it[1])
-    lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
-    tree: Any = ast.parse(dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
-    if code.co_name != "<module>":
-        tree = tree.body[0]
+    """Give the statements that a frame runs, in order, and the mode each is in."""
+    tree = tree_of(frame)
     yield from _inside(tree, _mode_of(getattr(tree, "decorator_list", []), ""))
 
 

@@ -26,6 +26,7 @@ class Diagnosis:
         mends: Of what is wrong with entries of grad_outputs, by entry the line that
             mends it, with ``{y}`` and ``{v}`` for the output and the entry.
         is_refused: Whether torch refuses this, though not all of the case.
+        rule: What was expected, and why, where it is not that of the case.
     """
 
     code: str
@@ -35,11 +36,12 @@ class Diagnosis:
     others: dict[str, str] = field(default_factory=dict[str, str])
     mends: dict[int, str] = field(default_factory=dict[int, str])
     is_refused: bool = False
+    rule: str = ""
 
     @property
     def why(self) -> str:
         """What was expected, and why."""
-        return CASES[self.code].cause
+        return self.rule or CASES[self.code].cause
 
     @property
     def text(self) -> str:

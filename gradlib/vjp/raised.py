@@ -1,6 +1,7 @@
 """What is wrong where autograd has raised: the cases that show only then."""
 
 import re
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from gradlib.vjp.earlier_pass import earlier_pass
 from gradlib.vjp.fixes import CALL, ORIGINAL, call, recomputed
 from gradlib.vjp.layout_checks import sparse_refused
 from gradlib.vjp.names import called, named_tensors, variable_of
+from gradlib.vjp.refused import leaf_changed, numpy_refused
 from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.wordings import code_of
 
@@ -39,6 +41,8 @@ def explain_raised(
     found = _of_another_layout(error, arguments) if code in (None, "GL115") else None
     if code is None or found is not None:
         return found
+    if (refused := _of_no_call(str(error))) is not None:
+        return refused(error)
     if arguments is not None and code in _OF_A_CALL:
         return in_own_names(_OF_A_CALL[code](error, arguments), arguments)
     case = CASES[code]
@@ -48,6 +52,13 @@ def explain_raised(
         intent="A program that does it right:",
         fix=case.right.rstrip(),
     )
+
+
+def _of_no_call(message: str) -> Callable[[BaseException], Diagnosis] | None:
+    """Return what explains an error that no call of autograd raises."""
+    if "leaf Variable" in message:
+        return leaf_changed
+    return numpy_refused if "numpy()" in message else None
 
 
 def _of_another_layout(

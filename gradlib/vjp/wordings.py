@@ -27,6 +27,7 @@ WORDINGS = (
     Wording("GL106", r"invalid gradient at index \d+ - expected device "),
     Wording("GL107", "If `is_grads_batched=True`, we interpret the first dimension"),
     Wording("GL108", r"element \d+ of tensors does not require grad"),
+    Wording("GL108", r"Can't call numpy\(\) on Tensor that requires grad"),
     Wording("GL109", "One of the differentiated Tensors appears to not have been used"),
     Wording(
         "GL109", r"The differentiated Tensor at index \d+ appears to not have been used"
@@ -38,6 +39,7 @@ WORDINGS = (
         "GL112",
         "one of the variables needed for gradient computation has been modified",
     ),
+    Wording("GL112", "a (view of a )?leaf Variable that requires grad is being used"),
     Wording("GL114", "all inputs have to be Tensors"),
     Wording("GL114", r"['`]inputs['`] argument to `?\w+\(\)`? cannot be empty"),
     Wording("GL115", r"invalid gradient at index \d+ - expected layout "),

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import islice
+from textwrap import dedent
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -100,6 +101,24 @@ def call_at(position: Position, site: Site) -> tuple[ast.Call, list[str]]:
         call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
     return call, source.splitlines(keepends=True)
+
+
+def tree_of(frame: FrameType) -> ast.AST:
+    """Return the code that a frame runs, a function or a whole file, with its lines.
+
+    Of a file that is not all code, as a page with code in it, only that is read.
+
+    Raises:
+        Exception: No source is there, or something else.
+    """
+    code = frame.f_code
+    places = [*code.co_positions()]
+    first = min(it[0] for it in places if it[0])
+    last = max(it[1] for it in places if it[1])
+    lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
+    tree = ast.parse(dedent("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    return tree if code.co_name == "<module>" else tree.body[0]
 
 
 def text_of(node: ast.expr, lines: list[str]) -> str:
