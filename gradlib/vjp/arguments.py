@@ -16,6 +16,9 @@ from gradlib.vjp.written import Site
 
 Shape: TypeAlias = tuple[int, ...]
 
+NO_FLAG = object()
+"""What stands for a tensor where True or False belongs."""
+
 
 @dataclass(frozen=True, eq=False)
 class Argument:
@@ -85,17 +88,21 @@ class Arguments:
     @property
     def is_grads_batched(self) -> bool:
         """Whether the first axis of each grad_output counts vectors."""
-        return bool(self.options.get("is_grads_batched", False))
+        return self._is_on("is_grads_batched")
 
     @property
     def materialize_grads(self) -> bool:
         """Whether an unused input gets zeros."""
-        return bool(self.options.get("materialize_grads", False))
+        return self._is_on("materialize_grads")
 
     @property
     def allow_unused(self) -> bool:
         """Whether an input may be unused, by either of the options that say so."""
-        return bool(self.options.get("allow_unused", self.materialize_grads))
+        return self._is_on("allow_unused", default=self.materialize_grads)
+
+    def _is_on(self, option: str, *, default: bool = False) -> bool:
+        value = self.options.get(option, default)
+        return value is not NO_FLAG and bool(value)
 
     def structured(self, gradients: tuple[Any, ...]) -> Any:
         """Return what belongs to the inputs as torch does: a tuple, or a dict."""
@@ -136,11 +143,11 @@ def read_arguments(
     """
     given = read_argument("outputs", "y", outputs)
     options: dict[str, Any] = {
-        "retain_graph": retain_graph,
-        "create_graph": create_graph or None,
-        "allow_unused": allow_unused,
-        "is_grads_batched": is_grads_batched or None,
-        "materialize_grads": materialize_grads or None,
+        "retain_graph": flag(retain_graph),
+        "create_graph": flag(create_graph) or None,
+        "allow_unused": flag(allow_unused),
+        "is_grads_batched": flag(is_grads_batched) or None,
+        "materialize_grads": flag(materialize_grads) or None,
     }
     return Arguments(
         given,
@@ -150,6 +157,14 @@ def read_arguments(
         site=site,
         frames=() if site is None else (site.frame,),
     )
+
+
+def flag(option: Any) -> Any:
+    """Return an option, as a bool where a tensor stands for one as torch takes it."""
+    if not isinstance(option, Tensor):
+        return option
+    is_one = option.numel() == 1 and not option.is_floating_point()
+    return bool(option) if is_one else NO_FLAG
 
 
 def read_grad_outputs(name: str, argument: Any, outputs: Argument) -> Argument:

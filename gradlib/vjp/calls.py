@@ -6,13 +6,13 @@ from itertools import takewhile, zip_longest
 from types import FrameType, TracebackType
 from typing import Any, cast
 
-from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.overrides import handle_torch_function
 
 from gradlib.vjp.arguments import (
     Argument,
     Arguments,
+    flag,
     is_differentiable,
     read_argument,
     read_arguments,
@@ -145,7 +145,7 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
 
 
 def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return what was given for options, but their defaults, and what is no option."""
+    """Return what was given for options, but their defaults."""
     # torch has set two of them by others, where they were left out.
     defaults = {
         "retain_graph": given.get("create_graph"),
@@ -154,8 +154,8 @@ def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {
         name: it
         for name in names
-        if not isinstance(it := given.get(name), Tensor)
-        and it not in (None, defaults.get(name) or False)
+        if (it := flag(given.get(name)))
+        not in (None, flag(defaults.get(name)) or False)
     }
 
 

@@ -9,7 +9,7 @@ from gradlib.vjp.graph_checks import check_connected, check_requires_grad
 from gradlib.vjp.kind_checks import check_empty, check_kinds
 from gradlib.vjp.spelling import in_own_names
 from gradlib.vjp.vector_checks import check_vectors
-from gradlib.vjp.vector_lists import check_count, check_vector_kinds
+from gradlib.vjp.vector_lists import check_count, check_options, check_vector_kinds
 
 
 def diagnose(arguments: Arguments) -> Diagnosis | None:
@@ -34,6 +34,7 @@ def _found(arguments: Arguments) -> Diagnosis | None:
         check_empty(arguments)
         or check_vector_kinds(arguments)
         or check_count(arguments)
+        or check_options(arguments)
         or check_requires_grad(arguments)
         or check_connected(arguments)
         or check_vectors(arguments)

@@ -72,10 +72,13 @@ def diagnosis(
     fix: str = "",
     mends: dict[int, str] | None = None,
     others: dict[str, str] | None = None,
+    rule: str = "",
 ) -> Diagnosis:
     """Return the diagnosis of a case, which begins with a capital letter."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
-    return Diagnosis(code, what, intent, fix, mends=mends or {}, others=others or {})
+    return Diagnosis(
+        code, what, intent, fix, mends=mends or {}, others=others or {}, rule=rule
+    )
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradlib.render import WIDTH
 from gradlib.vjp.arguments import (
+    NO_FLAG,
     Argument,
     Arguments,
     form_of,
@@ -51,7 +52,9 @@ def call(
         given = any(it is not None for it in arguments.grad_outputs.values)
         vectors = "v" if given else ""
     options = {
-        k: it for k, it in (arguments.options | changed).items() if it is not None
+        k: it
+        for k, it in (arguments.options | changed).items()
+        if it is not None and it is not NO_FLAG
     }
     passed = [vectors] * bool(vectors) + [f"{k}={it!r}" for k, it in options.items()]
     if arguments.accumulates and not arguments.into_leaves:

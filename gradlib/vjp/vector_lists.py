@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from gradlib.errors import counted
-from gradlib.vjp.arguments import Argument, Arguments, Shape, form_of, shape_of
+from gradlib.vjp.arguments import NO_FLAG, Argument, Arguments, Shape, form_of, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
 from gradlib.vjp.fixes import (
     ONES_MEAN,
+    ORIGINAL,
     all_ones,
     call,
     recomputed,
@@ -19,6 +20,7 @@ from gradlib.vjp.fixes import (
     weights,
 )
 from gradlib.vjp.kind_checks import kind_of
+from gradlib.vjp.written import expressions
 
 
 def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:
@@ -30,6 +32,24 @@ def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:
         if value is not None and not isinstance(value, Tensor)
     )
     return together(found, arguments)
+
+
+def check_options(arguments: Arguments) -> Diagnosis | None:
+    """Find a tensor where True or False belongs: mostly grad_outputs, by mistake."""
+    options, vectors = arguments.options, arguments.grad_outputs
+    name = next((it for it in options if options[it] is NO_FLAG), "")
+    if not name:
+        return None
+    written = expressions(arguments.site).get(name) if arguments.site else None
+    is_given = any(it is not None for it in vectors.values)
+    return diagnosis(
+        "GL104",
+        f"{name} is a tensor.",
+        rule=f"{name} is True or False. What weights an output is its {vectors.name}.",
+        intent=f"Likely meant: {vectors.name}." if not is_given else "Leave it out.",
+        fix=call(arguments, None if is_given else ORIGINAL),
+        others={ORIGINAL: written.text if written else "v"},
+    )
 
 
 def check_count(arguments: Arguments) -> Diagnosis | None:

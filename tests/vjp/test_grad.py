@@ -623,3 +623,55 @@ def test_it_raises_where_torch_does_and_both_are_explained_alike(
             assert ours.code in BY_MISTAKE, case
         else:
             assert same(ours, theirs), case
+
+
+BY_NAME = [
+    "retain_graph",
+    "create_graph",
+    "allow_unused",
+    "is_grads_batched",
+    "materialize_grads",
+]
+
+
+@pytest.mark.parametrize("option", BY_NAME)
+@pytest.mark.parametrize("reduce", [torch.sum, torch.square])
+def test_a_tensor_is_no_option(option: str, reduce: Callable[..., Tensor]) -> None:
+    x = torch.ones(3, requires_grad=True)
+    weights: Any = torch.ones(3)
+    with pytest.raises(gradlib.GradOutputsTypeError) as caught:
+        gradlib.grad(reduce(x), x, **{option: weights})
+    said = str(caught.value)
+    assert said.startswith(f"[GL104] {option} is a tensor.")
+    assert "\n    gradlib.grad(" in said
+
+
+def test_the_code_gives_the_tensor_of_an_option_as_weights() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y, weights = x**2, torch.ones(3)
+    wrong: Any = weights
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: gradlib.grad(y, x, retain_graph=wrong), "gradlib.grad(y, x, wrong)"),
+        (
+            lambda: gradlib.grad(y, x, weights, create_graph=wrong),
+            "gradlib.grad(y, x, weights)",
+        ),
+        (lambda: y.backward(None, retain_graph=wrong), "y.backward(wrong)"),
+        (lambda: y.sum().backward(retain_graph=wrong), "backward(wrong)"),
+    ]
+    for fail, code in calls:
+        with (
+            pytest.raises((RuntimeError, TypeError)) as caught,
+            gradlib.explain_errors(),
+        ):
+            fail()
+        assert code in "".join(getattr(caught.value, "__notes__", [str(caught.value)]))
+
+
+def test_a_tensor_that_torch_takes_for_an_option_is_one() -> None:
+    x = torch.ones(3, requires_grad=True)
+    loss = (x**2).sum()
+    yes: Any = torch.tensor(True)
+    for _ in range(2):
+        (gradient,) = gradlib.grad(loss, x, retain_graph=yes)
+        assert torch.equal(gradient, 2 * x)
