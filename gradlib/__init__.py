@@ -131,3 +131,5 @@ __all__ = [
     "record",
     "tensor_stats",
 ]
+
+__version__ = "0.1.0"

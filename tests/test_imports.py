@@ -1,7 +1,10 @@
 """What comes along with `import gradlib`."""
 
+import re
 import subprocess
 import sys
+
+import gradlib
 
 
 def test_matplotlib_is_imported_for_pictures_only() -> None:
@@ -10,3 +13,7 @@ def test_matplotlib_is_imported_for_pictures_only() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert found.stdout == "False\n"
+
+
+def test_the_version_is_there_to_print() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", gradlib.__version__)
