@@ -127,8 +127,8 @@ class NotStorableError(GradlibError, TypeError):
     code = "GL210"
 
 
-class UnknownKindError(GradlibError, ValueError):
-    """GL211: there is no picture of that kind."""
+class UnknownKindError(GradlibError, LookupError, ValueError):
+    """GL211: there is no picture, or no hook, of that kind."""
 
     code = "GL211"
 

@@ -12,7 +12,14 @@ from warnings import catch_warnings, simplefilter
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import NotAModuleError, NotCopyableError, listed, no_module
+from gradlib.errors import (
+    NotAModuleError,
+    NotCopyableError,
+    UnknownKindError,
+    in_brief,
+    listed,
+    no_module,
+)
 from gradlib.hook_reports.copying import backward_hooks_inside
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
@@ -92,6 +99,17 @@ class HookKind(Printable):
 
     def _table(self) -> Table:
         return _table_of(self)
+
+
+class _Kinds(dict[str, HookKind]):
+    """The kinds of hooks, by name; another name is told which there are."""
+
+    def __missing__(self, name: object) -> HookKind:
+        known = ", ".join(f'"{it}"' for it in self)
+        raise UnknownKindError(
+            f"kinds[{in_brief(name)}]: there is no such kind of hook. There are: "
+            f"{known}."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -229,7 +247,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         simplefilter("ignore")  # as attributes are read; those of runs are recorded
         with left_as_it_is(module) as changed:
             call = HookedCall(module, args, kwargs)
-            kinds = {kind: _tried(call, kind) for kind in KINDS}
+            kinds = _Kinds((kind, _tried(call, kind)) for kind in KINDS)
         notes = tuple(_notes(module, call, changed))
     if of_inference and differentiable(call.output):
         notes = (*notes, OF_INFERENCE)

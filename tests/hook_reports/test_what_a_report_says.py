@@ -326,3 +326,13 @@ def test_twice_the_arguments_are_named_in_twice_the_work() -> None:
 
     spent(1)  # what is imported then is not counted
     assert spent(400) - spent(200) < 2.2 * (spent(200) - spent(100))
+
+
+def test_another_kind_is_told_which_kinds_there_are() -> None:
+    kinds = gradlib.hook_report(nn.Linear(2, 1), torch.ones(1, 2)).kinds
+    with pytest.raises(gradlib.UnknownKindError) as caught:
+        kinds["register_hook"]
+    assert isinstance(caught.value, LookupError)
+    assert all(f'"{name}"' in str(caught.value) for name in kinds)
+    assert "register_hook" not in kinds
+    assert kinds.get("register_hook") is None
