@@ -1,6 +1,7 @@
 """The tables that explain a product: its tensors, and its entries if they are few."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -20,16 +21,47 @@ Line: TypeAlias = tuple[str, str, str]
 
 
 def tables(product: Product) -> Iterator[Table]:
-    """Give the tables of a product, the second only if it fits a terminal."""
+    """Give the tables of a product, those of numbers only if they fit a terminal."""
     jacobian = product.jacobian
     lines = [line for part in _tensors(product) for line in _shortened(part)]
     footer = (*remarks(product), *_check(jacobian))
     yield Table(headline(product), ("", "shape", "what"), lines, footer)
-    sizes = (sum(it.numel() for it in part) for part in (product.v, product.results))
-    if isinstance(jacobian, Jacobian) and all(0 < size <= SMALL for size in sizes):
-        numbers = _numbers(entries_of(product, jacobian, {}))
-        if all(len(line) <= WIDTH for line in numbers.text().splitlines()):
-            yield numbers
+    if isinstance(jacobian, Jacobian):
+        yield from _of_numbers(product, jacobian)
+
+
+def _of_numbers(product: Product, jacobian: Jacobian) -> list[Table]:
+    """Return J as a table, or as one for each input; none where it does not fit."""
+    rows, columns = (
+        [it.numel() for it in part] for part in (product.v, product.results)
+    )
+    are_few = len(columns) <= LISTED and 0 < max(columns) <= SMALL
+    if not 0 < sum(rows) <= SMALL or not (are_few or 0 < sum(columns) <= SMALL):
+        return []
+    entries = entries_of(product, jacobian, {})
+    whole = _numbers(entries)
+    if sum(columns) <= SMALL and _fits(whole):
+        return [whole]
+    if not are_few or len(columns) == 1:
+        return []
+    names = enumerate(product.inputs)
+    each = [_numbers(_of_input(entries, i, x), x) for i, x in names]
+    return each if all(map(_fits, each)) else []
+
+
+def _fits(table: Table) -> bool:
+    return all(len(line) <= WIDTH for line in table.text().splitlines())
+
+
+def _of_input(entries: Entries, i: int, name: str) -> Entries:
+    """Return the entries of one input, whose columns are named by their indices."""
+    (columns, sums), place = (entries.columns[i], entries.sums[i]), slice(i, i + 1)
+    return replace(
+        entries,
+        columns=[[it.removeprefix(name) or name for it in columns]],
+        blocks=[row[place] for row in entries.blocks],
+        sums=[sums],
+    )
 
 
 def _tensors(product: Product) -> Iterator[list[Line]]:
@@ -83,8 +115,11 @@ def _shortened(lines: list[Line]) -> list[Line]:
     return [*lines[:LISTED], ("...", "", f"{more:,} more")] if more > 1 else lines
 
 
-def _numbers(entries: Entries) -> Table:
-    """Return J as a table, v in front of its rows and vᵀJ below its columns."""
+def _numbers(entries: Entries, x: str = "") -> Table:
+    """Return J as a table, or that of one input of several, `x`.
+
+    v is in front of its rows, and vᵀJ below its columns.
+    """
     columns = [name for part in entries.columns for name in part]
     lines = [
         (name, _number(v), *(_number(it) for block in row for it in block[i]))
@@ -95,9 +130,9 @@ def _numbers(entries: Entries) -> Table:
     ]
     sums = [_number(it) for part in entries.sums for it in part]
     return Table(
-        "J, with v in front of its rows and vᵀJ below its columns",
+        f"J{x[1:]}, with v in front of its rows and vᵀJ{x[1:]} below its columns",
         ("", "v", *columns),
-        [*lines, ("vᵀJ", "", *sums)],
+        [*lines, (f"vᵀJ{x[1:]}", "", *sums)],
     )
 
 

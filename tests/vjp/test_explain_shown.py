@@ -359,3 +359,32 @@ def test_the_grid_of_a_style_crosses_no_number_out() -> None:
 def test_it_draws_on_nothing_but_axes(wrong: Any) -> None:
     with pytest.raises(gradlib.RecordingArgumentError, match="ax must be the Axes"):
         doubled(3).plot(ax=wrong)
+
+
+def test_of_several_inputs_that_are_too_wide_together_each_has_a_table() -> None:
+    layer = nn.Linear(3, 2)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    v = torch.ones(2)
+    text = str(gradlib.explain_vjp(layer(x), dict(layer.named_parameters()), v))
+    _, of_weight, of_bias = text.split("\n\n")
+    assert of_weight.splitlines() == [
+        'J["weight"], with v in front of its rows and vᵀJ["weight"] below its columns',
+        "               v  [0, 0]  [0, 1]  [0, 2]  [1, 0]  [1, 1]  [1, 2]",
+        "y[0]           1  1       2       3       0       0       0",
+        "y[1]           1  0       0       0       1       2       3",
+        'vᵀJ["weight"]     1       2       3       1       2       3',
+    ]
+    assert of_bias.splitlines()[1:] == [
+        "             v  [0]  [1]",
+        "y[0]         1  1    0",
+        "y[1]         1  0    1",
+        'vᵀJ["bias"]     1    1',
+    ]
+
+
+def test_where_one_input_is_too_wide_no_numbers_are_shown() -> None:
+    layer = nn.Linear(11, 2)
+    explanation = gradlib.explain_vjp(
+        layer(torch.ones(11)), [*layer.parameters()], torch.ones(2)
+    )
+    assert "with v in front" not in str(explanation)
