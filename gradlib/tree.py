@@ -68,6 +68,10 @@ class Tree:
         """Tell whether the structure is one bare leaf."""
         return self.spec.is_leaf()
 
+    def own_order(self) -> list[int]:
+        """Return the positions in the order that dicts have, which leaves do not."""
+        return [*_positions(self.form())]
+
     def path(self, position: int) -> str:
         """Return the path to a leaf, written as code: ``[0]['mask'].value``."""
         return _written(self.spec.paths()[position])
@@ -157,6 +161,15 @@ def _parts(thing: Any) -> list[Any]:
         thing, lambda _: next(are_inside), none_is_leaf=True, namespace=NAMESPACE
     )
     return [] if spec.is_leaf() else parts
+
+
+def _positions(form: Any) -> Iterator[int]:
+    """Give the leaves of a form, those of a dict in its own order."""
+    if type(form) is int:
+        yield form
+    is_dict = type(form) in _OPEN
+    for part in cast(Any, form).values() if is_dict else _parts(form):
+        yield from _positions(part)
 
 
 def flatten_call(

@@ -60,6 +60,14 @@ def test_flat_and_back(structure: object, paths: list[str]) -> None:
     assert tensors_in(tree.filled({})) == []
 
 
+def test_dicts_have_an_order_of_their_own() -> None:
+    structure: Any = [{"z": 1, "a": [{"y": 2, "b": 3}, 4]}, (5, {"d": 6, "c": 7})]
+    tree = Tree.of(structure)
+    assert [tree.leaves[place] for place in tree.own_order()] == [1, 2, 3, 4, 5, 6, 7]
+    assert Tree.of(1).own_order() == [0]
+    assert Tree.of({}).own_order() == []
+
+
 def test_the_original_is_neither_changed_nor_held() -> None:
     source = Output(torch.ones(1), [])
     held = weakref.ref(source.logits)

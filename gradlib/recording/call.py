@@ -411,12 +411,15 @@ def _rows(
         for place, given in enumerate(Tree.of(call.inputs.build()[1]).leaves)
         if given is None or isinstance(given, bool | str)
     }
+    paths = {name: tree.paths() for name, tree in trees.items()}
     return [
-        (prefix + name + path, shape_text(leaf), norm_text(leaf))
-        for name, tree in trees.items()
-        for place, (path, leaf) in enumerate(
-            zip(tree.paths(), tree.leaves, strict=True)
+        (
+            prefix + name + paths[name][place],
+            shape_text(tree.leaves[place]),
+            norm_text(tree.leaves[place]),
         )
+        for name, tree in trees.items()
+        for place in tree.own_order()
         if not (name.startswith("grad_kwargs") and place in flags)
     ]
 

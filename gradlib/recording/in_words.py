@@ -109,7 +109,8 @@ def _is_duration(value: Any) -> bool:
 
 def measured_in(structure: object) -> list[Tensor | TensorStats]:
     """Return the tensors and `TensorStats` of a nested structure, in order."""
-    leaves = Tree.of(structure).leaves
+    tree = Tree.of(structure)
+    leaves = map(tree.leaves.__getitem__, tree.own_order())
     return [leaf for leaf in leaves if isinstance(leaf, Tensor | TensorStats)]
 
 

@@ -161,13 +161,16 @@ class _Look:
 
         The latter gave it, and no call inside that had made it.
         """
-        found: Nonfinite | None = None
+        found, inner = None, call
         for around in _outwards(call, by_moment):
             place = self._first(enumerate(around.inputs.leaves), kinds)
             if place is None:
+                if found is not None:
+                    found = replace(found, _remark=_between(inner, around, by_moment))
                 return found, around
             name = input_name(around, place)
             found = Nonfinite(around.name, around.index, "forward", name)
+            inner = around
         return found, None
 
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
@@ -232,6 +235,25 @@ def _outwards(
     while around is not None:
         yield around
         around = by_moment.get(around.caller)
+
+
+def _between(
+    call: CallTrace, around: CallTrace, by_moment: Mapping[int, CallTrace]
+) -> str:
+    """Say where in the forward around it what a call was given was made."""
+    before = [
+        it
+        for it in by_moment.values()
+        if it.caller == around.moment and it.moment < call.moment
+    ]
+    after = ""
+    if before:
+        last = max(before, key=lambda it: it.moment)
+        after = f" after {quoted(last.name)}, call {last.index},"
+    return (
+        f"The call was given it by the forward of {quoted(around.name)}: look at what "
+        f"comes{after} before the call."
+    )
 
 
 def _first_nan(call: CallTrace) -> str:

@@ -305,6 +305,38 @@ def test_who_made_it_is_said(
     assert str(recording.first_nonfinite()).replace("\n ", "").endswith(expected)
 
 
+class Between(nn.Module):
+    """Makes NaN between two layers, or before them."""
+
+    def __init__(self, *, is_first: bool) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({it: nn.Linear(3, 3) for it in ("fc1", "fc2")})
+        self.is_first = is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, layer in self.inner.items():
+            is_wrong = name == ("fc1" if self.is_first else "fc2")
+            x = layer(x.abs().neg().sub(1).log() if is_wrong else x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("is_first", "expected"),
+    [
+        (True, "at what comes before the call."),
+        (False, 'at what comes after "1.inner.fc1", call 0, before the call.'),
+    ],
+)
+def test_the_forward_that_made_it_between_two_calls_is_named(
+    x: Tensor, is_first: bool, expected: str
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Between(is_first=is_first))
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+    said = str(recording.first_nonfinite()).replace("\n ", "")
+    assert 'given it by the forward of "1": look ' + expected in said
+
+
 @pytest.mark.parametrize("name", ["weight", "running_mean"])
 def test_of_what_was_there_before_it_is_said(x: Tensor, name: str) -> None:
     model = nn.BatchNorm1d(3).eval()

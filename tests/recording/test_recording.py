@@ -628,3 +628,24 @@ def test_the_table_of_deep_modules_fits_into_100_columns() -> None:
     lines = str(recording).splitlines()
     assert max(map(len, lines)) <= 100
     assert "decoder.layers.0.multihead_attn" in lines
+
+
+def test_what_is_printed_of_a_dict_has_its_order() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = self.layer(x)
+            return {"y": y, "mean": y.mean()}
+
+    model = Both()
+    with gradlib.record(model) as recording:
+        model(torch.ones(4, 3))["mean"].backward()
+    lines = str(recording[""]).splitlines() + str(recording["layer"]).splitlines()
+    shown = [line.split("  ")[0] for line in lines]
+    assert shown.index("output['y']") < shown.index("output['mean']")
+    names = ["param_grads['weight']", "param_grads['bias']"]
+    assert [it for it in shown if it in names] == names
+    assert "[4, 2], []" in str(recording)
