@@ -1,7 +1,8 @@
 """The exceptions gradlib raises. Each class has a stable code."""
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from os import PathLike
 
 
 def in_brief(given: object) -> str:
@@ -33,6 +34,11 @@ def no_module(given: object, otherwise: str) -> str:
     if isinstance(given, type):
         name = given.__name__
         return f"it is the class {name}, not an instance: make one, as {name}(...)."
+    if isinstance(given, str | PathLike | Mapping):
+        otherwise = (
+            "A file or a state_dict() holds weights alone: make the module, and load "
+            "them into it by load_state_dict()."
+        )
     return f"it is of type {type(given).__name__}. {otherwise}"
 
 

@@ -11,6 +11,7 @@ import optree
 import torch
 from torch import Tensor, nn
 from torch.masked import MaskedTensor
+from torch.utils.data import DataLoader, Dataset
 
 from gradlib.errors import (
     JacobianArgumentError,
@@ -345,8 +346,11 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
         sizes[place] = leaf.shape[0]
     if not sizes and not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree.leaves}))
+        is_data = any(isinstance(it, DataLoader | Dataset) for it in tree.leaves)
+        instead = "pass a batch of the data, as next(iter(loader)) gives it."
         raise JacobianArgumentError(
-            f"There is no tensor among the inputs, which hold {kinds}: {AS_TENSOR}"
+            f"There is no tensor among the inputs, which hold {kinds}: "
+            f"{instead if is_data else AS_TENSOR}"
         )
     if not sizes:
         raise JacobianArgumentError(

@@ -209,8 +209,12 @@ def _called(arguments: Arguments, given: list[Any]) -> Any:
     Raises:
         JacobianArgumentError: It uses a tensor made under ``torch.inference_mode()``.
     """
+    passed = Tree(given, arguments.inputs.spec).build()
     try:
-        return arguments.fn(*Tree(given, arguments.inputs.spec).build())
+        return arguments.fn(*passed)
+    except TypeError as error:
+        _say_what_is_nested(error, passed)
+        raise
     except RuntimeError as error:
         if "nference tensor" not in str(error):
             raise
@@ -221,6 +225,16 @@ def _called(arguments: Arguments, given: list[Any]) -> Any:
             "autograd does not record. Make it outside of that mode; copy.deepcopy() "
             "of it, outside too, is a normal one."
         ) from error
+
+
+def _say_what_is_nested(error: TypeError, passed: Sequence[Any]) -> None:
+    """Add to an error of the function that it was given a batch as a whole."""
+    for i, it in enumerate(passed):
+        if isinstance(it, list | tuple | dict):
+            error.add_note(
+                f"fn was given inputs[{i}] as it is: a {type(it).__name__}. Of a batch "
+                "with labels, pass only what fn takes: per_sample_jacobian(fn, x)."
+            )
 
 
 def _require_unfrozen(arguments: Arguments, points: Sequence[Tensor]) -> None:
@@ -271,7 +285,9 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     points: tuple[Tensor, ...] = tuple(given.leaves[place] for place in places)
     if not points:
         raise JacobianArgumentError(
-            f"inputs must be a tensor, or hold some; it is {in_brief(inputs)}."
+            f"inputs must be a tensor, or hold some; it is {in_brief(inputs)}. Pass "
+            "what outputs were computed from. The Jacobian by parameters is that of "
+            'per_sample_jacobian(model, x, argnums="parameters").'
         )
     for name, point in zip(names, points, strict=True):
         require_real(point, name, "Leave it out.")

@@ -142,9 +142,10 @@ def record(
         ```
     """
     if not isinstance(cast(object, model), nn.Module):
+        of_function = "Put a function into the forward() of a module."
         raise NotAModuleError(
             "record(model): model must be a torch.nn.Module, but "
-            + no_module(model, "Put a function into the forward() of a module.")
+            + no_module(model, of_function if callable(model) else "Pass the model.")
         )
     _require_usable(reduce, device)
     is_reduced = reduce is not None and reduce is not tensor_stats

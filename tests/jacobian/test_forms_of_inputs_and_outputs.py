@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import MaskedTensor
+from torch.utils.data import DataLoader
 
 import gradlib
 from gradlib import (
@@ -263,6 +264,23 @@ def test_what_is_there_already_and_has_no_row_for_each_sample_is_named() -> None
         gradlib.per_sample_jacobian_from_graph(x * w, (x, w))
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [gradlib.per_sample_jacobian, gradlib.plan_jacobian],
+    ids=lambda it: it.__name__,
+)
+def test_a_batch_with_its_labels_is_no_input(ask: Callable[..., Any]) -> None:
+    layer, x = nn.Linear(3, 2), torch.ones(4, 3)
+    for batch in ((x, x), [x, x], {"x": x}):
+        with pytest.raises(TypeError, match="linear") as caught:
+            ask(layer, batch)
+        (note,) = caught.value.__notes__
+        assert f"inputs[0] as it is: a {type(batch).__name__}." in note
+    with pytest.raises(TypeError) as caught:
+        ask(lambda: x, x)
+    assert not hasattr(caught.value, "__notes__")
+
+
 def odd(value: Any) -> Any:
     """Return what no type checker would let pass."""
     return value
@@ -274,6 +292,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "inputs of lists": (
         lambda: gradlib.per_sample_jacobian(torch.sin, [1.0, 2.0]),
         "no tensor among the inputs, which hold float",
+    ),
+    "a loader": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, DataLoader(odd([X]))),
+        r"hold DataLoader: pass a batch .* next\(iter\(loader\)\)",
+    ),
+    "a path": (
+        lambda: gradlib.per_sample_jacobian(odd("model.pt"), X),
+        r"of type str\. A file .* load_state_dict\(\)",
+    ),
+    "parameters of a graph": (
+        lambda: gradlib.per_sample_jacobian_from_graph(X, odd(iter([X]))),
+        'argnums="parameters"',
     ),
     "an array beside a tensor": (
         lambda: gradlib.per_sample_jacobian(torch.add, np.ones((2, 3)), X),

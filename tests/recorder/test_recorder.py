@@ -1,6 +1,7 @@
 """What `record` sees, held against gradients that autograd gives without it."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,20 @@ def test_only_a_module_can_be_recorded() -> None:
         gradlib.NotAModuleError, match=r"class Linear, .* Linear\(...\)"
     ):
         gradlib.record(nn.Linear)  # pyright: ignore[reportArgumentType] (on purpose)
+
+
+@pytest.mark.parametrize(
+    "given", ["model.pt", Path("model.pt"), nn.ReLU().state_dict()]
+)
+def test_weights_alone_are_no_module(given: Any) -> None:
+    with pytest.raises(gradlib.NotAModuleError, match=r"load_state_dict\(\)"):
+        gradlib.record(given)
+
+
+@pytest.mark.parametrize("given", [None, [nn.ReLU()]])
+def test_what_is_no_function_is_not_told_to_be_one(given: Any) -> None:
+    with pytest.raises(gradlib.NotAModuleError, match=r"Pass the model\.$"):
+        gradlib.record(given)
 
 
 def test_autograd_inside_a_module() -> None:
