@@ -29,12 +29,15 @@ def with_article(kind: str) -> str:
     return f"{'an' if kind[:1].upper() in spoken_as_vowels else 'a'} {kind}"
 
 
+_OF_WEIGHTS: tuple[type, ...] = (str, PathLike, Mapping)
+
+
 def no_module(given: object, otherwise: str) -> str:
     """Return the part of a message on why `given` is no module, and what to do."""
     if isinstance(given, type):
         name = given.__name__
         return f"it is the class {name}, not an instance: make one, as {name}(...)."
-    if isinstance(given, str | PathLike | Mapping):
+    if isinstance(given, _OF_WEIGHTS):
         otherwise = (
             "A file or a state_dict() holds weights alone: make the module, and load "
             "them into it by load_state_dict()."

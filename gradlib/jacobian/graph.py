@@ -230,7 +230,7 @@ def _called(arguments: Arguments, given: list[Any]) -> Any:
 def _say_what_is_nested(error: TypeError, passed: Sequence[Any]) -> None:
     """Add to an error of the function that it was given a batch as a whole."""
     for i, it in enumerate(passed):
-        if isinstance(it, list | tuple | dict):
+        if type(it) in (list, tuple, dict):
             error.add_note(
                 f"fn was given inputs[{i}] as it is: a {type(it).__name__}. Of a batch "
                 "with labels, pass only what fn takes: per_sample_jacobian(fn, x)."

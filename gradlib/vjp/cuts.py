@@ -19,13 +19,22 @@ from gradlib.vjp.written import Site, position_of, tree_of, value_of
 
 _DETACHED = "Leave it out on the way from the input to the output."
 _NO_DERIVATIVE = "It has no derivative. Compute the output with operations on floats."
+_OF_A_GRADIENT = "Pass create_graph=True where that gradient is computed."
+_DRAWN = (
+    "What is drawn has no gradient. rsample() has one, where the distribution has it. "
+    "Otherwise let the loss weigh log_prob() of what was drawn."
+)
+_UNFROZEN = "Let requires_grad_() unfreeze what shall learn, or the input require grad."
 _NOT_RECORDED = "Compute the output outside of that, where gradients are recorded."
 
 _FUNCTIONS = {
+    "grad": _OF_A_GRADIENT,
     **dict.fromkeys(("tensor", "Tensor", "FloatTensor"), LEADS_NOWHERE),
     **dict.fromkeys(("float", "int"), _DETACHED),
 }
 _ATTRIBUTES = {
+    "grad": _OF_A_GRADIENT,
+    **dict.fromkeys(("multinomial", "sample"), _DRAWN),
     **dict.fromkeys(("tensor", "Tensor", "FloatTensor"), LEADS_NOWHERE),
     **dict.fromkeys(("data", "detach", "item", "numpy", "tolist"), _DETACHED),
     **dict.fromkeys(("argmax", "argmin", "argsort", "bool", "int"), _NO_DERIVATIVE),
@@ -38,11 +47,11 @@ class Cut(NamedTuple):
     """What cut a graph.
 
     Attributes:
-        text: As it is written.
+        what: In words.
         intent: What to do instead.
     """
 
-    text: str
+    what: str
     intent: str
 
 
@@ -51,13 +60,13 @@ class _Step:
     """A line that gives variables a value, or the call.
 
     Attributes:
-        line: Where it is.
+        place: The line and column that it begins at.
         names: Of the variables.
         value: What they are given.
         mode: What switches gradients off there, as it is written, or ``""``.
     """
 
-    line: int
+    place: tuple[int, int]
     names: frozenset[str]
     value: ast.expr
     mode: str
@@ -82,36 +91,79 @@ def cut_of(arguments: Arguments) -> Cut | None:
 
 def _nearest(output: ast.expr, site: Site) -> Cut | None:
     """Return the cut that is nearest to the call."""
-    line, _, _, _ = position_of(site)
+    line, _, column, _ = position_of(site)
     assert line is not None
-    statements = [*_statements(site.frame)]
-    mode = next((mode for it, mode in statements[::-1] if it.lineno <= line), "")
-    steps = [it for it in _steps(statements) if it.line <= line]
-    call = _Step(line + 1, frozenset(), output, mode)
+    assert column is not None
+    place = line, column
+    begun = [it for it in _statements(site.frame) if _start(it[0]) <= place]
+    steps = [*_steps([it for it in begun if not _is_around(it[0], place)])]
+    call = _Step(place, frozenset(), output, begun[-1][1])
     for step in _behind(call, steps):
         for part in ast.walk(step.value):
             intent, of_part = _intent(part), replace(step, value=cast(Any, part))
             if intent and _requires_grad(of_part, steps, site.frame):
-                text = ast.unparse(part)
-                return Cut(text, intent) if len(text) <= LONGEST else None
+                return _cut(_in_short(part), intent)
         if step.mode and _requires_grad(step, steps, site.frame):
-            return Cut(step.mode, _NOT_RECORDED)
-    return None
+            return _cut(step.mode, _NOT_RECORDED)
+    frozen = (it for step in _behind(call, steps) for it in _frozen(step, site.frame))
+    return next(frozen, None)
+
+
+def _cut(text: str, intent: str) -> Cut:
+    otherwise = "If that is meant, another part should require grad."
+    return Cut(f"`{text}` seems to cut its graph", f"{intent} {otherwise}")
+
+
+def _start(node: ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _is_around(node: ast.stmt, place: tuple[int, int]) -> bool:
+    """Tell whether a statement that holds no others has not ended at a place."""
+    end = node.end_lineno or 0, node.end_col_offset or 0
+    return not hasattr(node, "body") and end > place
+
+
+def _in_short(part: ast.AST) -> str:
+    text = ast.unparse(part)
+    if len(text) <= LONGEST:
+        return text
+    name = ast.unparse(part.func) if isinstance(part, ast.Call) else ""
+    return f"{name if len(name) <= LONGEST else name.rpartition('.')[2]}(...)"
+
+
+def _frozen(step: _Step, frame: FrameType) -> Iterator[Cut]:
+    """Give the modules of a step that have parameters, none of which requires grad."""
+    for name in _names(step.value):
+        value = _value_of(name, frame)
+        every = [*value.parameters()] if isinstance(value, nn.Module) else []
+        if every and not any(it.requires_grad for it in every):
+            yield Cut(f"no parameter of `{name}` does", _UNFROZEN)
 
 
 def _intent(node: ast.AST) -> str:
     """Return what to do instead of an expression without a derivative, or ``""``."""
     match node:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.In() | ast.NotIn()]):
+            return ""
         case ast.Compare():
             return _NO_DERIVATIVE
+        case ast.Call(keywords=options) if _creates_graph(options):
+            return ""
         case ast.Call(func=ast.Name(id=name)):
             return _FUNCTIONS.get(name, "")
         case ast.Call(func=ast.Attribute(attr=name)):
             return _ATTRIBUTES.get(name, "")
-        case ast.Attribute(attr="data"):
-            return _ATTRIBUTES["data"]
+        case ast.Attribute(attr="data" | "grad" as name):
+            return _ATTRIBUTES[name]
         case _:
             return ""
+
+
+def _creates_graph(options: Sequence[ast.keyword]) -> bool:
+    return any(
+        it.arg == "create_graph" and ast.unparse(it.value) != "False" for it in options
+    )
 
 
 def _requires_grad(step: _Step, steps: Sequence[_Step], frame: FrameType) -> bool:
@@ -145,7 +197,7 @@ def _behind(last: _Step, steps: Sequence[_Step]) -> Iterator[_Step]:
         step = waiting.popleft()
         yield step
         for name in _names(step.value):
-            before = (it for it in reversed(steps) if it.line < step.line)
+            before = (it for it in reversed(steps) if it.place < step.place)
             made = next((it for it in before if name in it.names), None)
             if made is not None and made not in seen:
                 seen.add(made)
@@ -189,7 +241,7 @@ def _steps(statements: Sequence[tuple[ast.stmt, str]]) -> Iterator[_Step]:
                 targets = [f.value]
             case _:
                 continue
-        yield _Step(it.lineno, _set_by(targets), value, mode)
+        yield _Step(_start(it), _set_by(targets), value, mode)
 
 
 def _statements(frame: FrameType) -> Iterator[tuple[ast.stmt, str]]:

@@ -108,8 +108,8 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         intent = "Let the input require grad, then compute the output from it."
         lines = _lines_for_grad(inputs)
     elif (cut := cut_of(arguments)) is not None:
-        what = f"{place} does not require grad: `{cut.text}` seems to cut its graph."
-        intent = f"{cut.intent} If that is meant, another part should require grad."
+        what = f"{place} does not require grad: {cut.what}."
+        intent = cut.intent
     else:
         what = f"{place} does not require grad."
         intent = (

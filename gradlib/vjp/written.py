@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import islice
-from textwrap import dedent
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -116,8 +115,10 @@ def tree_of(frame: FrameType) -> ast.AST:
     first = min(it[0] for it in places if it[0])
     last = max(it[1] for it in places if it[1])
     lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
-    tree = ast.parse(dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
+    is_inside = lines[0][:1].isspace()
+    tree: Any = ast.parse("".join(["if True:\n"] * is_inside + lines))
+    ast.increment_lineno(tree, first - 1 - is_inside)
+    tree = tree.body[0] if is_inside else tree
     return tree if code.co_name == "<module>" else tree.body[0]
 
 

@@ -108,6 +108,35 @@ def in_attributes() -> None:
     Trainer().step()
 
 
+def a_second_derivative() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = (x**3).sum()
+    (gradient,) = torch.autograd.grad(y, x)
+    torch.autograd.grad(gradient.sum(), x)
+
+
+def a_penalty_by_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (x**3).sum().backward()
+    penalty = x.grad.norm() if x.grad is not None else x.sum()
+    penalty.backward()
+
+
+def what_was_drawn() -> None:
+    model = net()
+    logits = model(torch.ones(3))
+    distribution = torch.distributions.Categorical(logits=logits)
+    action = distribution.sample(); loss = action.float()  # fmt: skip # noqa: E702
+    loss.backward()
+
+
+def something_long() -> None:
+    model = net()
+    out = model(torch.ones(3))
+    loss = torch.tensor([out[0].item() / 2, out[1].item() * 2, 3.0, 4.0, 5.0]).sum()
+    loss.backward()
+
+
 NAMED = {
     numbers_made_a_tensor: "torch.tensor(losses)",
     numbers_collected_before: "torch.tensor(losses)",
@@ -121,6 +150,10 @@ NAMED = {
     computed_under_no_grad: "torch.no_grad()",
     above_the_function: "torch.no_grad()",
     in_attributes: "self.loss.detach()",
+    a_second_derivative: "torch.autograd.grad(y, x)",
+    a_penalty_by_backward: "x.grad",
+    what_was_drawn: "distribution.sample()",
+    something_long: "torch.tensor(...)",
 }
 
 
@@ -142,6 +175,18 @@ def frozen_weights() -> None:
     model, y = net().requires_grad_(False), torch.tensor([0.0, 1.0])
     loss = (model(torch.ones(3)) - y.detach()).mean()
     loss.backward()
+
+
+def test_frozen_weights_are_named() -> None:
+    assert "does not require grad: no parameter of `model` does." in note_of(
+        frozen_weights
+    )
+
+
+def of_a_linear_function() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad((2 * x).sum(), x, create_graph=True)
+    gradient.sum().backward()
 
 
 def of_another_part() -> None:
@@ -168,12 +213,14 @@ def a_mode_of_another_line() -> None:
     constant.backward()
 
 
-@pytest.mark.parametrize(
-    "program",
-    [frozen_weights, of_another_part, gradients_on_again, a_mode_of_another_line],
-)
+@pytest.mark.parametrize("program", [of_a_linear_function, of_another_part])
 def test_where_nothing_shows_it_nothing_is_named(program: Callable[[], None]) -> None:
     assert "Something cut the graph before the output" in note_of(program)
+
+
+@pytest.mark.parametrize("program", [gradients_on_again, a_mode_of_another_line])
+def test_a_mode_that_does_not_matter_is_not_named(program: Callable[[], None]) -> None:
+    assert "`torch.no_grad()` seems" not in note_of(program)
 
 
 def test_of_many_ways_back_each_line_is_looked_at_once(tmp_path: Path) -> None:
