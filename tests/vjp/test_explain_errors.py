@@ -700,3 +700,15 @@ def test_options_that_contradict_each_other_are_torchs_to_explain() -> None:
         ):
             ask(loss, [x, unused], torch.ones(2), **options)
         assert notes(caught.value) == []
+
+
+def test_a_discriminator_shall_not_free_the_graph_of_a_generator() -> None:
+    generator, discriminator = (
+        nn.Linear(2, 3),
+        nn.Sequential(nn.Linear(3, 1), nn.Tanh()),
+    )
+    fake = generator(torch.ones(4, 2)).exp()
+    discriminator(fake).mean().backward()
+    note = note_of(discriminator(fake).mean().backward)
+    assert note.startswith("\n[GL111] ")
+    assert "detach() the part" in " ".join(note.split())
