@@ -2,12 +2,13 @@
 
 import ast
 import re
-from collections import deque
+from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch import nn
 
@@ -72,6 +73,10 @@ class _Step:
     mode: str
 
 
+_Steps: TypeAlias = dict[str, list[_Step]]
+"""By each variable, the steps that give it a value, in order."""
+
+
 def cut_of(arguments: Arguments) -> Cut | None:
     """Return what cut the graph of the outputs of a call, as the source shows.
 
@@ -96,7 +101,10 @@ def _nearest(output: ast.expr, site: Site) -> Cut | None:
     assert column is not None
     place = line, column
     begun = [it for it in _statements(site.frame) if _start(it[0]) <= place]
-    steps = [*_steps([it for it in begun if not _is_around(it[0], place)])]
+    steps: _Steps = defaultdict(list)
+    for step in _steps([it for it in begun if not _is_around(it[0], place)]):
+        for name in step.names:
+            steps[name].append(step)
     call = _Step(place, frozenset(), output, begun[-1][1])
     for step in _behind(call, steps):
         for part in ast.walk(step.value):
@@ -166,7 +174,7 @@ def _creates_graph(options: Sequence[ast.keyword]) -> bool:
     )
 
 
-def _requires_grad(step: _Step, steps: Sequence[_Step], frame: FrameType) -> bool:
+def _requires_grad(step: _Step, steps: _Steps, frame: FrameType) -> bool:
     """Tell whether something that a value was computed from requires grad."""
     every = _behind(step, steps)
     names = {name for it in every for name in _names(it.value)}
@@ -185,21 +193,22 @@ def _holds_grad(value: object) -> bool:
     return any(it.requires_grad for it in tensors_in(value))
 
 
-def _behind(last: _Step, steps: Sequence[_Step]) -> Iterator[_Step]:
+def _behind(last: _Step, steps: _Steps) -> Iterator[_Step]:
     """Give a step, and those before it that its value was computed by, the last first.
 
     Args:
         last: Where to begin.
-        steps: Those of the same code, in order.
+        steps: Those of the same code.
     """
     waiting, seen = deque([last]), {last}
     while waiting:
         step = waiting.popleft()
         yield step
         for name in _names(step.value):
-            before = (it for it in reversed(steps) if it.place < step.place)
-            made = next((it for it in before if name in it.names), None)
-            if made is not None and made not in seen:
+            every = steps.get(name, [])
+            before = bisect_left(every, step.place, key=lambda it: it.place)
+            made = every[before - 1] if before else step
+            if made not in seen:
                 seen.add(made)
                 waiting.append(made)
 
