@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
 
+from gradlib.stats import is_inexact
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE
@@ -108,7 +109,8 @@ def _nearest(output: ast.expr, site: Site) -> Cut | None:
     call = _Step(place, frozenset(), output, begun[-1][1])
     for step in _behind(call, steps):
         for part in ast.walk(step.value):
-            intent, of_part = _intent(part), replace(step, value=cast(Any, part))
+            intent = _intent(part) or _of_integers(part, site.frame)
+            of_part = replace(step, value=cast(Any, part))
             if intent and _requires_grad(of_part, steps, site.frame):
                 return _cut(_in_short(part), intent)
         if step.mode and _requires_grad(step, steps, site.frame):
@@ -166,6 +168,13 @@ def _intent(node: ast.AST) -> str:
             return _ATTRIBUTES[name]
         case _:
             return ""
+
+
+def _of_integers(node: ast.AST, frame: FrameType) -> str:
+    """Return what to do instead of a variable of integers or booleans, or ``""``."""
+    value = value_of(node, frame) if isinstance(node, ast.Name) else None
+    is_of = isinstance(value, Tensor) and not is_inexact(value.dtype)
+    return _NO_DERIVATIVE if is_of else ""
 
 
 def _creates_graph(options: Sequence[ast.keyword]) -> bool:

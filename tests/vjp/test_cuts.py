@@ -130,6 +130,14 @@ def what_was_drawn() -> None:
     loss.backward()
 
 
+def indices() -> None:
+    model = net()
+    out = model(torch.ones(4, 3))
+    _, predicted = out.max(1)
+    loss = (predicted.float() - 1).pow(2).mean()
+    loss.backward()
+
+
 def something_long() -> None:
     model = net()
     out = model(torch.ones(3))
@@ -153,6 +161,7 @@ NAMED = {
     a_second_derivative: "torch.autograd.grad(y, x)",
     a_penalty_by_backward: "x.grad",
     what_was_drawn: "distribution.sample()",
+    indices: "predicted",
     something_long: "torch.tensor(...)",
 }
 
@@ -189,6 +198,14 @@ def of_a_linear_function() -> None:
     gradient.sum().backward()
 
 
+def labels_of_integers() -> None:
+    x = torch.ones(3, requires_grad=True)
+    labels, weight = torch.tensor([0, 1, 1]), torch.ones(3)
+    loss = (weight * labels).sum()
+    loss.backward()
+    assert x is not labels
+
+
 def of_another_part() -> None:
     model = net()
     accuracy = model(torch.ones(3)).argmax().item()
@@ -213,7 +230,9 @@ def a_mode_of_another_line() -> None:
     constant.backward()
 
 
-@pytest.mark.parametrize("program", [of_a_linear_function, of_another_part])
+@pytest.mark.parametrize(
+    "program", [of_a_linear_function, of_another_part, labels_of_integers]
+)
 def test_where_nothing_shows_it_nothing_is_named(program: Callable[[], None]) -> None:
     assert "Something cut the graph before the output" in note_of(program)
 
