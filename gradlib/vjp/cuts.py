@@ -109,12 +109,14 @@ def _nearest(output: ast.expr, site: Site) -> Cut | None:
     call = _Step(place, frozenset(), output, begun[-1][1])
     for step in _behind(call, steps):
         for part in ast.walk(step.value):
-            intent = _intent(part) or _of_integers(part, site.frame)
-            of_part = replace(step, value=cast(Any, part))
+            intent, of_part = _intent(part), replace(step, value=cast(Any, part))
             if intent and _requires_grad(of_part, steps, site.frame):
                 return _cut(_in_short(part), intent)
-        if step.mode and _requires_grad(step, steps, site.frame):
-            return _cut(step.mode, _NOT_RECORDED)
+        found = [_cut(it, _NO_DERIVATIVE) for it in _integers(step, site.frame)]
+        if step.mode:
+            found = [_cut(step.mode, _NOT_RECORDED)]
+        if found and _requires_grad(step, steps, site.frame):
+            return found[0]
     frozen = (it for step in _behind(call, steps) for it in _frozen(step, site.frame))
     return next(frozen, None)
 
@@ -170,11 +172,14 @@ def _intent(node: ast.AST) -> str:
             return ""
 
 
-def _of_integers(node: ast.AST, frame: FrameType) -> str:
-    """Return what to do instead of a variable of integers or booleans, or ``""``."""
-    value = value_of(node, frame) if isinstance(node, ast.Name) else None
-    is_of = isinstance(value, Tensor) and not is_inexact(value.dtype)
-    return _NO_DERIVATIVE if is_of else ""
+def _integers(step: _Step, frame: FrameType) -> list[str]:
+    """Return the variables of integers or booleans that a step gives a value."""
+    values = {name: _value_of(name, frame) for name in sorted(step.names)}
+    return [
+        name
+        for name, it in values.items()
+        if isinstance(it, Tensor) and not is_inexact(it.dtype)
+    ]
 
 
 def _creates_graph(options: Sequence[ast.keyword]) -> bool:
