@@ -42,7 +42,7 @@ def draw(
         graph: The graph of the call.
         received: For each kind of hook, by the place of each entry, its shape, or
             ``"None"`` or ``"zeros"``.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Raises:
         RecordingArgumentError: `ax` is no Axes.

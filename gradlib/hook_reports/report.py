@@ -150,7 +150,7 @@ class HookReport(Printable):
         one by one.
 
         Args:
-            ax: Where to draw; a new figure without it.
+            ax: Where to draw; a new figure if left out.
 
         Returns:
             The figure drawn on.

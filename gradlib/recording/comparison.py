@@ -70,7 +70,7 @@ class Comparison(Printable):
         largest of its parameters' gradients. Equal values have no marker.
 
         Args:
-            ax: Where to draw; a new figure without it.
+            ax: Where to draw; a new figure if left out.
 
         Returns:
             The figure drawn on.

@@ -33,7 +33,7 @@ def draw(
         returned: The calls, by name and index, in the order in which they returned.
         first: Where the two first differ; ``None`` if they agree.
         rtol: How far values may be apart, as a part of the value.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Raises:
         RecordingArgumentError: `ax` is no Axes.

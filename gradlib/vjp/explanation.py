@@ -80,7 +80,7 @@ class VJPExplanation:
         and x.
 
         Args:
-            ax: Where to draw; a new figure without it.
+            ax: Where to draw; a new figure if left out.
 
         Returns:
             The figure drawn on. Where there is no Jacobian, it says why.

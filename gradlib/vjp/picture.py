@@ -20,7 +20,7 @@ def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":
     Args:
         product: What to draw.
         why_not: What to say where there is no Jacobian.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; a new figure if left out.
 
     Raises:
         RecordingArgumentError: `ax` is no Axes.
