@@ -4,7 +4,7 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any, cast
@@ -57,6 +57,15 @@ def who_began_pass() -> FrameType | None:
     """
     frame = _began_pass()
     return frame and frame.f_back and frame.f_back.f_back
+
+
+def pass_outputs() -> Sequence[Any]:
+    """Return the tensors, or edges of the graph, that the running pass began at.
+
+    Nothing where another thread began it.
+    """
+    frame = _began_pass()
+    return () if frame is None else frame.f_locals["t_outputs"]
 
 
 def _began_pass() -> FrameType | None:

@@ -95,8 +95,12 @@ class Frame:
             if value.base is not None and value.overwritten()
         ]
 
-    def find_receivers(self, found: Receivers) -> None:
-        """Add the receivers of the gradients that flow into inputs and parameters."""
+    def find_receivers(self, found: Receivers) -> dict[End, Grads]:
+        """Add the receivers of the gradients that flow into inputs and parameters.
+
+        Returns:
+            Where each of these gradients is gathered.
+        """
         ends = self._ends()
         graph, since, until = self.graph, self.since, self.until
         made_to, flow = graph.leading_to, self.flow
@@ -140,6 +144,7 @@ class Frame:
                     part = OfView(base.region, value.end)
                     for _, node, entry, _ in made_to(base.end, since, until):
                         found[node].append((entry, grads, part, flow))
+        return ends
 
     def _made(self, node: Node) -> bool:
         """Tell whether the call made a node."""

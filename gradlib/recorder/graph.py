@@ -3,6 +3,7 @@
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from gradlib.private.nodes import (
     sequence_number,
 )
 from gradlib.private.passes import has_accelerator, is_passed_elsewhere
+from gradlib.recording.trace import Flow, Grads
 
 End: TypeAlias = Edge | int
 """Where a gradient goes: an edge of the graph, or the id of a leaf."""
@@ -32,6 +34,32 @@ Cast: TypeAlias = tuple[Edge, torch.dtype]
 Made: TypeAlias = tuple[int, Node, int, Cast | None]
 """An edge that a forward made: the sequence number of its node, the node, its index in
 ``next_functions`` and, where it is listed under a leaf that is cast, the cast."""
+
+
+Key: TypeAlias = tuple[int, int] | int
+"""An `End` that holds no node, but the node's sequence number."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """What is remembered of a forward when its graph is let go.
+
+    Attributes:
+        since: autograd's sequence number when it began.
+        until: autograd's sequence number when its last call returned.
+        numbers: The sequence numbers of the nodes that were walked.
+        hooked: Those of other nodes that the calls made, hooked when a pass met them.
+        calls: For each call its first sequence number, the first after it, where the
+            gradients of its inputs and parameters are gathered, and its flow.
+    """
+
+    since: int
+    until: int = 0
+    numbers: set[int] = field(default_factory=set[int])
+    hooked: set[int] = field(default_factory=set[int])
+    calls: list[tuple[int, int, dict[Key, Grads], Flow]] = field(
+        default_factory=list[tuple[int, int, dict[Key, Grads], Flow]]
+    )
 
 
 def end_of(tensor: Tensor) -> End:
@@ -55,6 +83,7 @@ class ForwardGraph:
         """Begin with nothing made."""
         # A node with a lower sequence number is older than the forward.
         self.since = next_sequence_number()
+        self.forward = Forward(self.since)
         # Only under autocast may a cast be older: it comes from autocast's cache.
         self.autocasts = any_autocast()
         self.roots: list[Node] = []  # where the next walk begins
@@ -77,6 +106,7 @@ class ForwardGraph:
     def walk(self) -> None:
         """Walk the nodes that were made since the last walk."""
         edges, walked, since = self._edges, self._walked, self.since
+        numbers = self.forward.numbers
         grown: dict[End, list[Made]] = {}
         stack = self.roots  # another thread may add to it
         node: Any
@@ -91,6 +121,7 @@ class ForwardGraph:
             if number > self._latest:
                 self._latest = number
             walked[node] = None
+            numbers.add(number)
             for entry, edge in enumerate(node.next_functions):
                 target = edge[0]
                 if target is None:

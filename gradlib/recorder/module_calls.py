@@ -113,7 +113,7 @@ class ModuleCalls:
         self.when_forward_begins = when_forward_begins
         self._attached = passes.attached
         passes.numbered.when_met = self._returned.note_who_makes_nodes
-        passes.numbered.when_reached = self._returned.hook
+        passes.numbered.when_reached = self._returned.hook_for_pass
         passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields

@@ -6,6 +6,7 @@ from collections import defaultdict
 from gradlib.private.modes import grad_is_enabled
 from gradlib.private.nodes import sequence_number
 from gradlib.private.passes import backward_pass_id
+from gradlib.recorder.elsewhere import Elsewhere
 from gradlib.recorder.frame import Frame, Receivers
 from gradlib.recorder.node_hooks import NodeHooks
 from gradlib.recorder.threads import Threads, computed_parameters, nodes_in
@@ -22,6 +23,7 @@ class ReturnedCalls:
             threads: The threads that call modules.
         """
         self._nodes = nodes
+        self._elsewhere = Elsewhere(nodes)
         self._threads = threads
         self._waiting: list[Frame] = []
         self._hooking = threading.RLock()
@@ -41,12 +43,18 @@ class ReturnedCalls:
                 graph.walk()
             by_pass = defaultdict[int | None, Receivers](lambda: defaultdict(list))
             for frame in returned:
-                frame.find_receivers(by_pass[frame.within])
+                ends = frame.find_receivers(by_pass[frame.within])
+                self._elsewhere.add(frame, ends)
             # If a backward pass now runs, another thread may have made the nodes.
             thread = threading.get_ident() if backward_pass_id() == -1 else 0
             for within, by_node in by_pass.items():
                 for node, receivers in by_node.items():
                     self._nodes.hook(node, receivers, within, thread)
+
+    def hook_for_pass(self) -> None:
+        """Hook what a pass goes through in the calls, as it first reaches one."""
+        self.hook()
+        self._elsewhere.hook()
 
     def look_for_others(self, stack: list[Frame], frame: Frame) -> None:
         """Give calls graphs of their own where another thread made nodes inside them.

@@ -54,6 +54,10 @@ GAVE_BACK = (
     "its backward returned a tensor that it had saved, in a pass with "
     "create_graph=True: what a later pass brings through that is in totals alone"
 )
+LEFT_ELSEWHERE = (
+    "backward pass {} went through what the call had put elsewhere, as into a global "
+    "list, before it came to what it returned: what came that way is in totals alone"
+)
 TANGENTS = (
     "it returned tangents of forward-mode AD: what flows back through these is in its "
     "shares, but grad_output has no place for it"
@@ -144,6 +148,8 @@ def _missed_in(call: CallTrace, number: int) -> list[tuple[str, str]]:
     """Return a remark on, and the name of, each gradient that one pass did not give."""
     shares, totals = _unfilled(call, number, "shares"), call.given("totals", number)
     says = {key: NOT_THROUGH_IT if key in totals else NOTHING_GIVEN for key in shares}
+    if call.has_missed(number):  # some may have come through it
+        shares = [key for key in shares if key not in totals]
     outputs = _unfilled(call, number, "outputs")
     # One output may be made from another, as a loss from logits, inside the call.
     of_output = NOT_FROM_OUTSIDE if call.given("outputs", number) else NOTHING_GIVEN
@@ -161,6 +167,7 @@ def _second_order(call: CallTrace, passes: list[int]) -> list[str]:
         said = [it + BETWEEN_OUTPUTS for it in said]
     if call.hooks_inside:
         said += [HOOKS_INSIDE.format(it) for it in passes if call.graph_before(it)]
+    said += [LEFT_ELSEWHERE.format(it) for it in passes if call.has_missed(it)]
     return [*said, *[GAVE_BACK] * any(flow.gave_back for flow in call.flows)]
 
 

@@ -68,6 +68,8 @@ def why_apart(
         other_way = SAID.format(
             f"{', '.join(replayed.overwritten)}, which it overwrites"
         )
+    elif any(flow.left_elsewhere for flow in trace.flows):
+        other_way = SAID.format("what it put elsewhere, as into a global list")
     other_values = ""
     if trace.recomputed_in is not None:
         other_values = AGAIN

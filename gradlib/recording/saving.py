@@ -94,6 +94,7 @@ def _plain_call(trace: CallTrace) -> dict[str, Any]:
         "passes": passes,
         "gone_through": sorted(gone_through),
         "behind_batched": min(behind, default=None),
+        "missed": [it for it in passes if trace.has_missed(it)],
         "gave_back": any(flow.gave_back for flow in trace.flows),
         "recomputed": trace.recomputed_in is not None,
         "gathers": bool(trace.flows),
@@ -143,6 +144,7 @@ def _restored_call(block: Block, call: dict[str, Any]) -> CallTrace:
             getattr(flow, gathered)[places.get(key, key)] = grads
     flow.gone_through = frozenset(call["gone_through"])
     flow.behind_batched = call["behind_batched"]
+    flow.missed = frozenset(call["missed"])
     flow.gave_back = call["gave_back"]
     trace.flows = [flow] if call["gathers"] else []
     return trace

@@ -64,6 +64,10 @@ class Flow:
     # Whether the call's backward returned a tensor that it had saved, in a pass with
     # create_graph=True.
     gave_back = False
+    # Whether the call put tensors where only a backward pass through them shows it, and
+    # torch's numbers of the passes that went through some before that was seen.
+    left_elsewhere = False
+    missed: Set[int] = frozenset[int]()
     # torch's numbers of the passes that reached an output before the call returned it:
     # a pass inside the call, or one before the call returned a leaf.
     earlier: Set[int] = frozenset[int]()
@@ -253,6 +257,11 @@ class CallTrace:
         """Tell whether a batched pass with create_graph=True came before a pass."""
         behind = [flow.behind_batched for flow in self.flows]
         return any(it is not None and it <= number for it in behind)
+
+    def has_missed(self, number: int) -> bool:
+        """Tell whether a pass went through what the call put elsewhere, unseen."""
+        asked = self.block.torch_numbers(number)
+        return any(it in flow.missed for flow in self.flows for it in asked)
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return the keys that got a gradient in one backward pass."""

@@ -117,6 +117,18 @@ class Products(nn.Module):
         return product
 
 
+class PutsElsewhere(nn.Module):
+    """Puts a tensor into a global list, after it has computed its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        PUT.append(x.square())
+        return y
+
+
+PUT: list[Tensor] = []
+
+
 class Wrapped(nn.Module):
     """Returns what is not opened."""
 
@@ -238,6 +250,10 @@ def through_tangents(model: nn.Module, x: Tensor) -> None:
     tangent.square().sum().backward()
 
 
+def with_what_was_put(model: nn.Module, x: Tensor) -> None:
+    (model(x.requires_grad_()) + PUT.pop()).sum().backward()
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.CAPTURED, nn.Linear(2, 1), captured),
@@ -258,6 +274,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.HOOKS_INSIDE, Slopes(), penalty),
     (notes.HOOKED_CASTS, HookedCast(), autocast),
     (notes.GAVE_BACK, Products(), penalty),
+    (notes.LEFT_ELSEWHERE, PutsElsewhere(), with_what_was_put),
     (notes.TANGENTS, nn.Linear(2, 1), through_tangents),
     (notes.NOT_OPENED, Wrapped(), forward_only),
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
