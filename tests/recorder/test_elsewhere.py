@@ -104,6 +104,20 @@ def test_each_of_several_passes_and_calls_has_its_own() -> None:
     assert_close(calls[0].passes[2].param_grads["w"], 2 * expected[1])
 
 
+def test_it_counts_for_the_call_alone_that_put_it() -> None:
+    layer, x = Leaves("list"), inputs()
+    expected = shares(layer, x)
+    with gradlib.record(layer) as recording:
+        y = layer(x)
+        first = PUT.pop()
+        z = layer(x)
+        PUT.clear()
+        (y.sum() + z.sum() + first).backward()
+    calls = recording.calls("")
+    assert_close(calls[0].param_grads["w"], expected[1])
+    assert calls[1].param_grads["w"] is None
+
+
 def test_what_ran_before_it_was_seen_is_noted_and_found_in_a_later_pass(
     tmp_path: Path,
 ) -> None:
