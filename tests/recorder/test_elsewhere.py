@@ -105,15 +105,21 @@ def test_each_of_several_passes_and_calls_has_its_own() -> None:
 
 
 def test_it_counts_for_the_call_alone_that_put_it() -> None:
-    layer, x = Leaves("list"), inputs()
-    expected = shares(layer, x)
-    with gradlib.record(layer) as recording:
-        y = layer(x)
-        first = PUT.pop()
-        z = layer(x)
-        PUT.clear()
-        (y.sum() + z.sum() + first).backward()
-    calls = recording.calls("")
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Leaves("list")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.layer(x)
+
+    model, x = Twice(), inputs()
+    expected = shares(model.layer, x)
+    with gradlib.record(model) as recording:
+        y = model(x)
+        _second, first = PUT.pop(), PUT.pop()
+        (y.sum() + first).backward()
+    calls = recording.calls("layer")
     assert_close(calls[0].param_grads["w"], expected[1])
     assert calls[1].param_grads["w"] is None
 
