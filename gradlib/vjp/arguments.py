@@ -1,4 +1,4 @@
-"""What autograd is called with, in one form, whichever it was given in."""
+"""The arguments of an autograd call, in one form however they were given."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ from gradlib.vjp.written import Site
 Shape: TypeAlias = tuple[int, ...]
 
 NO_FLAG = object()
-"""What stands for a tensor where True or False belongs."""
+"""Stands for a tensor that was passed where True or False belongs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """One argument, its entries in a tuple.
+    """One argument, with its entries in a tuple.
 
     Attributes:
-        name: As the call names it, ``"grad_outputs"``.
-        letter: What the code of an explanation calls it, ``"v"``.
+        name: Its name in the call, such as ``"grad_outputs"``.
+        letter: Its letter in the code of an explanation, such as ``"v"``.
         values: The entries. On a bad call they may be anything.
-        keys: Those of a dict of inputs, or ``None``.
+        keys: The keys of a dict of inputs, or ``None``.
         several: Whether a sequence or a dict was given, of any length.
-        alone: What a message calls the entry where no sequence was given.
+        alone: What a message calls the only entry, where no sequence was given.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Arguments:
         inputs: Tensors and gradient edges.
         grad_outputs: Tensors and ``None``, one for each output on a good call.
         options: The keyword arguments that differ from their defaults.
-        function: Whose call it is: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
+        function: What was called: ``"gradlib.grad"``, ``"torch.autograd.grad"``,
             ``"torch.autograd.backward"``, or ``"backward"`` for the method.
         site: Where the call is, if that is known.
         frames: Where to look for the names of tensors, the innermost first.
@@ -105,7 +105,7 @@ class Arguments:
         return value is not NO_FLAG and bool(value)
 
     def structured(self, gradients: tuple[Any, ...]) -> Any:
-        """Return what belongs to the inputs as torch does: a tuple, or a dict."""
+        """Return the gradients of the inputs as torch does: in a tuple or a dict."""
         keys = self.inputs.keys
         return gradients if keys is None else dict(zip(keys, gradients, strict=True))
 
@@ -118,7 +118,7 @@ def written_key(key: object) -> str:
 
 
 class Form(NamedTuple):
-    """What autograd knows of the place where a gradient comes in."""
+    """The shape, dtype and device that autograd expects of a gradient."""
 
     shape: Shape
     dtype: torch.dtype
@@ -139,7 +139,7 @@ def read_arguments(
 ) -> Arguments:
     """Read the arguments of ``torch.autograd.grad``, good or bad, and raise nothing.
 
-    Iterators are used up: what they gave is in the result.
+    Iterators are used up: their entries are in the result.
     """
     given = read_argument("outputs", "y", outputs)
     options: dict[str, Any] = {
@@ -160,7 +160,7 @@ def read_arguments(
 
 
 def flag(option: Any) -> Any:
-    """Return an option, as a bool where a tensor stands for one as torch takes it."""
+    """Return an option; for a tensor the bool that torch takes it for, or `NO_FLAG`."""
     if not isinstance(option, Tensor):
         return option
     is_one = option.numel() == 1 and not option.is_floating_point()
@@ -168,7 +168,7 @@ def flag(option: Any) -> Any:
 
 
 def read_grad_outputs(name: str, argument: Any, outputs: Argument) -> Argument:
-    """Read grad_outputs; ``None`` stands for a ``None`` for each output."""
+    """Read grad_outputs; for several outputs ``None`` becomes a ``None`` for each."""
     if argument is None and outputs.several:
         argument = (None,) * len(outputs.values)
     return read_argument(name, "v", argument)
@@ -178,8 +178,8 @@ def read_argument(name: str, letter: str, argument: Any) -> Argument:
     """Read one argument.
 
     Args:
-        name: As the call names it.
-        letter: What the code of an explanation calls it.
+        name: Its name in the call.
+        letter: Its letter in the code of an explanation.
         argument: A tensor, a gradient edge, several of them, or anything else.
     """
     if is_differentiable(argument) or (letter == "v" and argument is None):
@@ -193,7 +193,7 @@ def read_argument(name: str, letter: str, argument: Any) -> Argument:
 
 
 def is_differentiable(value: Any) -> bool:
-    """Tell whether a value is of a kind that may stand among outputs and inputs."""
+    """Tell whether a value may be an output or input: a tensor or a gradient edge."""
     overrides = cast(Any, torch.overrides)
     is_tensor = overrides.is_tensor_like(value) and not isinstance(value, type)
     return is_tensor or isinstance(value, GradientEdge)
@@ -203,7 +203,7 @@ def form_of(output: Tensor | GradientEdge) -> Form | None:
     """Return the shape, dtype and device that a gradient of `output` has.
 
     Returns:
-        ``None`` where the shape is no tuple of numbers: a nested tensor's.
+        ``None`` for a nested tensor, whose shape is no tuple of numbers.
     """
     known: Any = output
     if isinstance(output, GradientEdge):
@@ -215,7 +215,7 @@ def form_of(output: Tensor | GradientEdge) -> Form | None:
 
 
 def shape_of(value: Any) -> Shape | None:
-    """Return the shape of an entry; ``None`` for no tensor, or none in numbers."""
+    """Return the shape of an entry; ``None`` if it is nested, or not a tensor."""
     form = form_of(value) if isinstance(value, Tensor | GradientEdge) else None
     return None if form is None else form.shape
 
@@ -225,7 +225,7 @@ def _is_dict(argument: Any) -> bool:
 
 
 def _opens(argument: Any) -> bool:
-    """Tell whether an argument holds several things, each an entry of its own."""
+    """Tell whether an argument is a collection, whose elements become the entries."""
     if isinstance(argument, nn.Module) and not isinstance(argument, nn.ParameterList):
         return False
     if isinstance(argument, str | bytes | Mapping) or hasattr(argument, "__array__"):
@@ -234,5 +234,5 @@ def _opens(argument: Any) -> bool:
 
 
 def short(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as it is said: ``float32``."""
+    """Return the name of a dtype without ``torch.``: ``float32``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The autograd calls that an error passed through, and what they were given."""
+"""The autograd calls that an error passed through, and their arguments."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,15 +32,15 @@ _OPTIONS = (
 
 
 def raised_by_hook(error: BaseException) -> bool:
-    """Tell whether a hook or function of Python raised an error, and not autograd.
+    """Tell whether a hook or custom Function raised an error, and not autograd.
 
-    What a function has saved it asks autograd for, and that is autograd's error.
+    An error from reading what a Function has saved is autograd's.
     """
     inside = [*takewhile(lambda it: not _is_call(it.tb_frame), steps_of(error))]
     in_function = any(_is_of(step, "torch.autograd.function") for step in inside)
     if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
         return False
-    # Of no module is what torch.compile has written.
+    # Code that torch.compile has generated belongs to no module.
     return any(
         module_of(step.tb_frame) and not _is_of(step, "torch") for step in inside
     )
@@ -50,13 +50,13 @@ _OF_WHAT_WAS_SAVED = ("GL111", "GL112")
 
 
 def _is_call(frame: FrameType) -> bool:
-    """Tell whether a frame is that of a call of autograd."""
+    """Tell whether a frame runs ``torch.autograd.grad`` or ``backward``."""
     name = frame.f_code.co_name
     return module_of(frame) == "torch.autograd" and name in ("grad", "backward")
 
 
 def innermost_call(error: BaseException) -> Arguments | None:
-    """Return what the innermost call of autograd was given; ``None`` where none was."""
+    """Return the arguments of the innermost autograd call; ``None`` without a call."""
     steps = steps_of(error)
     frames = [step.tb_frame for step in steps]
     for i, frame in enumerate(frames):
@@ -87,21 +87,21 @@ def _site(frame: FrameType, callers: list[TracebackType]) -> Site | None:
 def _before_modes(
     frame: FrameType, callers: list[TracebackType]
 ) -> tuple[FrameType, list[TracebackType]]:
-    """Return the call that was made, where function modes got hold of it first.
+    """Return the frame and callers of the user's call, where function modes remade it.
 
-    A default device is one: then torch hands the call to the mode, which makes it anew.
+    A default device is such a mode: torch hands it the call, and it calls again.
     """
     for i, step in enumerate(callers[:-1]):
         code, caller = step.tb_frame.f_code, callers[i + 1].tb_frame
         if code is frame.f_code:
-            break  # a call inside which this one was made
+            break  # an outer call, inside which this one was made
         if code is handle_torch_function.__code__ and caller.f_code is frame.f_code:
             return _before_modes(caller, callers[i + 2 :])
     return frame, callers
 
 
 def steps_of(error: BaseException) -> list[TracebackType]:
-    """Return where an error passed through, the innermost first."""
+    """Return the steps of an error's traceback, the innermost first."""
     found: list[TracebackType] = []
     step = error.__traceback__
     while step is not None:
@@ -115,7 +115,7 @@ def _is_of(step: TracebackType, package: str) -> bool:
 
 
 def _grad(given: dict[str, Any]) -> Arguments:
-    """Read the variables of torch.autograd.grad, which may have used up iterators."""
+    """Read the local variables of torch.autograd.grad; iterators may be used up."""
     options = _options(given, _OPTIONS)
     arguments = read_arguments(
         _alone(given["outputs"]),
@@ -127,7 +127,7 @@ def _grad(given: dict[str, Any]) -> Arguments:
 
 
 def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
-    """Read the variables of torch.autograd.backward."""
+    """Read the local variables of torch.autograd.backward."""
     outputs = read_argument("tensors", "y", _alone(given["tensors"]))
     vectors = read_grad_outputs("grad_tensors", given["grad_tensors"], outputs)
     inputs = Argument("inputs", "x", (), several=True)
@@ -145,8 +145,8 @@ def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
 
 
 def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return what was given for options, but their defaults."""
-    # torch has set two of them by others, where they were left out.
+    """Return the options that differ from their defaults."""
+    # Where two of them were left out, torch has set them from other options.
     defaults = {
         "retain_graph": given.get("create_graph"),
         "allow_unused": given.get("materialize_grads"),
@@ -160,14 +160,14 @@ def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _inputs(given: dict[str, Any]) -> Any:
-    """Return the inputs, of which torch has made a tuple unless they are a dict."""
+    """Return the inputs: a dict, or the tuple that torch has made of them."""
     inputs = given["inputs"]
     is_dict = issubclass(type(inputs), dict)
     return inputs if is_dict else given.get("inputs_tuple", inputs)
 
 
 def _alone(given: Any) -> Any:
-    """Return the one tensor of a tuple: torch wraps it in one."""
+    """Unwrap a single tensor, which torch has put into a tuple."""
     if isinstance(given, tuple) and not isinstance(given, GradientEdge):
         entries = cast(tuple[Any, ...], given)
         is_alone = len(entries) == 1 and is_differentiable(entries[0])
@@ -176,7 +176,7 @@ def _alone(given: Any) -> Any:
 
 
 def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
-    """Tell whether an error is of a hook or function, or of a call that one made."""
+    """Tell whether an error came from a hook or Function, or from a call inside one."""
     call = innermost_call(error)
     if call is None or raised_by_hook(error) or not _is_made_by_us(error):
         return True

@@ -1,4 +1,4 @@
-"""What is carried from step to step: by a loop around a call, or in an attribute."""
+"""State carried from step to step: by a loop around a call, or in an attribute."""
 
 import ast
 import linecache
@@ -23,22 +23,22 @@ _SCOPES = ("def ", "class ", "async def ")
 
 
 def carried(arguments: Arguments) -> dict[str, str]:
-    """Return the variables by which a graph reaches back into earlier steps.
+    """Return the variables through which a graph reaches back into earlier steps.
 
-    Each is read before it is set anew, as a hidden state is or a sum of losses. What it
-    holds now may be of this step, and no part of the graph, but have a part of it too.
+    Each step reads such a variable before it sets it, as a hidden state or a sum of
+    losses. Its value may be this step's by now: outside the graph, but sharing nodes.
 
     Returns:
-        Their names, of the innermost loop that has any, or else of attributes, each
-        with the code that detaches it, of a letter in braces. None where the source
-        cannot be read.
+        By name, the code that detaches each, with ``{0}`` for the variable. They are
+        those of the innermost loop that has any, or else attributes. Empty where the
+        source cannot be read.
     """
     site = arguments.site
     if site is None:
         return {}
-    with suppress(Exception):  # as there may be no source
+    with suppress(Exception):  # there may be no source
         for loop in _loops_around(site):
-            kept = {it: ast.parse(it, mode="eval").body for it in _kept(loop)}
+            kept = {it: ast.parse(it, mode="eval").body for it in _read_then_set(loop)}
             values = {it: value_of(node, site.frame) for it, node in kept.items()}
             found = {
                 name: code
@@ -52,7 +52,7 @@ def carried(arguments: Arguments) -> dict[str, str]:
 
 
 def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]]:
-    """Give the attributes that methods read before they set them, as a module's state.
+    """Yield attributes that a method reads before it sets them, with detaching code.
 
     The methods are the one that makes the call, and each module's ``forward``.
     """
@@ -66,7 +66,7 @@ def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]
         if states:
             method: Any = ast.parse(dedent(getsource(function))).body[0]
             own = method.args.args[0].arg
-            kept = _kept(method)
+            kept = _read_then_set(method)
             yield from (
                 (f"{owner}.{name}", code)
                 for name, code in states.items()
@@ -75,7 +75,7 @@ def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]
 
 
 def _owners(site: Site) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Give what may hold a state: its name where the call is, attributes and method."""
+    """Yield what may hold state: its name at the call, its attributes, and a method."""
     frame = site.frame
     variables = {**frame.f_locals, **frame.f_globals} | frame.f_locals
     for own in frame.f_code.co_varnames[: min(1, frame.f_code.co_argcount)]:
@@ -92,25 +92,25 @@ def _owners(site: Site) -> Iterator[tuple[str, dict[str, Any], Any]]:
 
 
 def _leads_back(name: str, value: object, arguments: Arguments) -> bool:
-    """Tell whether a graph was made from what a variable holds, or along with it.
+    """Tell whether the outputs were computed from a variable's value, or with it.
 
-    A recurrent layer makes an output and a state in one node, whose parts are then
-    moved about.
+    A recurrent layer computes output and state in one node, whose results are then
+    only moved about.
     """
     outputs = arguments.outputs.values
     if any(value is it for it in outputs):
-        return name in own_names(arguments, "y")  # or it was given its value since
+        return name in own_names(arguments, "y")  # else it got this value later
     return _is_in(nodes_behind(outputs), value)
 
 
 def _is_in(graph: set[Node], value: object) -> bool:
-    """Tell whether a graph has what a value was made by."""
+    """Tell whether a graph holds a node that computed a value."""
     made_by = (it.grad_fn for it in tensors_in(value) if it.grad_fn is not None)
     return any(node in graph for it in made_by for node in _makers(it))
 
 
 def _makers(node: Node) -> Iterator[Node]:
-    """Return a node, and those behind it whose results it only moves about."""
+    """Yield a node, and those behind it whose results it only moves about."""
     yield node
     if node.name().rstrip("012") in _MOVES:
         for before, _ in edges_of(node):
@@ -128,7 +128,7 @@ _MOVES = {
 
 
 def _detached(value: object) -> str:
-    """Return the code that detaches what a variable holds, or ``""``."""
+    """Return the code that detaches a variable's value, ``{0}``, or ``""``."""
     if isinstance(value, Tensor):
         return "{0}.detach()"
     if type(value) is dict:
@@ -147,9 +147,9 @@ def _detached(value: object) -> str:
 
 
 def _loops_around(site: Site) -> Iterator[ast.stmt]:
-    """Return the loops around a call, the innermost first.
+    """Yield the loops around a call, the innermost first.
 
-    The rest of the file is not read, which may be a page of prose with code in it.
+    The rest of the file is not parsed: it may be a page of prose with code in it.
     """
     start = position_of(site)[0]
     assert start is not None
@@ -168,7 +168,7 @@ def _loops_around(site: Site) -> Iterator[ast.stmt]:
 
 
 def _block(lines: Sequence[str]) -> str:
-    """Return the first line, with those below it that are further in."""
+    """Return the first line, and the more indented lines that follow it."""
     depth = _depth(lines[0])
     block = [lines[0]]
     for line in lines[1:]:
@@ -182,8 +182,8 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _kept(loop: Any) -> list[str]:
-    """Return the variables of a loop that are read before they are set in each step."""
+def _read_then_set(loop: Any) -> list[str]:
+    """Return the variables that each step of a loop reads before it sets them."""
     read: dict[str, None] = {}
     kept: dict[str, None] = {}
     was_set: set[str] = set()
@@ -198,7 +198,7 @@ def _kept(loop: Any) -> list[str]:
 
 
 def _uses(node: Any) -> Iterator[tuple[str, bool]]:
-    """Return each use of a variable in the order they run, and whether it is set."""
+    """Yield each use of a variable, in the order they run, and whether it sets it."""
     match node:
         case list():
             for it in cast(list[Any], node):
@@ -206,7 +206,7 @@ def _uses(node: Any) -> Iterator[tuple[str, bool]]:
         case ast.Name(id=name, ctx=ctx):
             yield name, isinstance(ctx, ast.Store)
         case ast.Attribute(attr="detach"):
-            pass  # no graph is read
+            pass  # it reads no graph
         case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ctx):
             yield name, False
             yield f"{name}.{attr}", isinstance(ctx, ast.Store)

@@ -1,6 +1,6 @@
 """The ways an autograd call goes wrong: one entry for each code.
 
-Messages take their rule from here, and pages and tests the programs.
+Messages take the rule from here; pages and tests take the programs.
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +12,15 @@ from gradlib.errors import GradlibError
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a code before any call is looked at.
+    """What all calls with one code have in common.
 
     Attributes:
         error: The class that `gradlib.grad` raises.
         title: The case in a few words.
         cause: The rule that is broken, and why it is one, in one sentence.
-        wrong: A program that goes wrong that way, by ``torch.autograd.grad`` or
-            ``backward``.
+        wrong: A program with the mistake, in ``torch.autograd.grad`` or ``backward``.
         right: The program as it was meant.
-        torch_refuses: Whether torch raises on `wrong` too; else it gives a result.
+        torch_refuses: Whether torch raises on `wrong` too; if not, it returns a result.
     """
 
     error: type[GradlibError]

@@ -18,7 +18,7 @@ LEADS_NOWHERE = (
 
 
 def is_made_anew(output: object, inputs: Sequence[object]) -> bool:
-    """Tell whether an output was computed from nothing, and is no input itself."""
+    """Tell whether an output is a leaf that requires grad, and is no input itself."""
     is_leaf = isinstance(output, Tensor) and output.is_leaf and output.requires_grad
     edges = (leaf_of(it.node) for it in inputs if isinstance(it, GradientEdge))
     return is_leaf and not any(it is output for it in (*inputs, *edges))
@@ -29,8 +29,8 @@ def unconnected(
 ) -> list[int]:
     """Return the positions of the inputs that the graph behind `outputs` lacks.
 
-    This runs before every good call that allows no unused input, so it stops at the
-    last input it finds, and compares leaves without making edges of them.
+    This runs before every good call that allows no unused input, so it stops once
+    every input is found, and compares leaves without making edges of them.
     """
     leaves, edges = _wanted(inputs)
     stack: list[Any] = []
@@ -61,7 +61,7 @@ def unconnected(
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything behind some outputs: where gradients flow, and the leaves."""
+    """The graph behind some outputs: its edges, and its leaves."""
 
     edges: frozenset[Edge]
     leaves: tuple[Tensor, ...]
@@ -74,7 +74,7 @@ def graph_behind(outputs: Iterable[Differentiable]) -> Graph:
 
 
 def source_in(graph: Graph, tensor: Differentiable) -> Edge | None:
-    """Return what of `graph` the tensor was made from: the nearest edge, if any."""
+    """Return the nearest edge of `graph` that `tensor` was computed from, if any."""
     made_from = edges_behind([edge_of(tensor)])
     return next((it for it in made_from if it in graph.edges), None)
 
@@ -94,7 +94,7 @@ def _wanted(inputs: Iterable[Differentiable]) -> tuple[set[int], set[Edge]]:
 
 
 def _key(given: Differentiable) -> int | Edge:
-    """Return what tells one input from another: of a leaf, its identity."""
+    """Return what identifies an input: its edge, or for a leaf the id of the tensor."""
     if isinstance(given, GradientEdge):
         leaf = leaf_of(given.node)
         return edge_of(given) if leaf is None else id(leaf)

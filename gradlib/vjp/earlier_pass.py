@@ -1,4 +1,4 @@
-"""The backward pass that stands before another one in the source."""
+"""The backward pass that the source has before the failed one."""
 
 import ast
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of
 
-# Calls of these run a pass; with more arguments by position, others are among them.
+# Functions that run a pass; one more positional argument may be retain_graph.
 _POSITIONS = {"backward": 1, "grad": 3}
 _RETAINING = {"retain_graph", "create_graph"}
 
 
 class EarlierPass(NamedTuple):
-    """A call as it should have been.
+    """An earlier call as it should have been.
 
     Attributes:
-        output: The variable that holds what it goes back from.
+        output: The variable that the pass goes back from.
         code: The call, with ``retain_graph=True``.
     """
 
@@ -33,17 +33,17 @@ class EarlierPass(NamedTuple):
 
 
 def earlier_pass(arguments: Arguments) -> EarlierPass | None:
-    """Return the pass that the caller wrote last before a call, and that fits it.
+    """Return the last pass before a call that may have freed the call's graph.
 
-    One of the same variable comes first: it went through all of the graph.
+    One from the same variable is preferred: it went through all of the graph.
 
     Returns:
-        ``None`` where there is none in the same function, or it cannot be read.
+        ``None`` where the same function has none, or its source cannot be read.
     """
     site = arguments.site
     if site is None:
         return None
-    with suppress(Exception):  # as there may be no source
+    with suppress(Exception):  # there may be no source
         here = _end(position_of(site))
         places = {*site.frame.f_code.co_positions()}
         before = (it for it in places if None not in it and _end(it) < here)
@@ -58,10 +58,10 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
 
 
 def _may_free(earlier: EarlierPass, graph: set[Node], site: Site) -> bool:
-    """Tell whether a pass goes through a part of a graph, as far as can be known."""
+    """Tell whether a pass may have gone through a part of a graph."""
     output = value_of(ast.Name(earlier.output), site.frame)
     if not isinstance(output, Tensor):
-        # A number it may be by now; who runs passes for others is no output.
+        # An output may be a number by now; an object that runs passes is no output.
         return isinstance(output, int | float | NoneType)
     if output.grad_fn is None:
         return True
@@ -69,7 +69,7 @@ def _may_free(earlier: EarlierPass, graph: set[Node], site: Site) -> bool:
 
 
 def _saving_nodes(outputs: Sequence[Any]) -> set[Node]:
-    """Return the nodes of a graph, without those of leaves, which save nothing."""
+    """Return the nodes of a graph except those of leaves, which save nothing."""
     return {node for node in nodes_behind(outputs) if leaf_of(node) is None}
 
 
@@ -79,8 +79,8 @@ def _end(position: Position) -> tuple[int, int]:
 
 
 def _retaining(position: Position, site: Site) -> EarlierPass | None:
-    """Return the call at a place as it should have been, if it is a pass."""
-    with suppress(Exception):  # mostly there is no call
+    """Return the call at a position as it should have been, if it is a pass."""
+    with suppress(Exception):  # most positions hold no call
         call, lines = call_at(position, site)
         output = call.args[0] if call.args else None
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":

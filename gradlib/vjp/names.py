@@ -1,4 +1,4 @@
-"""What the code that is running calls a tensor."""
+"""The names that the running code has for a tensor."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.vjp.arguments import Argument, written_key
 
-_MOST = 100  # entries of a list or dict that are looked at
-_CALLERS = 8  # frames further out that are looked at
+_MOST = 100  # entries of a list or dict that are searched
+_CALLERS = 8  # frames further out that are searched
 
 
 def name_of(tensor: Tensor, frames: Iterable[FrameType]) -> str:
@@ -25,15 +25,15 @@ def name_of(tensor: Tensor, frames: Iterable[FrameType]) -> str:
 
 
 def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
-    """Give the tensors that variables of `frames` hold, directly or one step down.
+    """Yield the tensors, by name, that variables hold directly or one step down.
 
-    A step leads into a list, tuple or dict, and to the parameters and buffers of a
-    module. The variables of callers come later, and what torch's own code holds not at
-    all.
+    A step leads into a list, tuple or dict, or to the parameters and buffers of a
+    module. The variables of `frames` come first, then those of their callers. Those of
+    torch's own code are left out.
     """
     users = _users(frames)
     scopes = (it for frame in users for it in (frame.f_locals, frame.f_globals))
-    for scope in {id(it): it for it in scopes}.values():  # of a module once
+    for scope in {id(it): it for it in scopes}.values():  # frames share globals
         for name, value in list(scope.items()):
             for step, it in _steps(value):
                 if _is(it, Tensor) and not is_lazy(it):
@@ -41,14 +41,14 @@ def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
 
 
 def variable_of(value: Any, frame: FrameType) -> str:
-    """Return the variable of `frame` that holds a tensor, or ``""``."""
+    """Return the name of a variable of `frame` that holds a tensor, or ``""``."""
     scope = frame.f_globals | frame.f_locals
     names = (name for name, it in scope.items() if it is value and _is(it, Tensor))
     return next(names, "")
 
 
 def in_reach(name: str, frames: Iterable[FrameType]) -> bool:
-    """Tell whether code of the innermost user of `frames` has a name for a tensor."""
+    """Tell whether code in the innermost frame outside torch can use a name."""
     user = next(_users(frames), None)
     variable = re.split(r"\W", name)[0]
     return user is not None and variable in user.f_globals | user.f_locals
@@ -67,7 +67,7 @@ def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
 
 
 def _users(frames: Iterable[FrameType]) -> Iterator[FrameType]:
-    """Give the frames, and those of callers, that run no code of torch."""
+    """Yield the frames, then those of their callers, that run no code of torch."""
     for frame in _with_callers(list(frames)):
         if not f"{module_of(frame)}.".startswith("torch."):
             yield frame
@@ -81,7 +81,7 @@ def _with_callers(frames: list[FrameType]) -> list[FrameType]:
 
 
 def _steps(value: Any) -> Iterator[tuple[str, Any]]:
-    """Give a value, and what is one step down from it, with the code of the step."""
+    """Yield a value and what is one step down from it, with the code of each step."""
     yield "", value
     if _is(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
@@ -94,10 +94,10 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attribute(name: str) -> str:
-    """Return the code of a parameter's name: ``"0.weight"`` is ``"[0].weight"``."""
+    """Return a parameter's name as code: ``"0.weight"`` becomes ``"[0].weight"``."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{name}")
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Ask of the type: isinstance() would wake an object that stands for another."""
+    """Check the type itself: isinstance() may make a lazy proxy load its object."""
     return issubclass(type(value), kind)

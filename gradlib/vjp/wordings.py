@@ -1,6 +1,6 @@
-"""How the releases of torch that gradlib runs on word errors, and the code of each.
+"""How each supported release of torch words autograd's errors, and their codes.
 
-What each release says is recorded in ``docs/data/errors``, of older ones too.
+``docs/data/errors`` records the messages of these releases, and of older ones.
 """
 
 import re
@@ -47,6 +47,6 @@ WORDINGS = (
 
 
 def code_of(message: str) -> str | None:
-    """Return the code of an error of autograd, told by its message."""
+    """Return the code of an autograd error by its message; ``None`` for any other."""
     found = (it.code for it in WORDINGS if re.match(it.words, message))
     return next(found, None)

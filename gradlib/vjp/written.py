@@ -20,9 +20,10 @@ class Site(NamedTuple):
     """Where a function was called.
 
     Attributes:
-        frame: Of the caller.
-        instruction: The one that makes the call, as ``f_lasti`` and ``tb_lasti`` count.
-        code: Of the function.
+        frame: The caller's frame.
+        instruction: The offset of the instruction that makes the call, as ``f_lasti``
+            and ``tb_lasti`` count it.
+        code: The code of the called function.
     """
 
     frame: FrameType
@@ -32,12 +33,12 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression of the caller's.
+    """An expression in the caller's source.
 
     Attributes:
-        node: What it is.
-        text: As it is written, on one line.
-        entries: Those of a list or tuple that is written out.
+        node: Its syntax tree.
+        text: Its source, on one line.
+        entries: Its entries, if it is a written-out list or tuple.
     """
 
     node: ast.expr
@@ -50,21 +51,21 @@ UNKNOWN = object()
 
 
 def site_of_caller() -> Site:
-    """Return where the function that asks was called."""
+    """Return where the function that calls this one was called."""
     caller = running_frame(2)
     return Site(caller, caller.f_lasti, running_frame(1).f_code)
 
 
 def expressions(site: Site) -> dict[str, Expression]:
-    """Return what the caller wrote for each parameter, as far as it can be read.
+    """Return the expression that the caller wrote for each parameter.
 
-    Nothing is evaluated. Without a source, or with one that has been changed since,
-    there is nothing to read.
+    Nothing is evaluated. The result is empty where the source is missing, or has
+    changed since.
 
     Returns:
-        Expressions by the parameter's name; that of a method's object as ``"self"``.
+        Expressions by parameter name; the object of a method call is ``"self"``.
     """
-    with suppress(Exception):  # anything may stand where the source was
+    with suppress(Exception):  # the file may hold anything by now
         call, lines = call_at(position_of(site), site)
         return {
             name: _expression(node, lines)
@@ -74,41 +75,42 @@ def expressions(site: Site) -> dict[str, Expression]:
 
 
 def position_of(site: Site) -> Position:
-    """Return where the source of a call is."""
+    """Return the position of a call in its source."""
     positions = site.frame.f_code.co_positions()
     return next(islice(positions, site.instruction // 2, None))
 
 
 def call_at(position: Position, site: Site) -> tuple[ast.Call, list[str]]:
-    """Return a call of the caller's, and the lines that its places are in.
+    """Return the call at a position, and the lines that its nodes refer to.
 
-    The rest of the file is not read, which may be a page of prose with code in it.
+    The rest of the file is not parsed: it may be a page of prose with code in it.
 
     Raises:
-        Exception: No source is there, or something else than a call.
+        Exception: There is no source, or no call at that position.
     """
     start, end, left, right = position
     assert start is not None
     name = site.frame.f_code.co_filename
     lines = linecache.getlines(name, site.frame.f_globals)[start - 1 : end]
-    parts = [line.encode() for line in lines]  # places count bytes
+    parts = [line.encode() for line in lines]  # columns count bytes
     parts[-1] = parts[-1][:right]
     parts[0] = parts[0][left:]
     source = f"({b''.join(parts).decode()})"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler has given them already
+        warnings.simplefilter("ignore")  # the compiler has shown them already
         call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
     return call, source.splitlines(keepends=True)
 
 
 def tree_of(frame: FrameType) -> ast.AST:
-    """Return the code that a frame runs, a function or a whole file, with its lines.
+    """Return the syntax tree of the function or file that a frame runs.
 
-    Of a file that is not all code, as a page with code in it, only that is read.
+    Its lines are numbered as in the file. Only the lines of that code are parsed: the
+    file may be a page of prose with code in it.
 
     Raises:
-        Exception: No source is there, or something else.
+        Exception: There is no source, or something else by now.
     """
     code = frame.f_code
     places = [*code.co_positions()]
@@ -123,7 +125,7 @@ def tree_of(frame: FrameType) -> ast.AST:
 
 
 def text_of(node: ast.expr, lines: list[str]) -> str:
-    """Return an expression as it is written, or on one line where it has several."""
+    """Return an expression as written, or put on one line if it has several."""
     if node.lineno == node.end_lineno:
         line = lines[node.lineno - 1].encode()
         return line[node.col_offset : node.end_col_offset].decode()
@@ -131,10 +133,10 @@ def text_of(node: ast.expr, lines: list[str]) -> str:
 
 
 def value_of(node: ast.expr, frame: FrameType) -> Any:
-    """Look an expression up, in variables, modules, lists and dicts alone.
+    """Look up an expression, through variables, modules, lists, tuples and dicts only.
 
     Returns:
-        The value, or `UNKNOWN` where code would have to run for it.
+        The value; `UNKNOWN` where there is none, or code would have to run for it.
     """
     match node:
         case ast.Name(id=name):
@@ -165,10 +167,10 @@ def names_in(frame: FrameType) -> set[str]:
 
 
 def _scope_of(name: str, frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a frame that a name is looked for in.
+    """Return the variables, local or global, in which a frame looks up a name.
 
-    To ask the frame of a function for all of its variables has it keep their values,
-    until Python 3.13. So it is asked only where it has the one that is wanted.
+    Before Python 3.13, reading ``f_locals`` of a function's frame makes the frame keep
+    all their values alive. So it is read only where the name is local.
     """
     code = frame.f_code
     if code.co_flags & CO_OPTIMIZED:
@@ -179,7 +181,7 @@ def _scope_of(name: str, frame: FrameType) -> dict[str, Any]:
 
 
 def _arguments(call: ast.Call, site: Site) -> dict[str, ast.expr]:
-    """Return the arguments by the names of the parameters they are for."""
+    """Return the arguments of a call by parameter name."""
     names = site.code.co_varnames[: site.code.co_argcount]
     found: dict[str, ast.expr] = {}
     if names[:1] == ("self",):
@@ -187,7 +189,7 @@ def _arguments(call: ast.Call, site: Site) -> dict[str, ast.expr]:
             return {}
         found["self"], names = call.func.value, names[1:]
     elif not _is_called(call.func, site):
-        return {}  # but by way of something else, as functools.partial
+        return {}  # called through something else, such as functools.partial
     for name, node in zip(names, call.args, strict=False):
         if isinstance(node, ast.Starred):
             break
@@ -196,7 +198,7 @@ def _arguments(call: ast.Call, site: Site) -> dict[str, ast.expr]:
 
 
 def _is_called(node: ast.expr, site: Site) -> bool:
-    """Tell whether an expression gives the function itself: by its name, or another."""
+    """Tell whether an expression is the called function, under any of its names."""
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     if name == site.code.co_name:
         return True
