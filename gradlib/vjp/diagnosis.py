@@ -22,11 +22,11 @@ class Diagnosis:
         fix: A few lines of code that run, where ``y``, ``x`` and ``v`` are the
             outputs, inputs and grad_outputs of the call, and ``f`` computes ``y``
             from ``x``.
-        others: What other letters stand for in `fix`, by letter.
-        mends: Of what is wrong with entries of grad_outputs, by entry the line that
-            mends it, with ``{y}`` and ``{v}`` for the output and the entry.
-        is_refused: Whether torch refuses this, though not all of the case.
-        rule: What was expected, and why, where it is not that of the case.
+        others: What further letters in `fix` stand for, by letter.
+        mends: For each wrong entry of grad_outputs, by index, the line that mends it,
+            with ``{y}`` and ``{v}`` for the output and the entry.
+        is_refused: Whether torch refuses this call, though not every call of its case.
+        rule: What was expected, and why; ``""`` where the case says it.
     """
 
     code: str
@@ -74,7 +74,7 @@ def diagnosis(
     others: dict[str, str] | None = None,
     rule: str = "",
 ) -> Diagnosis:
-    """Return the diagnosis of a case, which begins with a capital letter."""
+    """Return the diagnosis of a case; its `what` begins with a capital letter."""
     what = what[0].upper() + what[1:] if what.startswith("the ") else what
     return Diagnosis(
         code, what, intent, fix, mends=mends or {}, others=others or {}, rule=rule
@@ -82,9 +82,9 @@ def diagnosis(
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:
-    """Return the first of what is wrong with entries of grad_outputs.
+    """Return the first diagnosis of an entry of grad_outputs, or ``None``.
 
-    Its code mends all that are wrong in the same way.
+    Its code mends every entry that is wrong in the same way.
     """
     every = list(found)
     if not every or not every[0].mends:

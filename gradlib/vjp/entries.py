@@ -13,7 +13,7 @@ from gradlib.vjp.product import Jacobian, Product
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of v, J and vᵀJ, those of a tensor as it is flattened.
+    """The entries of v, J and vᵀJ, with each tensor flattened.
 
     Attributes:
         rows: For each output the names of its entries, as ``"y[0, 2]"``.
@@ -36,9 +36,9 @@ def entries_of(
     """Return the entries of a product that has a Jacobian.
 
     Args:
-        product: With the tensors.
-        jacobian: Of the product.
-        called: Other names for outputs and inputs than those of formulas.
+        product: The product.
+        jacobian: Its Jacobian.
+        called: Names for outputs and inputs that replace those of formulas.
     """
     ys, xs = (
         [called.get(it, it) for it in part]

@@ -12,12 +12,12 @@ def equation(v: Tensor, result: Tensor) -> str | None:
     """Return the einsum of v and J that gives vᵀJ, as ``"jk,jki->i"``.
 
     Args:
-        v: Of the output's shape, which is the first part of J's.
-        result: Of the input's shape, which is the last part of J's.
+        v: The vector, of the output's shape, which are the first axes of J.
+        result: vᵀJ, of the input's shape, which are the last axes of J.
 
     Returns:
-        ``None`` where there is no such einsum: with too many axes, and with a complex
-        v, of which each entry has two rows in J.
+        ``None`` where there is no such einsum: for nested tensors, for too many axes,
+        and for a complex v, each entry of which has two rows in J.
     """
     if v.is_complex() or v.is_nested or result.is_nested:
         return None

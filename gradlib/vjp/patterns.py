@@ -9,7 +9,7 @@ from gradlib.vjp.product import Product
 
 
 class Pattern(Enum):
-    """What a block of J, dy/dx, looks like at one x; its value in words."""
+    """Where a block of J, dy/dx, is not zero at one x; the value says it in words."""
 
     UNKNOWN = "not computed"
     ZERO = "zero"
@@ -22,12 +22,12 @@ class Pattern(Enum):
 
     @property
     def sums_one_entry(self) -> bool:
-        """Whether the sum of a column has no more than one term."""
+        """Whether the sum of each column has at most one nonzero term."""
         return self in (Pattern.ZERO, Pattern.DIAGONAL, Pattern.ONE_PER_COLUMN)
 
 
 def patterns_of(product: Product) -> list[list[Pattern]]:
-    """Look at each block of J, by output and by input."""
+    """Return the pattern of each block of J, by output and by input."""
     if isinstance(product.jacobian, str):
         return [[Pattern.UNKNOWN] * len(product.results) for _ in product.v]
     if not product.jacobian.agrees:
@@ -39,13 +39,13 @@ def patterns_of(product: Product) -> list[list[Pattern]]:
 
 
 def _pattern_of(block: Tensor, axes: int) -> Pattern:
-    """Look at a block of shape ``(*out, *in)``, where `out` has that many axes."""
+    """Return the pattern of a block, ``(*out, *in)``, where `out` has `axes` axes."""
     out, in_ = block.shape[:axes], block.shape[axes:]
     filled = wide(block).reshape(out.numel(), in_.numel()) != 0
     if not filled.any():
         return Pattern.ZERO
     if len(filled) == 1:
-        return Pattern.FULL  # a row is the same whatever its pattern
+        return Pattern.FULL  # a single row is described without its pattern
     if out == in_ and _is_diagonal(filled):
         return Pattern.DIAGONAL
     if (filled.sum(0) <= 1).all():
@@ -54,7 +54,7 @@ def _pattern_of(block: Tensor, axes: int) -> Pattern:
         samples = filled.reshape(out[0], -1, in_[0], in_[1:].numel())
         if _is_diagonal(samples.any(3).any(1)):
             return Pattern.PER_SAMPLE
-    # A row is asked for by a one among zeros, and 0 times infinity is nan.
+    # A row is computed with a one-hot v, whose 0 times infinity is nan.
     return Pattern.FULL if wide(block).isfinite().all() else Pattern.HIDDEN
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LONGEST = 20  # letters of a name that is written beside each row or column
+LONGEST = 20  # letters, at most, of a name that stands beside each row or column
 
 
 def draw(product: Product | None, why_not: str, ax: "Axes | None") -> "Figure":

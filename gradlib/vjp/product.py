@@ -31,15 +31,15 @@ class Jacobian:
 
     Attributes:
         blocks: ``blocks[a][b]`` is dy[a]/dx[b], of shape ``(*out, *in)``; zero where
-            autograd knows no way from the one to the other.
-        connected: Whether it knows one, in the same order.
-        contracted: For each input vᵀJ by the einsum, summed over the outputs.
-        difference: The largest between that and what autograd returned, of the
-            entries whose terms are finite.
-        rounding: What rounding may make of it.
-        undefined: How many of the other entries differ: the einsum makes NaN of zero
-            times infinity, which autograd need not multiply.
-        compares: Whether there is an entry whose terms are finite.
+            the graph does not connect the two.
+        connected: Whether the graph connects each pair, in the same order.
+        contracted: For each input vᵀJ by einsum, summed over the outputs.
+        difference: The largest difference between `contracted` and what autograd
+            returned, over the entries whose terms are finite.
+        rounding: The largest `difference` that rounding may cause.
+        undefined: How many of the other entries differ: einsum makes NaN of zero times
+            infinity, which autograd need not multiply.
+        compares: Whether any entry has finite terms, or there are no entries.
     """
 
     blocks: list[list[Tensor]]
@@ -52,7 +52,7 @@ class Jacobian:
 
     @property
     def agrees(self) -> bool:
-        """Whether both ways give the same, up to rounding."""
+        """Whether einsum and autograd agree, up to rounding."""
         return self.difference <= self.rounding
 
 
@@ -62,14 +62,14 @@ class Product:
 
     Attributes:
         outputs: What formulas call the outputs: ``"y"``, or ``"y[0]"`` and so on.
-        inputs: What they call the inputs: ``"x"``, or ``'x["weight"]'``.
-        keys: The inputs' keys, where they are a dict.
-        vectors: What they call the vectors: ``"v"``, or ``"v[0]"``.
-        own_names: What the caller calls all these, by the formulas' names; only names
-            that are others.
+        inputs: What formulas call the inputs: ``"x"``, or ``'x["weight"]'``.
+        keys: The keys of a dict of inputs, or ``None``.
+        vectors: What formulas call the vectors: ``"v"``, or ``"v[0]"``.
+        own_names: The caller's names for these, by the formulas' names; only those that
+            differ.
         v: For each output its vector, of the output's shape and dtype.
         results: For each input its gradient, of the input's shape.
-        jacobian: What lies between, or why that is not there.
+        jacobian: J, or why it was not computed.
     """
 
     outputs: tuple[str, ...]
@@ -82,27 +82,27 @@ class Product:
     jacobian: Jacobian | str
 
     def by_output(self, values: Sequence[Any]) -> Any:
-        """Return what belongs to the outputs: of several a tuple."""
+        """Return the outputs' values as a tuple, or alone if no sequence was given."""
         return values[0] if self.outputs == ("y",) else tuple(values)
 
     def by_input(self, values: Sequence[Any]) -> Any:
-        """Return what belongs to the inputs: of several a tuple, or a dict."""
+        """Return the inputs' values likewise, or as a dict if the inputs are one."""
         if self.keys is not None:
             return dict(zip(self.keys, values, strict=True))
         return values[0] if self.inputs == ("x",) else tuple(values)
 
     def by_pair(self, values: Sequence[Sequence[Any]]) -> Any:
-        """Return what belongs to each pair: the inputs' structure in the outputs'."""
+        """Return the values of all pairs: the inputs' structure within the outputs'."""
         return self.by_output([self.by_input(row) for row in values])
 
 
 def multiply(arguments: Arguments) -> Product:
     """Compute vᵀJ for good arguments, by autograd and by J.
 
-    The graph can be used again, and every ``.grad`` is what it was.
+    The graph can be used again, and every ``.grad`` stays as it was.
 
     Raises:
-        RuntimeError: What autograd raises where the graph does not let it through.
+        RuntimeError: autograd cannot go back through the graph.
     """
     outputs, inputs = arguments.outputs.values, arguments.inputs.values
     given = arguments.grad_outputs.values
@@ -139,7 +139,7 @@ def _own_names(arguments: Arguments) -> dict[str, str]:
 
 @contextmanager
 def _grads_kept() -> Generator[None]:
-    """Undo what a backward pass adds to tensors that were told to retain_grad().
+    """Undo what a backward pass adds to the ``.grad`` of tensors that retain it.
 
     ``torch.autograd.grad`` adds to these too, though not to leaves.
     """
@@ -214,18 +214,18 @@ def _jacobian(
     contracted = list(map(partial(_contracted, vectors), columns, results))
     weights = [v.abs() for v in vectors]
     sizes = _sizes(weights, columns, results)
-    # Flat, as a mask finds 25 axes at most on a GPU.
+    # Flat: on a GPU a mask may have 25 axes at most.
     finite = [it.isfinite().flatten() for it in sizes]
-    apart = [it.flatten() for it in map(_apart, contracted, results)]
-    pairs = list(zip(apart, finite, strict=True))
+    differences = [it.flatten() for it in map(_difference, contracted, results)]
+    pairs = list(zip(differences, finite, strict=True))
     return Jacobian(
         blocks,
         connected,
-        [ours.to(it.dtype) for ours, it in zip(contracted, results, strict=True)],
-        _largest([it[fits] for it, fits in pairs]),
+        [sums.to(it.dtype) for sums, it in zip(contracted, results, strict=True)],
+        _largest([it[compared] for it, compared in pairs]),
         _rounding(weights, sizes, results),
-        sum(int((it[~fits] != 0).sum()) for it, fits in pairs),
-        any(bool(fits.any()) for fits in finite) or not any(map(len, finite)),
+        sum(int((it[~compared] != 0).sum()) for it, compared in pairs),
+        any(bool(it.any()) for it in finite) or not any(map(len, finite)),
     )
 
 
@@ -234,8 +234,8 @@ def _blocks(
 ) -> list[tuple[Tensor, bool]]:
     """Return dy/dx for one output and each input, and whether anything connects them.
 
-    One row after the other: with ``is_grads_batched`` the hooks of the graph would be
-    given tensors that cannot be used after the call.
+    The rows are computed one by one: ``is_grads_batched`` would give the hooks of the
+    graph tensors that cannot be used after the call.
     """
     rows: list[tuple[Tensor | None, ...]] = [
         torch.autograd.grad(
@@ -258,7 +258,7 @@ def _blocks(
 
 
 def _one_hot(v: Tensor, i: int) -> Tensor:
-    """Return what picks row `i` of J, made like `v`."""
+    """Return the vector that picks row `i` of J, of the shape and dtype of `v`."""
     picked = torch.zeros(v.numel(), device=v.device)
     picked[i] = 1
     return picked.to(v.dtype).reshape(v.shape)
@@ -271,7 +271,7 @@ def _dense(gradient: Tensor) -> Tensor:
 def _contracted(
     vectors: Sequence[Tensor], blocks: Sequence[Tensor], result: Tensor
 ) -> Tensor:
-    """Return vᵀJ for the input that `result` is of: the einsums, summed."""
+    """Return vᵀJ for one input: the einsums of all outputs, summed."""
     parts: list[Tensor] = []
     for v, block in zip(vectors, blocks, strict=True):
         block, v = wide(block), wide(v).to(block.device)
@@ -281,11 +281,11 @@ def _contracted(
     return torch.stack(parts).sum(0)
 
 
-def _apart(ours: Tensor, result: Tensor) -> Tensor:
-    """Return how far two results are apart; where both are inf or NaN, not at all."""
-    theirs = wide(result)
-    alike = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    return (ours - theirs).masked_fill(alike, 0)
+def _difference(by_einsum: Tensor, result: Tensor) -> Tensor:
+    """Return the difference of two results; zero where both are NaN or the same inf."""
+    by_autograd = wide(result)
+    alike = (by_einsum == by_autograd) | (by_einsum.isnan() & by_autograd.isnan())
+    return (by_einsum - by_autograd).masked_fill(alike, 0)
 
 
 def _sizes(
@@ -293,7 +293,7 @@ def _sizes(
     columns: Sequence[Sequence[Tensor]],
     results: list[Tensor],
 ) -> list[Tensor]:
-    """Return for each input the magnitudes of the terms of vᵀJ, summed."""
+    """Return for each input the sums of the magnitudes of the terms of vᵀJ."""
     return [
         _contracted(weights, [block.abs() for block in column], result)
         for column, result in zip(columns, results, strict=True)
@@ -303,9 +303,9 @@ def _sizes(
 def _rounding(
     weights: Sequence[Tensor], sizes: list[Tensor], results: list[Tensor]
 ) -> float:
-    """Return how far rounding may drive the two results apart.
+    """Return how large a difference rounding may cause.
 
-    A sum is rounded in proportion to its terms, not to what is left of them.
+    A sum's rounding error grows with the size of its terms, even where these cancel.
     """
     eps = max(torch.finfo(it.dtype).eps for it in (*weights, *results))
     largest = [_largest(list(map(_finite, it))) for it in (sizes, weights)]
@@ -314,11 +314,11 @@ def _rounding(
 
 def _finite(values: Tensor) -> Tensor:
     """Return the entries that are finite."""
-    entries = wide(values).flatten()  # a mask finds 25 axes at most on a GPU
+    entries = wide(values).flatten()  # on a GPU a mask may have 25 axes at most
     return entries[entries.isfinite()]
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:
-    """Return the largest magnitude, NaN before all; 0 of nothing."""
+    """Return the largest magnitude: NaN if there is one, 0 without entries."""
     sizes = [wide(it).abs().max().item() for it in tensors if it.numel()]
     return largest(sizes) or 0.0

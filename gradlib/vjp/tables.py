@@ -14,14 +14,14 @@ from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.weights import weights_in
 from gradlib.vjp.words import headline, remarks
 
-LISTED = 6  # tensors of a kind; of more, the others are counted
-SMALL = 20  # rows and columns of the table of numbers
+LISTED = 6  # tensors of a kind that are listed; the rest are counted
+SMALL = 20  # rows or columns, at most, of the table of numbers
 
 Line: TypeAlias = tuple[str, str, str]
 
 
 def tables(product: Product) -> Iterator[Table]:
-    """Give the tables of a product, those of numbers only if they fit a terminal."""
+    """Yield the tables of a product; those of numbers only if they fit a terminal."""
     jacobian = product.jacobian
     lines = [line for part in _tensors(product) for line in _shortened(part)]
     footer = (*remarks(product), *_check(jacobian))
@@ -65,7 +65,7 @@ def _of_input(entries: Entries, i: int, name: str) -> Entries:
 
 
 def _tensors(product: Product) -> Iterator[list[Line]]:
-    """Give the lines for outputs, inputs, vectors, the blocks of J, and the results."""
+    """Yield the lines for outputs, inputs, vectors, blocks of J, and results."""
     ys, xs, vectors = product.outputs, product.inputs, product.vectors
     outs, ins = list(map(_shape, product.v)), list(map(_shape, product.results))
     own = {name: f" (`{it}`)" for name, it in product.own_names.items()}
@@ -104,7 +104,7 @@ def _tensors(product: Product) -> Iterator[list[Line]]:
 
 
 def _shape(*tensors: Tensor) -> str:
-    """Return the shape of tensors, one after the other."""
+    """Return the shapes of tensors, joined into one."""
     if any(it.is_nested for it in tensors):
         return "nested"
     return str([size for it in tensors for size in it.shape])
@@ -116,7 +116,7 @@ def _shortened(lines: list[Line]) -> list[Line]:
 
 
 def _numbers(entries: Entries, x: str = "") -> Table:
-    """Return J as a table, or that of one input of several, `x`.
+    """Return J as a table, or the part of J for the one input `x`.
 
     v is in front of its rows, and vᵀJ below its columns.
     """
@@ -141,7 +141,7 @@ def _number(value: Any) -> str:
 
 
 def _check(jacobian: Jacobian | str) -> Iterator[str]:
-    """Say whether both ways to vᵀJ agree."""
+    """Say whether einsum and autograd give the same vᵀJ."""
     if isinstance(jacobian, str):
         return
     twice = "Computed twice, by einsum and by one call of autograd"

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradlib.private.tensors import has_values
 from gradlib.stats import wide
 
-DIGITS = 4  # of a factor
+DIGITS = 4  # at most, of a factor
 
 
 class Kind(Enum):
@@ -32,9 +32,9 @@ class Weights:
 
     Attributes:
         kind: What they are.
-        factor: The one value besides 0, in few digits; ``""`` for 1.
-        exact: Whether that is the value itself.
-        index: Where the one entry of a one-hot v is.
+        factor: The only value besides 0, in few digits; ``""`` for 1.
+        exact: Whether `factor` is exactly that value.
+        index: Where the nonzero entry of a one-hot v is.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ def weights_in(v: Tensor) -> Weights:
     if v.is_nested or not has_values(v):
         return Weights(Kind.UNKNOWN)
     values = wide(v)
-    entries = values.flatten()  # on a GPU nonzero() knows 25 axes at most
+    entries = values.flatten()  # on a GPU nonzero() takes 25 axes at most
     places = entries.nonzero()[:, 0]
     if not len(places):
         return Weights(Kind.ZEROS if len(entries) else Kind.EMPTY)
@@ -91,7 +91,7 @@ def weights_in(v: Tensor) -> Weights:
 
 
 def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:
-    """Return a number in few digits, ``""`` for 1, and whether it is the very one."""
+    """Return a number in few digits, ``""`` for 1, and whether they are exact."""
     if value == 1:
         return "", True
     texts = [f"{value:.{digits}g}" for digits in range(1, DIGITS + 1)]
@@ -100,5 +100,5 @@ def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """Return a number as a tensor of a dtype holds it."""
+    """Return a number rounded to a dtype."""
     return torch.tensor(value, dtype=dtype, device="cpu").item()

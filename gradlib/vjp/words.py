@@ -1,4 +1,4 @@
-"""What a product computed, in words: decided by the values of v and of J."""
+"""Says what a product computed, judging by the values of v and J."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,10 +10,10 @@ from gradlib.vjp.patterns import Pattern, patterns_of
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.weights import Kind, Weights, weights_in
 
-FEW = 4  # what a sentence lists one by one
+FEW = 4  # names that a sentence lists; the rest are counted
 
 NOTHING = (Kind.ZEROS, Kind.EMPTY)
-"""What adds nothing to a product."""
+"""The kinds of v that add nothing to a product."""
 
 
 def headline(product: Product) -> str:
@@ -24,7 +24,7 @@ def headline(product: Product) -> str:
     if all(it.kind in NOTHING for it in weights):
         zero = "" if any(map(_nonzero, product.results)) else "Zero: "
         return f"{zero}v gives every row of J the weight 0."
-    if any(map(_nonfinite, product.results)):  # zero times infinity is in there, too
+    if any(map(_nonfinite, product.results)):  # zero times inf is nan
         weights = [_MIXED if it.kind in NOTHING else it for it in weights]
     terms = list(map(_term, product.outputs, product.vectors, weights))
     total = _listed([it for it in terms if it], " + ")
@@ -81,7 +81,7 @@ def _term(y: str, v: str, weights: Weights) -> str:
 
 
 def _of_equal_weights(product: Product, term: str, weights: Weights) -> str:
-    """Say what becomes of ones, or of another constant, and whether it is dy/dx."""
+    """Say what a constant v computes, and whether that is dy/dx."""
     patterns = patterns_of(product)[0]
     gradient = f"The gradient of {term}"
     mean = weights.kind is Kind.MEAN
@@ -111,7 +111,7 @@ def _of_equal_weights(product: Product, term: str, weights: Weights) -> str:
 
 
 def remarks(product: Product) -> Iterator[str]:
-    """Say what else is to be known of the call, one thing at a time."""
+    """Yield sentences on what else is worth knowing of the call."""
     jacobian = product.jacobian
     if isinstance(jacobian, Jacobian):
         yield from _of_samples(product)
@@ -134,7 +134,7 @@ def remarks(product: Product) -> Iterator[str]:
 
 
 def _of_samples(product: Product) -> Iterator[str]:
-    """Tell the pairs whose samples do not influence each other."""
+    """Name the pairs whose samples do not influence each other."""
     for y, row in zip(product.outputs, patterns_of(product), strict=True):
         for x, pattern in zip(product.inputs, row, strict=True):
             if pattern is Pattern.PER_SAMPLE:
@@ -145,7 +145,7 @@ def _of_samples(product: Product) -> Iterator[str]:
 
 
 def _of_gaps(product: Product, jacobian: Jacobian) -> Iterator[str]:
-    """Tell the pairs that nothing connects."""
+    """Name the pairs that the graph does not connect."""
     gaps = [
         f"{y} and {x}"
         for y, row in zip(product.outputs, jacobian.connected, strict=True)
