@@ -1,4 +1,4 @@
-"""What cut the graph of an output, as the source before the call shows."""
+"""Finds what cut the graph of an output, in the source before the call."""
 
 import ast
 import re
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
     """What cut a graph.
 
     Attributes:
-        what: In words.
+        what: What cut it, in words.
         intent: What to do instead.
     """
 
@@ -59,13 +59,13 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A line that gives variables a value, or the call.
+    """A statement that sets variables, or the call.
 
     Attributes:
-        place: The line and column that it begins at.
-        names: Of the variables.
-        value: What they are given.
-        mode: What switches gradients off there, as it is written, or ``""``.
+        place: The line and column where it begins.
+        names: The variables.
+        value: The expression that they are set to.
+        mode: The expression that switches gradients off there, or ``""``.
     """
 
     place: tuple[int, int]
@@ -75,14 +75,14 @@ class _Step:
 
 
 _Steps: TypeAlias = dict[str, list[_Step]]
-"""By each variable, the steps that give it a value, in order."""
+"""For each variable, the steps that set it, in order."""
 
 
 def cut_of(arguments: Arguments) -> Cut | None:
     """Return what cut the graph of the outputs of a call, as the source shows.
 
-    It is something without a derivative, of what requires grad. Where an output was
-    computed from several things, another may be the one that should require grad.
+    A cut is an operation without a derivative, on something that requires grad. Where
+    an output was computed from several things, another one may have to require grad.
 
     Returns:
         ``None`` where nothing is found, or the source cannot be read.
@@ -90,7 +90,7 @@ def cut_of(arguments: Arguments) -> Cut | None:
     site, written = arguments.site, expression_of(arguments, "y")
     if site is None or written is None:
         return None
-    with suppress(Exception):  # as there may be no source
+    with suppress(Exception):  # there may be no source
         return _nearest(written.node, site)
     return None
 
@@ -131,7 +131,7 @@ def _start(node: ast.stmt) -> tuple[int, int]:
 
 
 def _is_around(node: ast.stmt, place: tuple[int, int]) -> bool:
-    """Tell whether a statement that holds no others has not ended at a place."""
+    """Tell whether a statement that holds no others ends only after a place."""
     end = node.end_lineno or 0, node.end_col_offset or 0
     return not hasattr(node, "body") and end > place
 
@@ -145,7 +145,7 @@ def _in_short(part: ast.AST) -> str:
 
 
 def _frozen(step: _Step, frame: FrameType) -> Iterator[Cut]:
-    """Give the modules of a step that have parameters, none of which requires grad."""
+    """Yield the modules of a step that have parameters, all of them frozen."""
     for name in _names(step.value):
         value = _value_of(name, frame)
         every = [*value.parameters()] if isinstance(value, nn.Module) else []
@@ -173,7 +173,7 @@ def _intent(node: ast.AST) -> str:
 
 
 def _integers(step: _Step, frame: FrameType) -> list[str]:
-    """Return the variables of integers or booleans that a step gives a value."""
+    """Return the variables that a step sets to tensors of integers or booleans."""
     values = {name: _value_of(name, frame) for name in sorted(step.names)}
     return [
         name
@@ -208,11 +208,11 @@ def _holds_grad(value: object) -> bool:
 
 
 def _behind(last: _Step, steps: _Steps) -> Iterator[_Step]:
-    """Give a step, and those before it that its value was computed by, the last first.
+    """Yield a step, and the earlier ones that its value comes from, the nearest first.
 
     Args:
-        last: Where to begin.
-        steps: Those of the same code.
+        last: The step to begin with.
+        steps: All steps of the same code.
     """
     waiting, seen = deque([last]), {last}
     while waiting:
@@ -228,7 +228,7 @@ def _behind(last: _Step, steps: _Steps) -> Iterator[_Step]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Give the variables of an expression, and attributes, as ``"self.net"``."""
+    """Yield the variables of an expression, and attributes such as ``"self.net"``."""
     for it in ast.walk(node):
         match it:
             case ast.Name(id=name):
@@ -240,14 +240,14 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _set_by(targets: Sequence[ast.expr]) -> frozenset[str]:
-    """Return what is given a value, of an object the attribute alone."""
+    """Return the names that targets set; for ``self.net`` that is not ``self``."""
     names = [name for it in targets for name in _names(it)]
     owners = {name.partition(".")[0] for name in names if "." in name}
     return frozenset(names) - owners
 
 
 def _steps(statements: Sequence[tuple[ast.stmt, str]]) -> Iterator[_Step]:
-    """Give the statements that give variables a value, or a list one entry more."""
+    """Yield the statements that set variables, or append to a list."""
     for it, mode in statements:
         match it:
             case ast.Assign(targets=targets, value=value):
@@ -268,7 +268,7 @@ def _steps(statements: Sequence[tuple[ast.stmt, str]]) -> Iterator[_Step]:
 
 
 def _statements(frame: FrameType) -> Iterator[tuple[ast.stmt, str]]:
-    """Give the statements that a frame runs, in order, and the mode each is in."""
+    """Yield the statements that a frame runs, in order, and the mode each is in."""
     tree = tree_of(frame)
     yield from _inside(tree, _mode_of(getattr(tree, "decorator_list", []), ""))
 
@@ -283,7 +283,7 @@ def _inside(node: ast.AST, mode: str) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def _mode_of(expressions: Sequence[ast.expr], around: str) -> str:
-    """Return what switches gradients off, by what is written last."""
+    """Return the expression that switches gradients off, or ``""``: the last wins."""
     for it in expressions:
         if found := _MODE.search(text := ast.unparse(it)):
             around = "" if found[1] == "enable_grad" else text

@@ -19,7 +19,7 @@ def diagnose(arguments: Arguments) -> Diagnosis | None:
     was changed in place show only when the call runs: `explain_raised` is for those.
 
     Args:
-        arguments: Of the call, as `read_arguments` gives them.
+        arguments: The call, as `read_arguments` returns it.
     """
     found = _found(arguments)
     return None if found is None else in_own_names(found, arguments)
@@ -29,7 +29,7 @@ def _found(arguments: Arguments) -> Diagnosis | None:
     found = check_kinds(arguments)
     if found is not None or _torch_knows_better(arguments):
         return found
-    # The order is that of what each check takes for granted.
+    # Each check takes for granted that those before it found nothing.
     return (
         check_empty(arguments)
         or check_vector_kinds(arguments)
@@ -42,9 +42,9 @@ def _found(arguments: Arguments) -> Diagnosis | None:
 
 
 def _torch_knows_better(arguments: Arguments) -> bool:
-    """Tell whether torch says better what is wrong, or a class that answers for it.
+    """Tell whether torch, or a class that overrides it, says better what is wrong.
 
-    Of two options that contradict each other it says just that.
+    torch itself says so when two options contradict each other.
     """
     if arguments.materialize_grads and not arguments.allow_unused:
         return True

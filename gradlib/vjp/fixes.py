@@ -24,10 +24,10 @@ from gradlib.vjp.arguments import (
 
 ONES_MEAN = "Weights of one give the gradient of the output's sum."
 
-FEW = 2  # entries that get a line each; of more one loop does the same
+FEW = 2  # entries, at most, that get a line each; more get a loop
 
-# In the code of an explanation, another tensor than the call was given, and another
-# call.
+# Letters in the code of an explanation, for a tensor that the call was not given, and
+# for another call.
 ORIGINAL, CALL = "w", "u"
 
 
@@ -41,7 +41,7 @@ def call(
     """Return the line of code that makes the call again.
 
     Args:
-        arguments: Of the call. Its options are spelled as they were given.
+        arguments: The call. Its options are spelled as they were given.
         vectors: What to pass as grad_outputs, ``""`` for nothing; as the call did if
             left out.
         outputs: What to pass as outputs.
@@ -77,7 +77,7 @@ def recomputed(arguments: Arguments, *lines: str, **changed: Any) -> str:
 
 
 def exchanged(arguments: Arguments) -> str:
-    """Return the code that calls with outputs and inputs in each other's place."""
+    """Return the code that makes the call with outputs and inputs exchanged."""
     outputs, vectors = arguments.inputs, arguments.grad_outputs.values
     pairs = zip_longest(outputs.values, vectors)
     if all(it is not None and shape_of(y) == tuple(it.shape) for y, it in pairs):
@@ -115,12 +115,12 @@ def mended(arguments: Arguments, mends: Mapping[int, str]) -> str:
 
 
 def for_entries(lines: Mapping[int, str], *arguments: Argument) -> list[str]:
-    """Return the code that does something with entries, in a loop if they are many.
+    """Return the code that handles entries, in a loop if there are many.
 
     Args:
-        lines: By entry what is to be done, with letters in braces for the entries of
-            the arguments.
-        arguments: Of a call, as long as each other or longer.
+        lines: The line for each entry, by index, with letters in braces for the entries
+            of `arguments`.
+        arguments: Arguments of a call, each of which has all these entries.
     """
     by_line: dict[str, list[int]] = {}
     for i, line in lines.items():
@@ -149,8 +149,8 @@ def all_ones(arguments: Arguments, *, batched: bool | None = None) -> str:
     """Return the code that gives every output weights of one.
 
     Args:
-        arguments: Of the call.
-        batched: Whether in a batch of one; if left out, as the call is.
+        arguments: The call.
+        batched: Whether as a batch of one; as the call asks if left out.
     """
     outputs = arguments.outputs
     is_batched = arguments.is_grads_batched if batched is None else batched
@@ -168,7 +168,7 @@ def weights(output: Any, value: str = "") -> str:
 
     Args:
         output: A tensor or a gradient edge.
-        value: The code of the value; of one if left out.
+        value: The code of the value; one if left out.
 
     Returns:
         An expression with ``{y}`` for the output.
@@ -178,7 +178,7 @@ def weights(output: Any, value: str = "") -> str:
         return f"torch.ones_like({{y}}) * {value}" if value else "torch.ones_like({y})"
     if isinstance(output, Tensor) and output.layout == torch.strided:
         return f"torch.full_like({{y}}, {value})" if value else "torch.ones_like({y})"
-    # torch makes nothing like a gradient edge, and like a sparse tensor only zeros.
+    # ones_like() takes no gradient edge; of a sparse tensor torch makes only zeros.
     shape, dtype, device = spelled_form(output)
     made = f"torch.full({shape}, {value}" if value else f"torch.ones({shape}"
     if value or form.dtype.is_complex:
@@ -193,8 +193,8 @@ def spelled_form(output: Any) -> tuple[str, str, str]:
     """Return the code of an output's shape, dtype and device.
 
     Returns:
-        Expressions with ``{y}`` for the output; of a gradient edge, which cannot be
-        asked for them, the values.
+        Expressions with ``{y}`` for the output; for a gradient edge, which has no such
+        attributes, the values.
     """
     form = None if isinstance(output, Tensor) else form_of(output)
     if form is None:

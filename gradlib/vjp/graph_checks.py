@@ -52,7 +52,7 @@ def check_requires_grad(arguments: Arguments) -> Diagnosis | None:
 
 
 def check_connected(arguments: Arguments) -> Diagnosis | None:
-    """Find an input that the outputs were not computed from, where that is wrong."""
+    """Find an input that no output was computed from, unless it may be unused."""
     outputs, inputs = arguments.outputs.values, arguments.inputs.values
     candidates = range(len(inputs))
     if arguments.accumulates:
@@ -91,7 +91,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         what = f"{place} was computed under torch.inference_mode()."
         intent = "Compute it outside, from an input made outside, or from a clone."
         lines = [f"x = {_each(inputs, 'clone().requires_grad_()')}", *lines]
-        if arguments.into_leaves:  # nobody has said what these are
+        if arguments.into_leaves:  # the inputs were not named
             lines = ["with torch.inference_mode(False):", "    y = f(x)"]
     elif not torch.is_grad_enabled():
         what = f"{place} does not require grad, and gradients are switched off here."
@@ -128,7 +128,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
 
 
 def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
-    """Say what to do where no tensor requires grad."""
+    """Say what to do inside a transform, where no tensor requires grad."""
     outputs = arguments.outputs
     given = arguments.grad_outputs.values
     vectors = [all_ones(arguments)] if any(it is None for it in given) else []
@@ -172,14 +172,14 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
 
 
 def _put_back(arguments: Arguments, first: str) -> tuple[list[str], dict[str, str]]:
-    """Return the lines that put back what was detached, where all of it has a name.
+    """Return the lines that put originals for detached inputs, if all have names.
 
     Args:
-        arguments: Of the call.
-        first: The name of the first that was detached.
+        arguments: The call.
+        first: The name of the first original.
 
     Returns:
-        The lines, and what other letters stand for in them.
+        The lines, and what further letters in them stand for.
     """
     inputs, frames = arguments.inputs, arguments.frames
     detached = [i for i, it in enumerate(inputs.values) if _needs_no_grad(it)]
@@ -201,7 +201,7 @@ def _put_back(arguments: Arguments, first: str) -> tuple[list[str], dict[str, st
 
 
 def _left_out(inputs: Argument) -> list[str]:
-    """Return the line that leaves out what has no gradient, where the others have."""
+    """Return the line that leaves out integers, if all floats require grad."""
     if not all(isinstance(it, Tensor) for it in inputs.values):
         return []
     floats = [it for it in inputs.values if is_inexact(it.dtype)]
@@ -214,11 +214,11 @@ def _left_out(inputs: Argument) -> list[str]:
 
 def _owner(detached: Sequence[Tensor], frames: Sequence[FrameType]) -> str:
     """Return the module that most of the tensors are parameters of, or ``""``."""
-    wanted = set(map(_seen, detached)) - {None}
+    wanted = set(map(_view, detached)) - {None}
     names = (
         name
         for name, it in named_tensors(frames)
-        if "." in name and it.requires_grad and _seen(it) in wanted
+        if "." in name and it.requires_grad and _view(it) in wanted
     )
     owners = Counter(re.split(r"\W", name)[0] for name in names)
     return max(owners, key=owners.__getitem__, default="")
@@ -258,7 +258,7 @@ def _passing(
     arguments: Arguments,
     argument: Argument,
 ) -> Diagnosis:
-    """Return a diagnosis whose code passes the tensor of a name, where it can."""
+    """Return the diagnosis; its code passes the tensor called `name`, where it can."""
     if not name or argument.several or not in_reach(name, arguments.frames):
         return found
     place = "outputs" if argument is arguments.outputs else "inputs"
@@ -334,7 +334,7 @@ def _described(edge: Edge, name: str) -> str:
 
 
 def _leaves(graph: Graph, frames: Sequence[FrameType]) -> str:
-    """Say which leaves a graph has."""
+    """Say in which leaves a graph ends, as far as they have names."""
     leaves = {id(leaf) for leaf in graph.leaves}
     names: dict[int, str] = {}
     for name, tensor in named_tensors(frames):
@@ -347,7 +347,7 @@ def _leaves(graph: Graph, frames: Sequence[FrameType]) -> str:
 
 
 def _twin(graph: Graph, given: Tensor | GradientEdge) -> Tensor | None:
-    """Return a leaf of the graph that has the memory of the one that was given."""
+    """Return a leaf of the graph that shares the memory of the given tensor."""
     if isinstance(given, GradientEdge):
         return None
     return next((it for it in graph.leaves if _same_memory(it, given)), None)
@@ -359,9 +359,9 @@ def _original(
     """Return the name of the tensor that `tensor` is a detached view of, or ``""``.
 
     Args:
-        tensor: What may be detached.
+        tensor: The tensor that may be detached.
         frames: Where to look for the name.
-        of: Outputs that were computed from that tensor; any tensor will do if empty.
+        of: Outputs that the original has to lead to; any will do if empty.
     """
     for name, it in named_tensors(frames):
         if it.requires_grad and _same_memory(it, tensor):
@@ -373,12 +373,12 @@ def _original(
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors have the same values in the same memory."""
-    seen = _seen(one)
-    return seen is not None and seen == _seen(other)
+    view = _view(one)
+    return view is not None and view == _view(other)
 
 
-def _seen(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return how a tensor looks at memory: where, which entries, and as what.
+def _view(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return how a tensor views memory: from where, which entries, and as what.
 
     Returns:
         ``None`` where it has no memory of its own: sparse, or a stand-in.

@@ -1,4 +1,4 @@
-"""Whether outputs and inputs are of a kind that a gradient can be taken of."""
+"""Whether outputs and inputs are tensors or gradient edges."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -14,7 +14,7 @@ from gradlib.vjp.fixes import recomputed
 
 
 def check_kinds(arguments: Arguments) -> Diagnosis | None:
-    """Find outputs and inputs that are no tensors."""
+    """Find outputs and inputs that are not tensors."""
     for argument, meant in ((arguments.outputs, _output), (arguments.inputs, _input)):
         for i, value in enumerate(argument.values):
             if not is_differentiable(value):
@@ -33,7 +33,7 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
 
 
 def check_empty(arguments: Arguments) -> Diagnosis | None:
-    """Find no outputs or inputs at all, where torch wants some."""
+    """Find an empty list of outputs or inputs, where torch wants some."""
     outputs, inputs = arguments.outputs, arguments.inputs
     may_be_none = arguments.allow_unused and not arguments.is_grads_batched
     if inputs.values and (outputs.values or may_be_none):
@@ -52,7 +52,7 @@ def check_empty(arguments: Arguments) -> Diagnosis | None:
 
 
 def kind_of(value: Any) -> str:
-    """Say what a value is that is no tensor."""
+    """Describe a value that is not a tensor."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -61,7 +61,7 @@ def kind_of(value: Any) -> str:
 
 
 def _output(outputs: Argument, i: int) -> tuple[str, str]:
-    """Return what was meant by an output that is no tensor, and the line for it."""
+    """Return what an output that is not a tensor was meant as, and the line for it."""
     value, spelled = outputs.values[i], outputs.spelled[i]
     if _is_of_numbers(value):
         return _NO_GRAPH
@@ -94,7 +94,7 @@ _NO_GRAPH = (
 
 
 def _input(inputs: Argument, i: int) -> tuple[str, str]:
-    """Return what was meant by an input that is no tensor, and the line for it."""
+    """Return what an input that is not a tensor was meant as, and the line for it."""
     value, spelled = inputs.values[i], inputs.spelled[i]
     if isinstance(value, nn.Module):
         intent = "The gradients of a module are those of its parameters."
@@ -143,7 +143,7 @@ def _are_by_name(vectors: Sequence[object]) -> bool:
 
 
 def _is_group(value: object) -> bool:
-    """Tell whether a value is one of an optimizer's groups."""
+    """Tell whether a value is one of an optimizer's parameter groups."""
     match value:
         case {"params": list()}:
             return True
@@ -152,7 +152,7 @@ def _is_group(value: object) -> bool:
 
 
 def _are_spelled(keys: Sequence[object]) -> bool:
-    """Tell whether code can hold the keys of a dict."""
+    """Tell whether the keys of a dict can be written in code."""
     return all(isinstance(it, str | int | Enum) for it in keys)
 
 
@@ -161,7 +161,7 @@ def _are_numbers(inputs: Argument) -> bool:
     if inputs.several:
         return all(isinstance(it, int | float) for it in inputs.values)
     (value,) = inputs.values
-    kind = getattr(getattr(value, "dtype", None), "kind", "")  # of an array of NumPy
+    kind = getattr(getattr(value, "dtype", None), "kind", "")  # of a NumPy array
     return isinstance(value, int | float) or kind in ("b", "i", "u", "f")
 
 
@@ -174,7 +174,7 @@ def _is_of_numbers(value: object) -> bool:
 
 
 def _is_nested(value: Any) -> bool:
-    """Tell whether a value is a list that holds tensors alone, or such lists."""
+    """Tell whether a value is a list of nothing but tensors and such lists."""
     is_list = isinstance(value, list | tuple)
     return is_list and all(
         is_differentiable(it) or _is_nested(it) for it in cast(Sequence[Any], value)
@@ -188,7 +188,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _is_named(value: object) -> bool:
-    """Tell whether a value is one of what ``named_parameters()`` gives."""
+    """Tell whether a value is a name and a tensor, as from ``named_parameters()``."""
     match value:
         case (str(), Tensor()):
             return True
@@ -202,7 +202,7 @@ def _is_learned(mapping: Mapping[Any, object]) -> bool:
 
 
 def _flat(letter: str, values: Sequence[Any], keys: Sequence[Any] | None = None) -> str:
-    """Return the line that opens what stands nested among tensors."""
+    """Return the line that unpacks the lists nested among tensors."""
     parts = [
         f"{'*' * isinstance(value, list | tuple)}{letter}[{written_key(key)}]"
         for key, value in zip(keys or range(len(values)), values, strict=True)

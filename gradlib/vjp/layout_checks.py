@@ -14,33 +14,33 @@ def check_layout(arguments: Arguments, i: int) -> Diagnosis | None:
     """Find a grad_outputs of a layout that torch does not take for its output.
 
     Args:
-        arguments: Of the call.
+        arguments: The call.
         i: Which output and grad_outputs.
     """
     output, vector = arguments.outputs.values[i], arguments.grad_outputs.values[i]
     if vector is None:
-        lacks_one = isinstance(output, Tensor) and _gets_no_one(output)
-        return _without_weight(arguments, i) if lacks_one else None
-    if not isinstance(output, Tensor):  # of a gradient edge torch tells no more
-        is_apart = vector.is_nested != (form_of(output) is None)
-        return _apart(arguments, i) if is_apart else None
-    return None if _takes(output, vector) else _apart(arguments, i)
+        lacks_weight = isinstance(output, Tensor) and _needs_weight(output)
+        return _without_weight(arguments, i) if lacks_weight else None
+    if not isinstance(output, Tensor):  # an edge tells only whether it is nested
+        differs = vector.is_nested != (form_of(output) is None)
+        return _mismatch(arguments, i) if differs else None
+    return None if _takes(output, vector) else _mismatch(arguments, i)
 
 
 def sparse_refused(arguments: Arguments, message: str) -> Diagnosis | None:
-    """Return what a failed backward pass means that began with another layout.
+    """Explain a backward pass that failed after it began with another layout.
 
     Args:
-        arguments: Of the call, in which `check_layout` finds nothing wrong.
-        message: What torch has raised.
+        arguments: The call, in which `check_layout` finds nothing wrong.
+        message: The message of torch's error.
 
     Returns:
-        ``None`` where it began with the layouts of the outputs.
+        ``None`` where every vector has the layout of its output.
     """
     said = message.split("\n", 1)[0].rstrip(".")
     pairs = zip(arguments.outputs.values, arguments.grad_outputs.values, strict=True)
     found = (
-        _apart(arguments, i, f" torch has raised: {said}.")
+        _mismatch(arguments, i, f" torch has raised: {said}.")
         for i, (output, vector) in enumerate(pairs)
         if vector is not None and layout_of(vector) != _layout_behind(output)
     )
@@ -54,14 +54,14 @@ def layout_of(tensor: Tensor) -> str:
 
 
 def _layout_behind(output: Any) -> str:
-    """Return the layout of an output, as far as torch tells that of a gradient edge."""
+    """Return the layout of an output; of an edge, as far as torch tells it."""
     if isinstance(output, Tensor):
         return layout_of(output)
     return "nested" if form_of(output) is None else "strided"
 
 
-def _gets_no_one(output: Tensor) -> bool:
-    """Tell whether torch cannot make the weight one for an output of one entry."""
+def _needs_weight(output: Tensor) -> bool:
+    """Tell whether torch cannot fill in the weight of an output of one entry."""
     if output.is_nested or output.layout == torch.strided:
         return False
     return output.numel() == 1
@@ -77,9 +77,9 @@ def _without_weight(arguments: Arguments, i: int) -> Diagnosis:
 
 
 def _takes(output: Tensor, vector: Tensor) -> bool:
-    """Tell whether torch lets a backward pass from an output begin with a vector.
+    """Tell whether torch lets a backward pass from `output` begin with `vector`.
 
-    An operation on the way may still not take it.
+    An operation on the way may still refuse it.
     """
     wanted, given = layout_of(output), layout_of(vector)
     if wanted == given:
@@ -90,7 +90,7 @@ def _takes(output: Tensor, vector: Tensor) -> bool:
     return given == "sparse_coo" or is_for_sparse
 
 
-def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
+def _mismatch(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     output, vector = outputs.values[i], vectors.values[i]
     place = vectors.places[i]
@@ -104,7 +104,7 @@ def _apart(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
 
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:
-    """Return the code that gives a vector the layout of its output, and what it is."""
+    """Return the code for a vector in its output's layout, and what it means."""
     is_nested = vector.is_nested or form_of(output) is None
     if is_nested or vector.is_meta or not vector.is_floating_point():
         return weights(output), ONES_MEAN

@@ -1,4 +1,4 @@
-"""What is wrong where autograd has raised: the cases that show only then."""
+"""Explains errors that autograd raised: the cases that show only when it runs."""
 
 import re
 from collections.abc import Callable
@@ -29,15 +29,15 @@ def explain_raised(
     error: BaseException,
     arguments: Arguments | None,
 ) -> Diagnosis | None:
-    """Return what an error of autograd means; ``None`` for an error that is none.
+    """Return what an error of autograd means; ``None`` for any other error.
 
     Args:
         error: What was raised.
-        arguments: Of the call that raised it, in which `diagnose` finds nothing wrong;
-            ``None`` where they are not known.
+        arguments: The call that raised it, in which `diagnose` finds nothing wrong;
+            ``None`` where it is not known.
     """
     code = code_of(str(error))
-    # Of a gradient edge torch tells no layout before.
+    # Before the call, torch does not tell the layout of a gradient edge.
     found = _of_another_layout(error, arguments) if code in (None, "GL115") else None
     if code is None or found is not None:
         return found
@@ -55,7 +55,7 @@ def explain_raised(
 
 
 def _of_no_call(message: str) -> Callable[[BaseException], Diagnosis] | None:
-    """Return what explains an error that no call of autograd raises."""
+    """Return what explains an error that was raised outside any call of autograd."""
     if "leaf Variable" in message:
         return leaf_changed
     return numpy_refused if "numpy()" in message else None
@@ -64,7 +64,7 @@ def _of_no_call(message: str) -> Callable[[BaseException], Diagnosis] | None:
 def _of_another_layout(
     error: BaseException, arguments: Arguments | None
 ) -> Diagnosis | None:
-    """Explain what torch raises at a gradient of another layout, sparse or mkldnn."""
+    """Explain an error caused by a gradient of another layout, sparse or mkldnn."""
     if arguments is None:
         return None
     found = sparse_refused(arguments, str(error))
@@ -107,7 +107,7 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
 
 
 def _names_of_outputs(arguments: Arguments) -> tuple[str, ...]:
-    """Return what code calls the outputs: as they are written, or what holds them."""
+    """Return the outputs as the call writes them, or else the variables they are in."""
     site, values = arguments.site, arguments.outputs.values
     held = () if site is None else (variable_of(it, site.frame) for it in values)
     return own_names(arguments, "y") or tuple(held)
@@ -141,14 +141,14 @@ def _what_changed(names: list[str], is_sure: bool) -> str:
 
 
 def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], bool]:
-    """Return the names of tensors that an error may be about, and whether it is.
+    """Return the names of tensors that an error may be about, and whether it surely is.
 
-    It is about one that shares its memory with what the graph has saved. Where the
-    graph does not show that, there are only shapes and versions to go by.
+    It surely is about one that shares memory with what the graph has saved. Where the
+    graph does not show that, only shapes and versions can tell.
     """
     shape = [int(size) for size in re.findall(r"\d+", found["shape"])]
     version = int(found["version"])
-    shapes = (shape, shape[::-1])  # Linear transposes
+    shapes = (shape, shape[::-1])  # Linear saves its weight transposed
     named = [
         (name, tensor)
         for name, tensor in named_tensors(arguments.frames)
@@ -156,19 +156,19 @@ def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], 
     ]
     nodes = nodes_behind(arguments.outputs.values)
     changed = [it for node in nodes for it in changed_since_saved(node)]
-    said = (it for it in changed if (list(it.shape), it._version) == (shape, version))
-    storages = set(map(_storage, said)) - {0}
+    meant = (it for it in changed if (list(it.shape), it._version) == (shape, version))
+    storages = set(map(_storage, meant)) - {0}
     if storages:
         names = [name for name, tensor in named if _storage(tensor) in storages]
     else:
         names = [name for name, tensor in named if list(tensor.shape) in shapes]
     own = dict(named)
-    first = {id(own[name]): name for name in reversed(names)}  # of several for one
+    first = {id(own[name]): name for name in reversed(names)}  # one name for a tensor
     return [*dict.fromkeys(it for it in names if it in first.values())], bool(storages)
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return where the memory is that a tensor is a view of; 0 for none."""
+    """Return the address of a tensor's storage; 0 if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse, or a stand-in

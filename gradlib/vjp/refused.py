@@ -33,7 +33,7 @@ def leaf_changed(error: BaseException) -> Diagnosis:
 
 
 def numpy_refused(error: BaseException) -> Diagnosis:
-    """Say what to do where NumPy is given what requires grad."""
+    """Say what to do instead of giving NumPy a tensor that requires grad."""
     name = _converted(error)
     place = f"`{name}`" if name else "A tensor"
     return diagnosis(
@@ -49,7 +49,7 @@ def numpy_refused(error: BaseException) -> Diagnosis:
 
 
 def _frames(error: BaseException) -> Sequence[tuple[FrameType, int]]:
-    """Return the frames, with their lines, that run no package's code."""
+    """Return the frames, with their lines, that run code of no installed package."""
     steps = ((it.tb_frame, it.tb_lineno) for it in steps_of(error))
     return [it for it in steps if not _is_of_a_package(it[0])]
 
@@ -61,7 +61,7 @@ def _is_of_a_package(frame: FrameType) -> bool:
 
 def _statement(error: BaseException) -> ast.stmt | None:
     """Return the innermost statement that failed, if it is short and can be read."""
-    with suppress(Exception):  # as there may be no source
+    with suppress(Exception):  # there may be no source
         frame, line = _frames(error)[0]
         every = (it for it in ast.walk(tree_of(frame)) if isinstance(it, ast.stmt))
         (*_, found) = (it for it in every if it.lineno <= line <= (it.end_lineno or 0))
@@ -77,7 +77,7 @@ def _changed_by(statement: ast.stmt | None, error: BaseException) -> str:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=changed), args=args)):
             frame, _ = _frames(error)[0]
             if isinstance(value_of(changed, frame), ModuleType):
-                changed = args[0]  # of a function, as in nn.functional
+                changed = args[0]  # the function's argument, as in nn.functional
         case _:
             return ""
     return ast.unparse(changed)

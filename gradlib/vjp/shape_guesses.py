@@ -13,7 +13,7 @@ def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[st
     """Return what an entry of grad_outputs was meant as, and the line that mends it.
 
     Args:
-        arguments: Of the call.
+        arguments: The call.
         i: Which entry.
         given: Its shape.
         wanted: The shape of its output.
@@ -57,7 +57,7 @@ def _meant(given: Shape, wanted: Shape, like: str) -> tuple[str, str] | None:
 
 
 def _partner(arguments: Arguments, given: Shape, wanted: Shape) -> int | None:
-    """Return which entry would fit, and be fitted, if the two changed places."""
+    """Return the entry of shape `wanted` whose output has shape `given`, if any."""
     outputs, vectors = arguments.outputs.values, arguments.grad_outputs.values
     for i, (output, vector) in enumerate(zip(outputs, vectors, strict=True)):
         if shape_of(output) == given and shape_of(vector) == wanted:
@@ -66,7 +66,7 @@ def _partner(arguments: Arguments, given: Shape, wanted: Shape) -> int | None:
 
 
 def _place_of_shape(argument: Argument, shape: Shape) -> str:
-    """Return the place of the first entry of a shape, or ``""``."""
+    """Return the place of the first entry that has a shape, or ``""``."""
     pairs = zip(argument.places, argument.values, strict=True)
     return next((place for place, it in pairs if shape_of(it) == shape), "")
 

@@ -1,7 +1,7 @@
-"""Code that is printed, in the names that the caller has for tensors.
+"""Rewrites the code of an explanation in the caller's own names for tensors.
 
 The checks write y, x and v for the outputs, inputs and grad_outputs of a call. Here
-these become what the caller wrote, as far as that can be read.
+these letters become what the caller wrote, where that can be read.
 """
 
 import ast
@@ -23,8 +23,8 @@ from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.names import variable_of
 from gradlib.vjp.written import UNKNOWN, Expression, expressions, names_in, value_of
 
-LONG = 30  # letters: what is longer is given a variable first
-LONGEST = 60  # letters of what a variable is given
+LONG = 30  # letters; a longer expression is put into a variable first
+LONGEST = 60  # letters, at most, of an expression that is put into a variable
 
 _OPENED = (list, tuple, set, frozenset, deque)  # looking into these changes nothing
 
@@ -41,10 +41,10 @@ class Spelling:
     """How code spells an argument.
 
     Attributes:
-        text: What gives it.
-        variable: What may be bound in its place.
+        text: The expression that gives it.
+        variable: The variable that code may set in its place.
         before: The line that binds the variable first, where `text` needs it.
-        entries: What gives each entry, where the caller wrote them one by one.
+        entries: The expression of each entry, where the caller wrote them one by one.
     """
 
     text: str
@@ -65,10 +65,10 @@ def in_own_names(found: Diagnosis, arguments: Arguments) -> Diagnosis:
 def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
     """Return what the caller calls the entries of an argument, or nothing.
 
-    This goes by the source alone, as a call that is good is to keep nothing alive.
+    Only the source is read: looking at values might keep those of a good call alive.
 
     Args:
-        arguments: Of the call.
+        arguments: The call.
         letter: ``"y"`` for outputs, ``"x"`` for inputs, ``"v"`` for grad_outputs.
     """
     with suppress(Exception):
@@ -102,11 +102,11 @@ def _written(arguments: Arguments) -> dict[str, Expression]:
 
 
 def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spelling]:
-    """Return how code that runs where the call is spells each argument.
+    """Return how code at the place of the call spells each argument.
 
     Args:
-        arguments: Of the call.
-        others: What else the code spells.
+        arguments: The call.
+        others: Other expressions that the code contains.
     """
     by_letter, written = _by_letter(arguments), _written(arguments)
     own = {k: _own(it, written.get(k), arguments) for k, it in by_letter.items()}
@@ -122,7 +122,7 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
     spelled: dict[str, Spelling] = {}
     for letter, argument in by_letter.items():
         it = own[letter]
-        # What no argument is for is only read: the caller's own will do.
+        # Where no inputs were given, code only reads x: the caller's own x will do.
         is_bound = letter != "x" or not arguments.into_leaves
         variable = _free(letter, argument, taken | known if is_bound else taken)
         taken.add(variable)
@@ -136,7 +136,7 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
 
 
 def _placeholders(arguments: Arguments) -> Iterator[tuple[str, str]]:
-    """Give names for a loop's variable and a function that are none of the caller's."""
+    """Yield names for a loop variable and a function that the caller does not use."""
     if arguments.site is None:
         return
     frame = arguments.site.frame
@@ -154,7 +154,7 @@ def _longer(letter: str) -> Iterator[str]:
 def _own(
     argument: Argument, written: Expression | None, arguments: Arguments
 ) -> Spelling | None:
-    """Return the spelling of what the caller has a short name for."""
+    """Return the spelling of an argument that the caller has a short name for."""
     if arguments.site is None:
         return None
     frame = arguments.site.frame
@@ -168,7 +168,7 @@ def _own(
 def _as_written(
     argument: Argument, written: Expression, frame: FrameType
 ) -> Spelling | None:
-    """Return the caller's expression, if it is short, and gives the same again."""
+    """Return the caller's expression, if it is short and gives the same value again."""
     if _is_wrapped(argument, written, frame) and len(written.text) <= LONG:
         return Spelling(written.text, entries=(written.text,))
     if not argument.several and len(written.entries) == 1:
@@ -194,10 +194,10 @@ def _is_wrapped(argument: Argument, written: Expression, frame: FrameType) -> bo
 
 
 def _gives(node: ast.expr, is_it: Any, frame: FrameType) -> bool:
-    """Tell whether an expression can be written again, and gives the same again.
+    """Tell whether an expression, written again, gives the same value again.
 
-    It is a number, or leads from a variable by attributes and subscripts. Those of a
-    tensor do not count: ``x[0]`` and ``x.T`` are new tensors each time.
+    A number does, and so does a path of attributes and subscripts from a variable, but
+    not through a tensor: ``x[0]`` and ``x.T`` are new tensors each time.
     """
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int | float)
@@ -213,7 +213,7 @@ def _gives(node: ast.expr, is_it: Any, frame: FrameType) -> bool:
 
 
 def _is_path(node: ast.expr) -> bool:
-    """Tell whether attributes and subscripts by constants lead there from a name."""
+    """Tell whether a node is a name, with attributes and constant subscripts if any."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
             return False
@@ -222,7 +222,7 @@ def _is_path(node: ast.expr) -> bool:
 
 
 def _holds(argument: Argument, value: Any) -> bool:
-    """Tell whether a value is what was given, or a list or dict of just that."""
+    """Tell whether a value is the argument, or a list or dict of just its entries."""
     if not argument.several:
         return value is argument.values[0]
     if issubclass(type(value), dict):
@@ -236,18 +236,18 @@ def _holds(argument: Argument, value: Any) -> bool:
 
 
 def _are_keys(argument: Argument) -> bool:
-    """Tell whether torch has taken the keys of a dict."""
+    """Tell whether the entries are strings: torch has taken the keys of a dict."""
     return {str} == set(map(type, argument.values))
 
 
 def _is_recomputed(text: str, argument: Argument) -> bool:
-    """Tell whether a variable holds outputs, which may be computed again into it."""
+    """Tell whether `text` is a variable for outputs, which code may compute again."""
     first = argument.values[0] if argument.values else None
     return argument.letter == "y" and text.isidentifier() and isinstance(first, Tensor)
 
 
 def _free(letter: str, argument: Argument, taken: set[str]) -> str:
-    """Return a name for a variable that the call has none of."""
+    """Return a name for a variable that is not taken."""
     own = [letter, *[argument.name] * argument.name.isidentifier()]
     names = chain(own, _longer(letter))
     return next(name for name in names if name not in taken)
@@ -259,13 +259,13 @@ def _binding(
     written: Expression | None,
     arguments: Arguments,
 ) -> str:
-    """Return the line that gives a variable what the caller wrote, or ``""``."""
+    """Return the line that sets a variable to what the caller wrote, or ``""``."""
     if written is None or arguments.site is None:
         return ""
     value = value_of(written.node, arguments.site.frame)
     if value is not UNKNOWN:
         if not _opens_to(value, argument):
-            return ""  # something else, by now
+            return ""  # its value has changed since
         if not argument.several:
             return f"({variable},) = {written.text}"  # as torch opens it
     if any(isinstance(it, ast.Await | ast.Yield) for it in ast.walk(written.node)):
@@ -280,9 +280,9 @@ def _binding(
 
 
 def _opens_to(value: Any, argument: Argument) -> bool:
-    """Tell whether the entries of a value are what was given, where the call is."""
+    """Tell whether a value held just the entries that were given, before the call."""
     if issubclass(type(value), Iterator):
-        return True  # it is used up only after the call
+        return True  # before the call it is not used up
     entries = list(value) if type(value) in _OPENED else None
     return _holds(replace(argument, several=True), entries)
 
@@ -294,9 +294,9 @@ def _is_list(node: ast.expr) -> bool:
 
 
 def _rewritten(code: str, spelled: dict[str, Spelling]) -> str:
-    """Return code with the letters spelled otherwise.
+    """Return code with its letters replaced by their spellings.
 
-    A letter is read as the caller spells it, until a line binds it.
+    A letter becomes the caller's expression until a line sets it, then the variable.
     """
     nodes = list(ast.walk(ast.parse(code)))
     names = [it for it in nodes if isinstance(it, ast.Name) and it.id in spelled]
@@ -329,8 +329,8 @@ def _rewritten(code: str, spelled: dict[str, Spelling]) -> str:
 
 
 def _edited(code: str, edits: dict[ast.expr, str]) -> str:
-    """Return code with other texts in the places of some nodes."""
-    lines = [line.encode() for line in code.splitlines()]  # places count bytes
+    """Return code with the text of some nodes replaced."""
+    lines = [line.encode() for line in code.splitlines()]  # columns count bytes
     for node in sorted(edits, key=lambda it: it.col_offset, reverse=True):
         line = lines[node.lineno - 1]
         start, end = line[: node.col_offset], line[node.end_col_offset :]

@@ -13,9 +13,9 @@ def check_batch_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis | No
     """Find a vector with the batch axis and without is_grads_batched, or the reverse.
 
     Args:
-        arguments: Of the call.
+        arguments: The call.
         i: Which output and grad_outputs.
-        form: That of the output.
+        form: The form of that output.
     """
     count = _count(shape_of(arguments.grad_outputs.values[i]), form.shape)
     if arguments.is_grads_batched:
@@ -29,7 +29,7 @@ def _axis_unasked(
     """Explain vectors with the batch axis where is_grads_batched is missing."""
     vectors, shapes = arguments.grad_outputs, _shapes(arguments.grad_outputs)
     of_an_input = shapes[i] in _shapes(arguments.inputs)
-    are_numbers = not any(_shapes(arguments.outputs))  # of a loss nobody wants rows
+    are_numbers = not any(_shapes(arguments.outputs))  # nobody wants rows for a loss
     if of_an_input or are_numbers or _counts(arguments) != {count}:
         return None
     intent = f"Likely meant: each of {count} vectors, by is_grads_batched."
@@ -77,7 +77,7 @@ def _compared(arguments: Arguments, i: int, form: Form) -> str:
 
 
 def _unit_vectors(arguments: Arguments, form: Form) -> str:
-    """Return the line that gives the one output a vector for each of its entries."""
+    """Return the line that makes a unit vector for each entry of the one output."""
     output = arguments.outputs.values[0]
     if isinstance(output, Tensor):
         return "v = torch.eye(y.numel()).to(y).reshape(-1, *y.shape)"
@@ -87,7 +87,7 @@ def _unit_vectors(arguments: Arguments, form: Form) -> str:
 
 
 def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
-    """Refuse is_grads_batched where tensors are nested: they have no axis in front."""
+    """Refuse is_grads_batched for nested tensors, which can have no axis in front."""
     one = all_ones(arguments, batched=False)
     return diagnosis(
         "GL107",
@@ -102,18 +102,18 @@ def _shapes(argument: Argument) -> list[Shape | None]:
 
 
 def _counts(arguments: Arguments) -> set[int]:
-    """Return how many vectors there are for the outputs."""
+    """Return the different numbers of vectors that the outputs are given."""
     vectors, outputs = arguments.grad_outputs, arguments.outputs
     return {*map(_count, _shapes(vectors), _shapes(outputs))}
 
 
 def _count(shape: Shape | None, wanted: Shape | None) -> int:
-    """Return how many vectors of a shape there are in one with an axis in front."""
+    """Return the length of an axis in front of the `wanted` shape; 0 without one."""
     return shape[0] if shape and shape[1:] == wanted else 0
 
 
 def check_batch_sizes(arguments: Arguments) -> Diagnosis | None:
-    """Find as many vectors for one output as for another, where they are counted."""
+    """Find outputs with different numbers of vectors, where is_grads_batched is on."""
     vectors = arguments.grad_outputs
     sizes = [len(it) for it in vectors.values] if arguments.is_grads_batched else []
     for i, size in enumerate(sizes):

@@ -21,7 +21,7 @@ from gradlib.vjp.vector_batches import (
     nested_in_batch,
 )
 
-_PLAIN = (Tensor, nn.Parameter)  # stand-ins give the device of what they stand for
+_PLAIN = (Tensor, nn.Parameter)  # stand-ins report the device of what they stand for
 _GATHERED = ("GatherBackward", "StackBackward0")  # by DataParallel, by torch.stack
 
 
@@ -38,7 +38,7 @@ def _check_vector(arguments: Arguments, i: int) -> Diagnosis | None:
         return found
     form = form_of(output)
     if form is None or (vector is not None and shape_of(vector) is None):
-        # Nested tensors: torch compares them.
+        # torch itself compares nested tensors.
         return nested_in_batch(arguments, i) if arguments.is_grads_batched else None
     if (found := check_batch_axis(arguments, i, form)) is not None:
         return found
@@ -101,7 +101,7 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
 
 
 def _has_a_mean(outputs: Argument) -> bool:
-    """Tell whether the mean of the outputs is a loss: they are one, real and dense."""
+    """Tell whether there is one output, real and dense, so that its mean is a loss."""
     return _is_one_dense(outputs) and not outputs.values[0].is_complex()
 
 
@@ -153,7 +153,7 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     mends = {i: f"{{v}} = {expression}"}
     found = diagnosis("GL105", what, intent=intent, mends=mends)
-    # As it says so, torch compares tensors, and raises what comes of that.
+    # To word its error torch compares tensors with ==, which may raise another.
     return replace(found, is_refused=given.is_complex != wanted.is_complex)
 
 

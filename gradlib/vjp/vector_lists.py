@@ -24,7 +24,7 @@ from gradlib.vjp.written import expressions
 
 
 def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:
-    """Find grad_outputs that are no tensors, among those that are needed."""
+    """Find grad_outputs that are not tensors, among those that are needed."""
     needed = arguments.grad_outputs.values[: len(arguments.outputs.values)]
     found = (
         _not_a_tensor(arguments, i)
@@ -35,7 +35,7 @@ def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:
 
 
 def check_options(arguments: Arguments) -> Diagnosis | None:
-    """Find a tensor where True or False belongs: mostly grad_outputs, by mistake."""
+    """Find a tensor where True or False belongs; mostly it is meant as grad_outputs."""
     options, vectors = arguments.options, arguments.grad_outputs
     name = next((it for it in options if options[it] is NO_FLAG), "")
     if not name:
@@ -98,7 +98,7 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         without = replace(vectors, values=(None,) * len(outputs.values))
         kept = {"retain_graph": True} if value else {}
         fix = recomputed(replace(arguments, grad_outputs=without), **kept)
-    elif _is_for_others(arguments):
+    elif _are_unpaired(arguments):
         intent = "Each output needs weights of its own, of its shape."
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
     elif isinstance(value, Number) or shape == () != shape_of(output):
@@ -121,8 +121,8 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
     return diagnosis("GL104", what, intent=intent, fix=fix, mends=mends)
 
 
-def _is_for_others(arguments: Arguments) -> bool:
-    """Tell whether the numbers given are for no outputs as these."""
+def _are_unpaired(arguments: Arguments) -> bool:
+    """Tell whether outputs and grad_outputs do not pair up one by one."""
     outputs, vectors = arguments.outputs, arguments.grad_outputs
     if not vectors.several:
         return outputs.several
@@ -135,14 +135,14 @@ def _is_complex(output: Any) -> bool:
 
 
 def _fits(arguments: Arguments, i: int, shape: Shape) -> bool:
-    """Tell whether weights of a shape are for an output, or a batch of them."""
+    """Tell whether weights of a shape fit an output, by themselves or as a batch."""
     wanted = shape_of(arguments.outputs.values[i])
     is_batch = arguments.is_grads_batched and shape[1:] == wanted
     return shape == wanted or is_batch
 
 
 def _missing_axis(arguments: Arguments, shape: Shape | None, i: int = 0) -> str:
-    """Return the code that makes a batch of one vector, where one is wanted."""
+    """Return the code that adds the batch axis where one is wanted, or ``""``."""
     is_one = shape is not None and shape == shape_of(arguments.outputs.values[i])
     return "[None]" if is_one and arguments.is_grads_batched else ""
 
@@ -165,7 +165,7 @@ def are_rows(arguments: Arguments) -> bool:
 
 
 def _is_one_list(arguments: Arguments) -> bool:
-    """Tell whether grad_outputs is a list of numbers, as many as the one output has."""
+    """Tell whether grad_outputs is a list of numbers that fits the one output."""
     if arguments.outputs.several or not arguments.grad_outputs.several:
         return False
     wanted = shape_of(arguments.outputs.values[0])
@@ -175,13 +175,13 @@ def _is_one_list(arguments: Arguments) -> bool:
 
 
 def _shape_of_numbers(value: Any) -> Shape | None:
-    """Return the shape a tensor made of `value` would have; ``None`` for none."""
+    """Return the shape of a tensor made of `value`; ``None`` if none can be made."""
     if isinstance(value, int | float):
         return ()
     if isinstance(value, Tensor):
-        return None if shape_of(value) else ()  # torch makes none of several vectors
+        return None if shape_of(value) else ()  # torch makes none of a list of vectors
     if hasattr(value, "__array__") and not isinstance(value, type):
-        shape = getattr(value, "shape", None)  # pyarrow's has none
+        shape = getattr(value, "shape", None)  # pyarrow arrays have none
         holds_numbers = getattr(getattr(value, "dtype", None), "kind", "f") in "biufc"
         is_shape = isinstance(shape, tuple) and holds_numbers
         return tuple(cast(Any, shape)) if is_shape else None
