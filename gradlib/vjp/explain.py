@@ -25,20 +25,20 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
     rows, if it has at most 10,000 entries in 1,000 rows, all outputs and inputs
     together. It is not computed for complex outputs.
 
-    The graph is retained, so it can be used again, and no ``.grad`` changes. What is
-    returned has no graph. Hooks on the graph run in each pass, and a recording made
-    meanwhile has all passes.
+    The graph is retained, so it can be used again, and no ``.grad`` changes. The
+    tensors of the result have no graph. Hooks on the graph run in each pass, and a
+    recording made meanwhile has all passes.
 
     Args:
         outputs: One or several tensors, of any shapes, as ``torch.autograd.grad`` takes
             them.
         inputs: One or several tensors, or a dict of them, of any shapes.
-        grad_outputs: For each output its v, of the output's shape. ``None`` for an
-            output with one entry.
+        grad_outputs: v for each output, of the output's shape. It may be ``None`` for
+            an output with one entry.
 
     Returns:
-        The explanation, to print, to plot, or to ask. A bad call raises nothing: its
-        explanation says what is wrong, and what was probably meant.
+        The explanation, to print, to plot, or to read by attribute. A bad call raises
+        nothing: its explanation says what is wrong, and what was probably meant.
 
     Raises:
         Exception: What hooks and custom backward functions raise, unchanged.

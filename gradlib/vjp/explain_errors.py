@@ -19,7 +19,7 @@ from gradlib.vjp.raised import explain_raised
 from gradlib.vjp.vector_lists import are_rows
 from gradlib.vjp.wordings import code_of
 
-# What only the run itself can show: the arguments may be wrong as well.
+# Only the run itself shows these; they come first if arguments are wrong as well.
 _ONLY_RAISED = ("GL111", "GL112")
 
 
@@ -27,7 +27,7 @@ _RUNS_LATER = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR
 
 
 class Explaining(ContextDecorator):
-    """What `explain_errors` returns. It holds nothing, so any blocks may share it."""
+    """What `explain_errors` returns. It has no state, so any blocks may share it."""
 
     def __call__(self, func: Callable[..., Any]) -> Any:
         """Return the function with its errors explained."""
@@ -41,7 +41,7 @@ class Explaining(ContextDecorator):
         return super().__call__(func)
 
     def __enter__(self) -> None:
-        """Do nothing: there is something to do only where an error leaves."""
+        """Do nothing: only an error that leaves the block is explained."""
 
     def __exit__(
         self,
@@ -59,21 +59,21 @@ class Explaining(ContextDecorator):
 def explain_errors() -> Explaining:
     """Add an explanation to errors of autograd, as a note below their message.
 
-    For code that calls torch itself: ``loss.backward()``, ``torch.autograd.grad``, or
-    anything that does. The note is what `grad` would say, with the same code, and the
-    names that the code gives to tensors. The error stays what it is, with its type,
-    message and traceback. It gets one note, however many blocks it leaves, and other
-    errors get none. Errors in an ``ExceptionGroup``, and those that another was raised
-    from, are explained too.
+    Use it around ``loss.backward()``, ``torch.autograd.grad``, or anything that calls
+    them. The note says what `grad` would say, with the same error code, and with the
+    names that your code gives to tensors. The error keeps its type, message and
+    traceback. It gets one note, however many blocks it leaves; other errors get none.
+    Errors in an ``ExceptionGroup``, and those that another was raised from, are
+    explained too.
 
     It is also a decorator: write ``@gradlib.explain_errors()`` above a function.
 
     Returns:
-        What stands in ``with``, as often as you like, or above functions.
+        A context manager and decorator, which can be used any number of times.
 
     Raises:
         Exception: What the block raises.
-        RecordingArgumentError: It is above an async function or a generator.
+        RecordingArgumentError: It decorates an async function or a generator.
 
     Example:
         ```python
@@ -109,11 +109,11 @@ def explain_errors() -> Explaining:
 
 
 def _shown_with(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an error, those of its group, and those that Python shows before it."""
+    """Yield an error, those of its group, and those that Python shows above it."""
     waiting, seen = [error], set[int]()
     while waiting:
         it = waiting.pop()
-        # Ours says all that is to be said of the one it was raised from.
+        # Our own errors already explain the one that they were raised from.
         if it is None or id(it) in seen or isinstance(it, GradlibError):
             continue
         seen.add(id(it))
@@ -131,18 +131,18 @@ def _is_explained(error: BaseException) -> bool:
 def _explanation(error: BaseException) -> Diagnosis | None:
     """Return what an error of autograd means; ``None`` for any other error.
 
-    Where torch made the call, as in torch.func.vjp, code would be in torch's names,
-    which mean nothing where the caller would write it: then there is none.
+    Where torch itself made the call, as in torch.func.vjp, the code of the explanation
+    is left out: it would be in torch's names, which mean nothing to the user.
     """
     arguments = innermost_call(error)
-    found = _meant(error, arguments)
+    found = _meaning(error, arguments)
     if found is None or arguments is None or arguments.site is not None:
         return found
     return replace(found, fix="")
 
 
-def _meant(error: BaseException, arguments: Arguments | None) -> Diagnosis | None:
-    """Return the same, with code in any case."""
+def _meaning(error: BaseException, arguments: Arguments | None) -> Diagnosis | None:
+    """Return what an error of autograd means, whoever made the call."""
     if arguments is not None and raised_by_hook(error):
         return None
     is_torchs = isinstance(error, RuntimeError)
@@ -156,10 +156,10 @@ def _meant(error: BaseException, arguments: Arguments | None) -> Diagnosis | Non
 
 
 def _as_torch_takes_it(arguments: Arguments) -> Arguments:
-    """Return a call without the vectors that are too many, which torch drops.
+    """Return a call without surplus grad_outputs, which torch drops.
 
-    It does not get there with what is no tensor, as a list of numbers, nor with rows
-    where it wants a batch of them.
+    torch fails before it drops them where one is no tensor, as a list of numbers, or
+    where they are rows instead of one batch: these calls stay as they are.
     """
     vectors = arguments.grad_outputs
     values = vectors.values[: len(arguments.outputs.values)]
@@ -170,9 +170,9 @@ def _as_torch_takes_it(arguments: Arguments) -> Arguments:
 
 
 def _is_refused(found: Diagnosis, code: str | None) -> bool:
-    """Tell whether torch refuses what was found, in the words of that case or not.
+    """Tell whether torch refuses what was found, whatever words it uses.
 
-    There are no more vectors than outputs, so GL103 is too few.
+    It refuses GL103 too: the surplus vectors, which it would drop, are gone by now.
     """
     refuses = found.is_refused or CASES[found.code].torch_refuses
     return refuses or found.code in (code, "GL103")

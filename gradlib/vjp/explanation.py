@@ -24,22 +24,22 @@ class VJPExplanation:
 
     An attribute with a value for each input is a tuple if several inputs were given,
     and a dict if a dict was. One with a value for each pair of an output and an input
-    is, if several outputs were given, a tuple with such an entry for each output.
+    is built likewise, within a tuple over the outputs if several were given.
 
     Attributes:
         ok: Whether autograd can make the call. If not, only `code` and `meaning` are
             set; the others are ``None`` or empty.
         code: What is wrong with the call, such as ``"GL101"``, or ``""``.
         meaning: What the call computed, in words, or what is wrong with it.
-        result: For each input vᵀJ, of the input's shape, as autograd computed it.
-        jacobian: For each pair J = dy/dx, of shape ``(*out, *in)``. Like `result`, it
+        result: vᵀJ for each input, of the input's shape, as autograd computed it.
+        jacobian: J = dy/dx for each pair, of shape ``(*out, *in)``. Like `result`, it
             has no graph. ``None`` if there is none; `note` says why.
-        equation: For each pair the equation with which ``torch.einsum(equation, v, J)``
-            gives vᵀJ, such as ``"jk,jki->i"``; `result` is its sum over the outputs.
+        equation: The equation for each pair, such as ``"jk,jki->i"``:
+            ``torch.einsum(equation, v, J)``, summed over the outputs, is `result`.
             ``None`` for a complex output.
-        shapes: For each pair a dict of the shapes of ``"grad_output"``, ``"jacobian"``
+        shapes: A dict for each pair, of the shapes of ``"grad_output"``, ``"jacobian"``
             and ``"result"``; ``None`` for a nested tensor.
-        by_einsum: For each input vᵀJ again, by `equation` from `jacobian`.
+        by_einsum: vᵀJ for each input again, computed from `jacobian` by `equation`.
         difference: The largest difference between `result` and `by_einsum`, over the
             entries whose terms are finite; ``None`` if there is none. The printed
             explanation counts the others that differ.
@@ -59,7 +59,7 @@ class VJPExplanation:
     _product: Product | None = None
 
     def __repr__(self) -> str:
-        """Say whether the call is a good one."""
+        """Say whether autograd can make the call."""
         return f"<VJPExplanation: {'ok' if self.ok else self.code}>"
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class VJPExplanation:
         Raises:
             RecordingArgumentError: `ax` is no Axes.
         """
-        # Not before: to import matplotlib takes longer than all the rest.
+        # Imported only here: matplotlib takes longer to import than all the rest.
         from gradlib.vjp.picture import draw
 
         what_is_wrong = self.meaning.split("\n\n")[0]
@@ -123,7 +123,7 @@ def explained(product: Product) -> VJPExplanation:
 
 def _shapes(v: Tensor, result: Tensor) -> dict[str, tuple[int, ...]] | None:
     if v.is_nested or result.is_nested:
-        return None  # their sizes are no numbers, or cannot be asked for at all
+        return None  # their sizes are not numbers, or not available
     return {
         "grad_output": tuple(v.shape),
         "jacobian": (*v.shape, *result.shape),

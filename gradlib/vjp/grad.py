@@ -63,16 +63,16 @@ def grad(
     before the graph is used, so that you can correct it and call again; only a freed
     graph, a tensor changed in place, and an operation that takes no sparse gradient are
     found while the gradients are computed.
-    Two calls that torch silently accepts raise here: a `grad_outputs` of integers or
-    booleans, and more of them than there are outputs.
+    Two calls that torch silently accepts raise here: with a `grad_outputs` of integers
+    or booleans, and with more `grad_outputs` than outputs.
 
     Args:
         outputs: One tensor or gradient edge, or several, of any shapes.
         inputs: What to differentiate with respect to: one tensor or gradient edge,
             several, or a dict of tensors.
         grad_outputs: ``v = dL/dy`` for each output, of the shape of that output; with
-            `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for one
-            if the output is a single number.
+            `is_grads_batched` of shape ``(vectors, *output)``. ``None`` stands for 1 if
+            the output is a single number.
         retain_graph: Whether the graph can be used again. Default: `create_graph`.
         create_graph: Whether the gradients can be differentiated themselves.
         allow_unused: Whether an input may be unused; its gradient is then ``None``.
@@ -81,9 +81,9 @@ def grad(
         materialize_grads: Whether an unused input gets zeros.
 
     Returns:
-        For each input vᵀJ, summed over the outputs, of the input's shape; with
-        `is_grads_batched` of shape ``(vectors, *input)``. A tuple, or for a dict of
-        inputs a dict with its keys.
+        vᵀJ for each input, summed over the outputs, of the input's shape; with
+        `is_grads_batched` of shape ``(vectors, *input)``. A tuple, or a dict with the
+        same keys if `inputs` is a dict.
 
     Raises:
         GradOutputsError: `grad_outputs` does not fit the outputs. Its subclasses, and
@@ -93,8 +93,8 @@ def grad(
         InputNeedsNoGradError: An input does not require grad.
         FreedGraphError: An earlier backward pass freed the graph.
         ChangedInPlaceError: A tensor that is needed was changed in place.
-        NotDifferentiableArgumentError: `outputs` or `inputs` holds something else than
-            tensors, or nothing.
+        NotDifferentiableArgumentError: `outputs` or `inputs` is empty, or holds
+            something other than tensors.
         ValueError: torch's own, for ``materialize_grads=True`` with
             ``allow_unused=False``.
         RuntimeError: torch's own, where an operation has no derivative at this point,
