@@ -221,7 +221,7 @@ def shape_of(value: Any) -> Shape | None:
 
 
 def _is_dict(argument: Any) -> bool:
-    return type(argument) is dict  # torch opens no subclass
+    return type(argument) is dict  # torch opens no subclass of it
 
 
 def _opens(argument: Any) -> bool:

@@ -66,11 +66,11 @@ def innermost_call(error: BaseException) -> Arguments | None:
                 arguments, site = _grad(frame.f_locals), _site(frame, callers)
                 return replace(arguments, site=site, frames=frames)
             if frame.f_code.co_name == "backward":
-                given = frame.f_locals
+                variables = frame.f_locals
                 is_method = bool(callers) and _is_of(callers[0], "torch._tensor")
                 if is_method:
                     frame, callers = callers[0].tb_frame, callers[1:]
-                arguments = _backward(given, is_method=is_method)
+                arguments = _backward(variables, is_method=is_method)
                 site = _site(frame, callers)
                 return replace(arguments, site=site, frames=frames)
     return None
@@ -114,56 +114,56 @@ def _is_of(step: TracebackType, package: str) -> bool:
     return f"{module_of(step.tb_frame)}.".startswith(f"{package}.")
 
 
-def _grad(given: dict[str, Any]) -> Arguments:
+def _grad(variables: dict[str, Any]) -> Arguments:
     """Read the local variables of torch.autograd.grad; iterators may be used up."""
-    options = _options(given, _OPTIONS)
+    options = _options(variables, _OPTIONS)
     arguments = read_arguments(
-        _alone(given["outputs"]),
-        _alone(_inputs(given)),
-        given["grad_outputs"],
+        _alone(variables["outputs"]),
+        _alone(_inputs(variables)),
+        variables["grad_outputs"],
         **options,
     )
     return replace(arguments, function="torch.autograd.grad")
 
 
-def _backward(given: dict[str, Any], *, is_method: bool) -> Arguments:
+def _backward(variables: dict[str, Any], *, is_method: bool) -> Arguments:
     """Read the local variables of torch.autograd.backward."""
-    outputs = read_argument("tensors", "y", _alone(given["tensors"]))
-    vectors = read_grad_outputs("grad_tensors", given["grad_tensors"], outputs)
+    outputs = read_argument("tensors", "y", _alone(variables["tensors"]))
+    vectors = read_grad_outputs("grad_tensors", variables["grad_tensors"], outputs)
     inputs = Argument("inputs", "x", (), several=True)
-    into_leaves = given.get("inputs") is None
+    into_leaves = variables.get("inputs") is None
     if not into_leaves:
-        inputs = read_argument("inputs", "x", _inputs(given))
+        inputs = read_argument("inputs", "x", _inputs(variables))
     if is_method:
         outputs = replace(outputs, name="the output", alone="the output")
         vectors = replace(vectors, name="gradient", alone="gradient")
-    options = _options(given, _OPTIONS[:2])
+    options = _options(variables, _OPTIONS[:2])
     function = "backward" if is_method else "torch.autograd.backward"
     return Arguments(
         outputs, inputs, vectors, options, function, into_leaves=into_leaves
     )
 
 
-def _options(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _options(variables: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the options that differ from their defaults."""
     # Where two of them were left out, torch has set them from other options.
     defaults = {
-        "retain_graph": given.get("create_graph"),
-        "allow_unused": given.get("materialize_grads"),
+        "retain_graph": variables.get("create_graph"),
+        "allow_unused": variables.get("materialize_grads"),
     }
     return {
         name: it
         for name in names
-        if (it := flag(given.get(name)))
+        if (it := flag(variables.get(name)))
         not in (None, flag(defaults.get(name)) or False)
     }
 
 
-def _inputs(given: dict[str, Any]) -> Any:
+def _inputs(variables: dict[str, Any]) -> Any:
     """Return the inputs: a dict, or the tuple that torch has made of them."""
-    inputs = given["inputs"]
+    inputs = variables["inputs"]
     is_dict = issubclass(type(inputs), dict)
-    return inputs if is_dict else given.get("inputs_tuple", inputs)
+    return inputs if is_dict else variables.get("inputs_tuple", inputs)
 
 
 def _alone(given: Any) -> Any:

@@ -52,7 +52,7 @@ def carried(arguments: Arguments) -> dict[str, str]:
 
 
 def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]]:
-    """Yield attributes that a method reads before it sets them, with detaching code.
+    """Yield each attribute that a method reads, then sets, and the code to detach it.
 
     The methods are the one that makes the call, and each module's ``forward``.
     """
@@ -182,12 +182,12 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _read_then_set(loop: Any) -> list[str]:
-    """Return the variables that each step of a loop reads before it sets them."""
+def _read_then_set(code: Any) -> list[str]:
+    """Return the variables that a loop or method reads before it sets them."""
     read: dict[str, None] = {}
     kept: dict[str, None] = {}
     was_set: set[str] = set()
-    for name, is_set in _uses(loop.body):
+    for name, is_set in _uses(code.body):
         if not is_set and name not in was_set:
             read[name] = None
         elif is_set:
@@ -198,7 +198,7 @@ def _read_then_set(loop: Any) -> list[str]:
 
 
 def _uses(node: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each use of a variable, in the order they run, and whether it sets it."""
+    """Yield the variable of each use, in the order they run, and whether it is set."""
     match node:
         case list():
             for it in cast(list[Any], node):

@@ -26,7 +26,7 @@ class Diagnosis:
         mends: For each wrong entry of grad_outputs, by index, the line that mends it,
             with ``{y}`` and ``{v}`` for the output and the entry.
         is_refused: Whether torch refuses this call, though not every call of its case.
-        rule: What was expected, and why; ``""`` where the case says it.
+        rule: What was expected, and why; ``""`` if the rule of the case says it.
     """
 
     code: str

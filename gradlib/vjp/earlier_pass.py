@@ -33,7 +33,7 @@ class EarlierPass(NamedTuple):
 
 
 def earlier_pass(arguments: Arguments) -> EarlierPass | None:
-    """Return the last pass before a call that may have freed the call's graph.
+    """Return the last earlier pass that may have freed the graph of a call.
 
     One from the same variable is preferred: it went through all of the graph.
 

@@ -12,8 +12,8 @@ def equation(v: Tensor, result: Tensor) -> str | None:
     """Return the einsum of v and J that gives vᵀJ, as ``"jk,jki->i"``.
 
     Args:
-        v: The vector, of the output's shape, which are the first axes of J.
-        result: vᵀJ, of the input's shape, which are the last axes of J.
+        v: The vector, of the output's shape: the first axes of J.
+        result: vᵀJ, of the input's shape: the last axes of J.
 
     Returns:
         ``None`` where there is no such einsum: for nested tensors, for too many axes,

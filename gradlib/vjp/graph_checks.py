@@ -172,7 +172,7 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
 
 
 def _put_back(arguments: Arguments, first: str) -> tuple[list[str], dict[str, str]]:
-    """Return the lines that put originals for detached inputs, if all have names.
+    """Return the lines that replace detached inputs with originals, if all have names.
 
     Args:
         arguments: The call.
@@ -258,7 +258,7 @@ def _passing(
     arguments: Arguments,
     argument: Argument,
 ) -> Diagnosis:
-    """Return the diagnosis; its code passes the tensor called `name`, where it can."""
+    """Return the diagnosis with code that passes the tensor `name`, if it can."""
     if not name or argument.several or not in_reach(name, arguments.frames):
         return found
     place = "outputs" if argument is arguments.outputs else "inputs"

@@ -97,7 +97,7 @@ class Product:
 
 
 def multiply(arguments: Arguments) -> Product:
-    """Compute vᵀJ for good arguments, by autograd and by J.
+    """Compute vᵀJ for good arguments, by autograd and from J.
 
     The graph can be used again, and every ``.grad`` stays as it was.
 

@@ -163,7 +163,7 @@ def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], 
     else:
         names = [name for name, tensor in named if list(tensor.shape) in shapes]
     own = dict(named)
-    first = {id(own[name]): name for name in reversed(names)}  # one name for a tensor
+    first = {id(own[name]): name for name in reversed(names)}  # the first name of each
     return [*dict.fromkeys(it for it in names if it in first.values())], bool(storages)
 
 

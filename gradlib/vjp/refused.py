@@ -49,7 +49,7 @@ def numpy_refused(error: BaseException) -> Diagnosis:
 
 
 def _frames(error: BaseException) -> Sequence[tuple[FrameType, int]]:
-    """Return the frames, with their lines, that run code of no installed package."""
+    """Return the frames outside torch and installed packages, with their lines."""
     steps = ((it.tb_frame, it.tb_lineno) for it in steps_of(error))
     return [it for it in steps if not _is_of_a_package(it[0])]
 

@@ -57,7 +57,7 @@ def _meant(given: Shape, wanted: Shape, like: str) -> tuple[str, str] | None:
 
 
 def _partner(arguments: Arguments, given: Shape, wanted: Shape) -> int | None:
-    """Return the entry of shape `wanted` whose output has shape `given`, if any."""
+    """Return which entry of shape `wanted` has an output of shape `given`, if any."""
     outputs, vectors = arguments.outputs.values, arguments.grad_outputs.values
     for i, (output, vector) in enumerate(zip(outputs, vectors, strict=True)):
         if shape_of(output) == given and shape_of(vector) == wanted:

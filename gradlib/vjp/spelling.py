@@ -41,7 +41,7 @@ class Spelling:
     """How code spells an argument.
 
     Attributes:
-        text: The expression that gives it.
+        text: The expression that gives the argument.
         variable: The variable that code may set in its place.
         before: The line that binds the variable first, where `text` needs it.
         entries: The expression of each entry, where the caller wrote them one by one.
@@ -54,7 +54,7 @@ class Spelling:
 
 
 def in_own_names(found: Diagnosis, arguments: Arguments) -> Diagnosis:
-    """Return a diagnosis whose code is in the names of the caller."""
+    """Return a diagnosis with its code in the caller's own names."""
     with suppress(Exception):  # an explanation must get through, in whatever names
         others = {letter: Spelling(it, it) for letter, it in found.others.items()}
         spelled = _spellings(arguments, found.others.values()) | others
@@ -267,13 +267,13 @@ def _binding(
         if not _opens_to(value, argument):
             return ""  # its value has changed since
         if not argument.several:
-            return f"({variable},) = {written.text}"  # as torch opens it
+            return f"({variable},) = {written.text}"  # as torch unpacks it
     if any(isinstance(it, ast.Await | ast.Yield) for it in ast.walk(written.node)):
         return ""
     text = written.text
     if _is_list(written.node):
         if not argument.several:
-            return ""  # torch has opened it
+            return ""  # torch has unpacked it
     elif argument.several and argument.keys is None and not _are_keys(argument):
         text = f"list({text})"  # an iterator is used up by one use
     return f"{variable} = {text}" if len(text) <= LONGEST else ""

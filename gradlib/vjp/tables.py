@@ -137,7 +137,7 @@ def _numbers(entries: Entries, x: str = "") -> Table:
 
 
 def _number(value: Any) -> str:
-    return f"{value + 0.0:.4g}"  # no zero with a sign
+    return f"{value + 0.0:.4g}"  # no negative zero
 
 
 def _check(jacobian: Jacobian | str) -> Iterator[str]:

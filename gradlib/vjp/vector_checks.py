@@ -153,7 +153,7 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     mends = {i: f"{{v}} = {expression}"}
     found = diagnosis("GL105", what, intent=intent, mends=mends)
-    # To word its error torch compares tensors with ==, which may raise another.
+    # To word its error torch compares tensors by ==, which may raise another error.
     return replace(found, is_refused=given.is_complex != wanted.is_complex)
 
 

@@ -66,7 +66,7 @@ _WORDS = {
 
 
 def weights_in(v: Tensor) -> Weights:
-    """Look at the entries of `v`."""
+    """Return what the entries of `v` are."""
     if v.is_nested or not has_values(v):
         return Weights(Kind.UNKNOWN)
     values = wide(v)

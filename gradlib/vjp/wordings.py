@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """The words of an error.
+    """How torch words an error.
 
     Attributes:
         code: The code of the case.
