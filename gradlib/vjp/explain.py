@@ -44,7 +44,7 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         Exception: What hooks and custom backward functions raise, unchanged.
         RuntimeError: torch's own, where an operation has no derivative at this point,
             such as ``torch.linalg.eig`` for a loss that depends on a phase; where a
-            checkpoint has ``use_reentrant=True``, with which torch allows no
+            checkpoint has ``use_reentrant=True``, which torch does not support in
             ``autograd.grad``; and where ``torch.compile`` has made a backward pass that
             works only once, with a note that says what to do.
 

@@ -99,7 +99,7 @@ def grad(
             ``allow_unused=False``.
         RuntimeError: torch's own, where an operation has no derivative at this point,
             such as ``torch.linalg.eig`` for a loss that depends on a phase; and where a
-            checkpoint has ``use_reentrant=True``, with which torch allows no
+            checkpoint has ``use_reentrant=True``, which torch does not support in
             ``autograd.grad``.
 
     Example:
