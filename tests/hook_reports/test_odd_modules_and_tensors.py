@@ -55,7 +55,8 @@ def test_a_group_norm_that_torch_would_not_survive() -> None:
         [sys.executable, "-c", GROUP_NORM], check=False, capture_output=True, text=True
     )
     assert run.returncode == 0
-    assert "Pass x.contiguous(), or x.requires_grad_()." in run.stdout
+    is_refused = "Pass x.contiguous(), or x.requires_grad_()." in run.stdout
+    assert is_refused is (torch.__version__ < "2.14")  # which survives it
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
