@@ -41,7 +41,7 @@ class Difference:
         error: The norm of the difference, as a part of the larger of the two norms.
             Infinite where they cannot be subtracted. Where finite differences disagree,
             the two are the slopes along a few random directions, by finite differences
-            and by the gradient: the error is 0.5 where the gradient is half or twice
+            and by the gradient: the error is a half where the gradient is half or twice
             what it should be.
         reason: Why they differ, or what differs besides numbers, if known, or ``""``.
     """
