@@ -24,7 +24,7 @@ from gradlib.private.passes import (
     pass_outputs,
 )
 from gradlib.recorder.frame import Frame
-from gradlib.recorder.graph import End, Forward, Key
+from gradlib.recorder.graph import End, Forward, Key, leaf_behind
 from gradlib.recorder.node_hooks import NodeHooks
 from gradlib.recorder.second_order import Receiver
 from gradlib.recording.trace import Grads
@@ -101,12 +101,13 @@ class Elsewhere:
             if not since <= number < until:
                 continue
             for entry, (target, index) in enumerate(node.next_functions):
-                leaf = None if target is None else _leaf_at(target)
-                if leaf is not None:
+                if target is None:
+                    continue
+                if (leaf := _leaf_at(target)) is None:
+                    grads = ends.get((sequence_number(target), index))
+                else:
                     grads = ends.get(id(leaf))
                     is_shared |= target.__class__ is ToCopy and grads is not None
-                else:
-                    grads = target and ends.get((sequence_number(target), index))
                 if grads is not None:
                     receivers.append((entry, grads, None, flow))
         for *_, flow in receivers:
@@ -121,7 +122,6 @@ class Elsewhere:
 _SINCE = attrgetter("since")
 
 
-def _leaf_at(node: Any) -> Tensor | None:
+def _leaf_at(node: Node) -> Tensor | None:
     """Return the leaf at a node, or the one that the node casts, or ``None``."""
-    behind = node.next_functions[0][0] if node.__class__ is ToCopy else node
-    return None if behind is None else leaf_of(behind)
+    return leaf_behind(node) if node.__class__ is ToCopy else leaf_of(node)

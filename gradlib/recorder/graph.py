@@ -134,7 +134,7 @@ class ForwardGraph:
                 elif (
                     kind is ToCopy
                     and (self.autocasts or sequence_number(target) >= since)
-                    and (leaf := _leaf_behind(target)) is not None
+                    and (leaf := leaf_behind(target)) is not None
                 ):
                     # Autocast shares the cast between calls: it belongs to none.
                     end = id(leaf)
@@ -327,7 +327,7 @@ def overwriting(base: Tensor, end: Edge) -> list[Node]:
     return found
 
 
-def _leaf_behind(node: Node) -> Tensor | None:
+def leaf_behind(node: Node) -> Tensor | None:
     """Return the leaf that `node` casts, or ``None``."""
     target = node.next_functions[0][0]
     return None if target is None else leaf_of(target)

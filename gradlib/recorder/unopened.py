@@ -53,8 +53,9 @@ def _held_by(thing: Any) -> list[Any]:
     kind: type[Any] = type(cast(object, thing))
     if issubclass(kind, _NO_RESULT) or is_fixed(thing):
         return []
-    own: dict[str, Any] = getattr(thing, "__dict__", {})
-    held = [*islice(own.values(), MOST)]
+    held: list[Any] = []
+    with suppress(AttributeError):  # it has slots alone; getattr() would run its code
+        held += islice(object.__getattribute__(thing, "__dict__").values(), MOST)
     for slot in slots_of(kind):
         with suppress(AttributeError):  # it is empty
             held.append(slot.__get__(thing, kind))

@@ -399,3 +399,27 @@ def test_arguments_are_handed_on_as_they_are() -> None:
         cache["new"].sum().backward()
     assert recording[""].args[0] == {}
     assert "it returned args[1] as it was" in recording[""].note
+
+
+def test_no_code_of_an_object_that_is_not_opened_is_run() -> None:
+    asked: list[str] = []
+
+    class Watched:
+        __slots__ = ("content",)
+
+        def __init__(self, content: Tensor) -> None:
+            self.content = content
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    class Wraps(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Watched(2 * x)
+
+    model, x = Wraps(), torch.ones(2, requires_grad=True)
+    with gradlib.record(model) as recording:
+        model(x).content.sum().backward()
+    assert "__dict__" not in asked
+    assert_close(recording[""].grad_input[0], torch.full((2,), 2.0))
