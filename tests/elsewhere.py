@@ -25,10 +25,10 @@ def passes_elsewhere(behind: int = 0, ahead: int = 0) -> Iterator[None]:
     """
     real: Any = torch.autograd.graph._engine_run_backward
 
-    def run(*args: Any, **how: Any) -> Any:
+    def run(t_outputs: Any, *args: Any, **how: Any) -> Any:  # named as torch names it
         if backward_pass_id() != -1:  # it is there already
-            return real(*args, **how)
-        return POOL.submit(real, *args, **how).result()
+            return real(t_outputs, *args, **how)
+        return POOL.submit(real, t_outputs, *args, **how).result()
 
     there = POOL.submit(next_sequence_number).result()
     make_nodes(there + behind - next_sequence_number())

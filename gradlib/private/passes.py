@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import FrameType
@@ -47,7 +48,7 @@ def pass_began_here() -> bool:
     On a GPU it runs in the device's own thread, which has no Python caller, while the
     thread that began it waits.
     """
-    return _began_pass() is not None
+    return _began_pass(running_frame(1)) is not None
 
 
 def who_began_pass() -> FrameType | None:
@@ -55,21 +56,25 @@ def who_began_pass() -> FrameType | None:
 
     With ``loss.backward()`` that is the frame of the method.
     """
-    frame = _began_pass()
+    frame = _began_pass(running_frame(1))
     return frame and frame.f_back and frame.f_back.f_back
 
 
-def pass_outputs() -> Sequence[Any]:
+def pass_outputs() -> list[tuple[int, Sequence[Any]]]:
     """Return the tensors, or edges of the graph, that the running pass began at.
 
-    Nothing where another thread began it.
+    Returns:
+        The number of the thread that began it, and the outputs. Where that is another
+        thread, and several wait for a pass of theirs, those of each.
     """
-    frame = _began_pass()
-    return () if frame is None else frame.f_locals["t_outputs"]
+    here, this = running_frame(1), threading.get_ident()
+    threads = {this: here} if _began_pass(here) else sys._current_frames()
+    begun = [(thread, _began_pass(frame)) for thread, frame in threads.items()]
+    return [(thread, it.f_locals["t_outputs"]) for thread, it in begun if it]
 
 
-def _began_pass() -> FrameType | None:
-    frame: FrameType | None = running_frame(1)
+def _began_pass(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that began a pass, `frame` or one of its callers."""
     while frame is not None and frame.f_code is not _BEGINS_PASSES:
         frame = frame.f_back
     return frame

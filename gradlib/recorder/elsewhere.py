@@ -6,9 +6,9 @@ is searched from where it began.
 """
 
 import sys
-import threading
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -53,7 +53,7 @@ class Elsewhere:
         if frame.until == sys.maxsize or frame.in_backward:
             return  # its nodes' numbers do not tell, or a checkpoint made them anew
         forward = frame.graph.forward
-        forwards = self._forwards[threading.get_ident()]
+        forwards = self._forwards[forward.thread]
         if not forwards or forwards[-1] is not forward:
             forwards.append(forward)
         forward.until = max(forward.until, frame.until)
@@ -63,38 +63,28 @@ class Elsewhere:
         }
         forward.calls.append((frame.since, frame.until, by_number, frame.flow))
 
-    def hook(self) -> None:
-        """Hook the operations of the running pass that no call led to.
+    def hook(self) -> bool:
+        """Hook the operations of the running pass that no call led to; tell if any are.
 
         What a pass with create_graph=True has made leads to copies that the forward has
         saved too. `second_order` sees to these, so a later pass is not searched.
         """
-        forwards = self._forwards.get(threading.get_ident())
-        node = current_node()
-        if not forwards or node is None or pass_is_compiled():
-            return
+        current = current_node()
+        if not self._forwards or current is None or pass_is_compiled():
+            return False
         if self._nodes.numbered.with_graph:
-            return
-        reached, first = sequence_number(node), forwards[0].since
-        stack: list[Any] = [edge_of(it)[0] for it in pass_outputs()]
-        seen: set[Node] = set()
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen or _leaf_at(node) is not None:
-                continue
-            seen.add(node)
-            number = sequence_number(node)
-            if number < first:
-                continue
-            forward = forwards[bisect_right(forwards, number, key=_SINCE) - 1]
-            if number in forward.numbers:
-                continue  # some call led to it
-            if number < forward.until and number not in forward.hooked:
-                self._take(node, number, forward, has_run=number > reached)
-            stack += [target for target, _ in node.next_functions]
+            return False
+        are_any = False
+        for thread, outputs in pass_outputs():
+            if forwards := self._forwards.get(thread):
+                made, ran = _search(forwards, outputs, current)
+                for node, number, forward in made:
+                    has_run = number >= ran
+                    are_any |= self._take(node, number, forward, has_run=has_run)
+        return are_any
 
-    def _take(self, node: Any, number: int, forward: Forward, *, has_run: bool) -> None:
-        """Add what a node computes to the shares of the calls that made it."""
+    def _take(self, node: Any, number: int, forward: Forward, *, has_run: bool) -> bool:
+        """Add what a node computes to the shares of the calls that made it, if any."""
         receivers: list[Receiver] = []
         is_shared = False  # whether it leads to a leaf by a cast, which others may use
         for since, until, ends, flow in forward.calls:
@@ -116,7 +106,47 @@ class Elsewhere:
                 flow.missed |= {backward_pass_id()}
         if receivers and not is_shared:
             forward.hooked.add(number)  # for later passes too
-            self._nodes.hook(node, receivers, None, threading.get_ident())
+            self._nodes.hook(node, receivers, None, forward.thread)
+        return bool(receivers)
+
+
+def _search(
+    forwards: list[Forward], outputs: Iterable[Any], current: Node
+) -> tuple[list[tuple[Node, int, Forward]], int]:
+    """Search the graph of the running pass for operations that no call led to.
+
+    Args:
+        forwards: Those of the thread that began the pass.
+        outputs: The tensors, or edges of the graph, where the pass began.
+        current: The node that the pass has reached.
+
+    Returns:
+        The nodes, each with its sequence number and its forward; and the number from
+        which on the pass has gone through all of them. It goes by falling numbers, but
+        a leaf, which has none, comes right after the last node that leads to it.
+    """
+    found: list[tuple[Node, int, Forward]] = []
+    first, ran = forwards[0].since, sequence_number(current) + 1
+    stack: list[Any] = [edge_of(it)[0] for it in outputs]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen or _leaf_at(node) is not None:
+            continue
+        seen.add(node)
+        number = sequence_number(node)
+        targets = [target for target, _ in node.next_functions]
+        if current in targets:
+            ran = min(ran, number)
+        if number < first:
+            continue
+        forward = forwards[bisect_right(forwards, number, key=_SINCE) - 1]
+        if number in forward.numbers:
+            continue  # some call led to it
+        if number < forward.until and number not in forward.hooked:
+            found.append((node, number, forward))
+        stack += targets
+    return found, ran
 
 
 _SINCE = attrgetter("since")

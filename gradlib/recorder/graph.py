@@ -1,6 +1,7 @@
 """The part of the autograd graph that one forward made, and each call in it."""
 
 import sys
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Forward:
     Attributes:
         since: autograd's sequence number when it began.
         until: autograd's sequence number when its last call returned.
+        thread: The number of the thread that ran it, and counted these.
         numbers: The sequence numbers of the nodes that were walked.
         hooked: Those of other nodes that the calls made, hooked when a pass met them.
         calls: For each call its first sequence number, the first after it, where the
@@ -55,6 +57,7 @@ class Forward:
 
     since: int
     until: int = 0
+    thread: int = field(default_factory=threading.get_ident)
     numbers: set[int] = field(default_factory=set[int])
     hooked: set[int] = field(default_factory=set[int])
     calls: list[tuple[int, int, dict[Key, Grads], Flow]] = field(

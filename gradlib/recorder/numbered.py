@@ -26,14 +26,16 @@ class Numbered:
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
         self.batched: set[int] = set()  # torch's numbers of batched passes: not kept
         # Called when a pass without a number meets a hook; when it first reaches a
-        # call; and then with its number.
+        # call; and then with its number. The second tells whether the pass goes through
+        # what a call put elsewhere.
         self.when_met: Callable[[], None] = nothing
-        self.when_reached: Callable[[], None] = nothing
+        self.when_reached: Callable[[], bool | None] = nothing
         self.when_numbered: Callable[[int], None] = nothing
         self.has_to_end = has_to_end
         self._attached = attached
         self._count = itertools.count()  # it gives no two threads the same number
         self._running: set[int] = set()  # torch's numbers of passes that may still run
+        self._searched: set[int] = set()  # and of those that had met no call's hook
 
     def admits(
         self, running: int, within: int | None, *, reaches_call: bool = True
@@ -54,9 +56,16 @@ class Numbered:
             if reaches_call:
                 self.batched.add(running)
             return False
-        if reaches_call:
+        if reaches_call or self._goes_through_call(running):
             self._reached(running, within)
         return True
+
+    def _goes_through_call(self, running: int) -> bool:
+        """Tell whether a pass that met only an input or a parameter reaches a call."""
+        if running in self._searched:
+            return False
+        self._searched.add(running)
+        return bool(self.when_reached())
 
     def _reached(self, running: int, within: int | None) -> None:
         """Number a pass when it first reaches a call.

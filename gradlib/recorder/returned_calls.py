@@ -51,10 +51,14 @@ class ReturnedCalls:
                 for node, receivers in by_node.items():
                     self._nodes.hook(node, receivers, within, thread)
 
-    def hook_for_pass(self) -> None:
-        """Hook what a pass goes through in the calls, as it first reaches one."""
+    def hook_for_pass(self) -> bool:
+        """Hook what a pass goes through in the calls, as it first reaches one.
+
+        Returns:
+            Whether it goes through what a call put elsewhere.
+        """
         self.hook()
-        self._elsewhere.hook()
+        return self._elsewhere.hook()
 
     def look_for_others(self, stack: list[Frame], frame: Frame) -> None:
         """Give calls graphs of their own where another thread made nodes inside them.

@@ -225,7 +225,11 @@ class CallTrace:
         surely = {
             it
             for flow in self.flows
-            for grads in (*flow.gathered("outputs").values(), flow.gone_through)
+            for grads in (
+                *flow.gathered("outputs").values(),
+                flow.gone_through,
+                flow.missed,
+            )
             for it in grads
         }
         perhaps = {

@@ -1,6 +1,8 @@
 """Tensors that a call puts where nobody looks: a global list, an object, a class."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from torch.testing import assert_close
 
 import gradlib
 from gradlib.recording import notes
+
+from ..elsewhere import passes_elsewhere
 
 PUT: list[Tensor] = []
 
@@ -83,6 +87,92 @@ def test_what_is_put_elsewhere_counts_in_the_share(
         assert not torch.allclose(call.grad_input_total[0], expected[0])
         assert not call.note
     assert_close(recording["0"].param_grads["w"], expected[1])
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_pass_through_nothing_else_is_noted_and_a_later_one_found(leaf: bool) -> None:
+    layer, x = Leaves("list"), inputs(leaf=leaf)
+    expected = torch.autograd.grad((x * layer.w).square().sum(), [x, layer.w])
+    with gradlib.record(nn.Sequential(layer)) as recording:
+        layer(x)
+        penalty = PUT.pop()
+        penalty.backward(retain_graph=True)
+        penalty.backward()
+    first, second = recording["0"].passes
+    assert_close(first.param_grads_total["w"], expected[1])
+    assert first.param_grads["w"] is None
+    assert_close(second.grad_input[0], expected[0])
+    assert_close(second.param_grads["w"], expected[1])
+    assert notes.LEFT_ELSEWHERE.format(0) in recording["0"].note
+
+
+def test_a_pass_that_meets_another_parameter_first_is_searched_in_time() -> None:
+    layer, x = Leaves("list"), inputs()
+    expected = shares(layer, x)
+    other = nn.Linear(2, 2)
+    with gradlib.record(nn.ModuleList([layer, other])) as recording:
+        loss = layer(x).sum() + PUT.pop()
+        (loss + other.weight.square().sum()).backward()
+    assert_close(recording["0"].param_grads["w"], expected[1])
+    assert not recording["0"].note
+
+
+def test_a_part_that_has_not_run_yet_is_in_the_share_of_its_own_leaf() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(3))
+            self.b = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            PUT.append((x * self.a).sum() + (x * self.b).square().sum())
+            return x.sin()
+
+    layer, x = Two(), inputs().detach()
+    with gradlib.record(layer) as recording:
+        layer(x)
+        PUT.pop().backward()
+    call = recording[""]
+    assert call.param_grads["b"] is None
+    assert layer.a.grad is not None
+    assert_close(call.param_grads["a"], layer.a.grad)
+    assert_close(call.param_grads_total["b"], layer.b.grad)
+    assert notes.LEFT_ELSEWHERE.format(0) in call.note
+
+
+@pytest.mark.cpu  # where passes of both kinds can be made
+@pytest.mark.parametrize("where", [{"behind": 1000}, {"ahead": 7}, {"ahead": 1000}])
+def test_a_pass_that_runs_in_another_thread_is_searched(where: dict[str, int]) -> None:
+    layer, x = Leaves("list"), inputs()
+    expected = shares(layer, x)
+    with passes_elsewhere(**where), gradlib.record(layer) as recording:
+        (layer(x).sum() + PUT.pop() + (x * layer.w).sum()).backward()
+    assert_close(recording[""].grad_input[0], expected[0])
+    assert_close(recording[""].param_grads["w"], expected[1])
+    assert not recording[""].note
+
+
+@pytest.mark.cpu
+def test_passes_of_several_threads_that_run_elsewhere_stay_apart() -> None:
+    layers, x = [Leaves("object"), Leaves("object")], inputs()
+    expected = [shares(layer, x) for layer in layers]
+    together = Barrier(2)
+
+    def train(layer: Leaves) -> None:
+        loss = layer(x).sum() + layer.take() + (x * layer.w).sum()
+        together.wait(10)
+        loss.backward()
+
+    with (
+        passes_elsewhere(),
+        gradlib.record(nn.ModuleList(layers)) as recording,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        list(threads.map(train, layers))
+    for name, (of_x, of_w) in zip("01", expected, strict=True):
+        assert_close(recording[name].grad_input[0], of_x)
+        assert_close(recording[name].param_grads["w"], of_w)
+        assert not recording[name].note
 
 
 def test_each_of_several_passes_and_calls_has_its_own() -> None:
