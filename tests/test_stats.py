@@ -151,6 +151,23 @@ def test_one_zero_among_many_entries_is_counted() -> None:
     assert tensor_stats(values).zeros == 2**-25
 
 
+def test_more_zeros_than_float32_can_count() -> None:
+    values = torch.zeros(2**24 + 2)
+    values[0] = 1
+    assert tensor_stats(values).zeros == (2**24 + 1) / (2**24 + 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("shift", [0.0, 0.7, 1.0, 1.5, 1e3])
+def test_std_has_its_digits_wherever_the_mean_is(
+    shift: float, dtype: torch.dtype
+) -> None:
+    values = torch.randn(1000, dtype=dtype) + shift
+    precise = values.to(torch.promote_types(dtype, torch.float64))
+    of_entries = (precise - precise.mean()).abs().square().mean().sqrt().item()
+    assert tensor_stats(values).std == pytest.approx(of_entries, rel=1e-6)
+
+
 INF, NAN = math.inf, math.nan
 
 
