@@ -24,6 +24,7 @@ from gradlib.stats import (
 )
 from gradlib.storage import NotSaved, tensor_of
 from gradlib.tree import Tree
+from gradlib.values import same_values
 
 T = TypeVar("T")
 
@@ -325,6 +326,8 @@ def _gap_of_values(x: Tensor, y: Tensor) -> Gap:
     if x.is_meta or y.is_meta:
         return _NONE
     rtol = rtol_of((x.dtype, y.dtype))
+    if same_values(x, y):  # a tenth of the work, as for most that are computed again
+        return Gap(0.0, _size(_wide(x)), rtol)
     given = x, y.to(x.device)
     x, y = map(_wide, given)
     # Infinite entries of the same sign agree, and so do two that are NaN.
@@ -333,7 +336,7 @@ def _gap_of_values(x: Tensor, y: Tensor) -> Gap:
     if all(map(_has_64_bits, given)):  # of which float64 holds 53
         apart = apart.masked_fill(same & (given[0] != given[1]), 1)
     difference = _rms(apart)
-    size = max(_rms(it.masked_fill(~it.isfinite(), 0)) for it in (x, y))
+    size = max(map(_size, (x, y)))
     if not math.isfinite(difference):
         return Gap(math.inf, 1.0, rtol, "NaN or inf in one of the two")
     return Gap(difference, size, rtol)
@@ -375,6 +378,13 @@ def _has_64_bits(tensor: Tensor) -> bool:
 def _wide(tensor: Tensor) -> Tensor:
     dense = wide(tensor)
     return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square of the finite entries."""
+    size = _rms(tensor)
+    is_known = math.isfinite(size)
+    return size if is_known else _rms(tensor.masked_fill(~tensor.isfinite(), 0))
 
 
 def _rms(tensor: Tensor) -> float:

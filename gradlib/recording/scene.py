@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import CannotReplayError
 from gradlib.finishing import finish
-from gradlib.module_hook import AHEAD, nothing
+from gradlib.module_hook import AHEAD, NO_HOOKS, nothing
 from gradlib.opaque import keep_opaque
 from gradlib.private.hooks import (
     BACKWARD_PRE_HOOKS_OF,
@@ -196,9 +196,19 @@ class Scene:
     def _modules(self) -> Iterable[nn.Module]:
         """Return the modules that may run: one may call others than those inside it."""
         inner = modules_of_call(self._trace, self._history)
-        if is_of_torch(type(self._module)) and len(inner) == 1:
+        if all(map(self._calls_no_others, inner)):
             return inner
         return dict.fromkeys((*inner, *self._history.modules))
+
+    def _calls_no_others(self, module: nn.Module) -> bool:
+        """Tell whether a module is torch's own, with nothing added to what it runs."""
+        moment, history = self._trace.moment, self._history
+        stood = history.attributes(module, moment)
+        return (
+            is_of_torch(type(module))
+            and history.hooks(module, moment) is NO_HOOKS
+            and (stood is None or "forward" not in stood.names)
+        )
 
     def _set(self, module: nn.Module) -> None:
         moment, state = self._trace.moment, vars(module)

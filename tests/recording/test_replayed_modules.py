@@ -180,6 +180,23 @@ def test_a_module_that_calls_one_it_does_not_contain() -> None:
         assert len(recording) == 4
 
 
+@pytest.mark.parametrize("by", ["hook", "forward"])
+def test_a_layer_of_torch_that_was_made_to_call_one_it_does_not_contain(
+    by: str,
+) -> None:
+    other, layer = nn.Linear(3, 3), nn.Sequential(nn.Tanh())
+    if by == "hook":
+        layer[0].register_forward_hook(lambda _module, _args, output: other(output))
+    else:
+        vars(layer[0])["forward"] = lambda x: other(x.tanh())
+    model = nn.ModuleDict({"other": other, "layer": layer})
+    with gradlib.record(model) as recording:
+        loss_of(layer(torch.randn(2, 3, requires_grad=True))).backward()
+    with torch.no_grad():
+        other.weight.zero_()
+    assert_replays(recording, model)
+
+
 def test_a_lazy_module() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Tanh())
     with gradlib.record(model) as recording:
