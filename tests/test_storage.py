@@ -731,6 +731,7 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     assert {*own, *by_default} == {*saving.AS_IT_IS, *own_form, *left_out}
     assert {field.name for field in fields(Block)} == {
         *("fields", "left_out", "numbers", "copies", "with_graph", "batched"),
+        "captured",
         *("happened", "unfinished", "is_reduced", "cast_to"),
         *("history", "autocast"),  # left out: for replays, of which a file has none
         "_inverse",  # of `numbers`

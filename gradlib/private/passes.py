@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import Node
 
-from gradlib.private.modes import values_are_stand_ins
+from gradlib.private.modes import graph_is_captured, values_are_stand_ins
 from gradlib.private.nodes import forms_at
 
 _C = cast(Any, torch._C)
@@ -118,3 +118,12 @@ def gradients_are_batched() -> bool:
     # The key, not the level of vmap: a pass through a GPU's tensors runs in the
     # device's own thread, which is handed the dispatch keys but not the level.
     return _key_is_included(_VMAP) or values_are_stand_ins()
+
+
+def gradients_have_values() -> bool:
+    """Tell whether the gradients of the running pass can be kept.
+
+    Those of a batched pass stand for several. What a CUDA graph captures is computed
+    only when it is replayed, with whatever else was captured.
+    """
+    return not (gradients_are_batched() or graph_is_captured())

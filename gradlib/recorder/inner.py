@@ -10,7 +10,7 @@ from gradlib.private.modes import grad_is_enabled, unseen
 from gradlib.private.passes import (
     backward_pass_id,
     current_node,
-    gradients_are_batched,
+    gradients_have_values,
 )
 from gradlib.recorder.attached import Attached, kept_from_compile
 from gradlib.recorder.second_order import made_to
@@ -52,7 +52,7 @@ class InnerHook:
         grads_out: tuple[Tensor | None, ...],
     ) -> None:
         """Add the gradient, and hook the nodes that ``create_graph=True`` makes."""
-        if gradients_are_batched():
+        if not gradients_have_values():
             self.note_batched()
             return
         grad, running = grads_in[self.entry], backward_pass_id()

@@ -6,7 +6,11 @@ from functools import partial
 
 from gradlib.module_hook import nothing
 from gradlib.private.modes import grad_is_enabled
-from gradlib.private.passes import gradients_are_batched, when_pass_ends
+from gradlib.private.passes import (
+    gradients_are_batched,
+    gradients_have_values,
+    when_pass_ends,
+)
 from gradlib.recorder.attached import Attached
 from gradlib.recorder.checkpoints import goes_on_with_pass
 
@@ -24,7 +28,10 @@ class Numbered:
         # torch's number of each pass that reached a call -> ours, in order from 0.
         self.numbers: dict[int, int] = {}
         self.with_graph: set[int] = set()  # our numbers of those with create_graph=True
-        self.batched: set[int] = set()  # torch's numbers of batched passes: not kept
+        # torch's numbers of the passes that are not kept: batched ones, and those in a
+        # CUDA graph.
+        self.batched: set[int] = set()
+        self.captured: set[int] = set()
         # Called when a pass without a number meets a hook; when it first reaches a
         # call; and then with its number. The second tells whether the pass goes through
         # what a call put elsewhere.
@@ -43,7 +50,8 @@ class Numbered:
         """Number a pass when it first reaches a call; tell whether it can be kept.
 
         The tensors of a batched pass are stand-ins: they have no values once
-        ``is_grads_batched`` or torch.func has computed.
+        ``is_grads_batched`` or torch.func has computed. Those of a pass in a CUDA graph
+        have none yet, and a copy would be captured too.
 
         Args:
             running: torch's number of the pass.
@@ -52,9 +60,10 @@ class Numbered:
             reaches_call: Whether that tensor or node belongs to a call.
         """
         self.when_met()
-        if gradients_are_batched():
+        if not gradients_have_values():
             if reaches_call:
-                self.batched.add(running)
+                kind = self.batched if gradients_are_batched() else self.captured
+                kind.add(running)
             return False
         if reaches_call or self._goes_through_call(running):
             self._reached(running, within)

@@ -256,6 +256,7 @@ class _Recorder(AbstractContextManager[Recording]):
             passes.numbered.numbers,
             passes.numbered.with_graph,
             passes.numbered.batched,
+            passes.numbered.captured,
             History(self._places.keys()) if replayable else None,
             is_reduced=is_reduced,
             copies=copies,

@@ -8,7 +8,7 @@ from gradlib.private.nodes import sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
     current_node,
-    gradients_are_batched,
+    gradients_have_values,
 )
 from gradlib.recorder.attached import Attached, TensorHook, kept_from_compile
 from gradlib.recorder.numbered import Numbered
@@ -88,7 +88,7 @@ class Tap(TensorHook):
             return
         meant: Tensor | None = grad
         if self.part is not None:
-            meant = None if gradients_are_batched() else self.part(grad)
+            meant = self.part(grad) if gradients_have_values() else None
         # Hooks set after ours: since ours was put last, or in this pass by one before.
         others_follow = len(hooks) > 1 and next(reversed(hooks)) is not self
         if meant is not None and self.take(meant) and others_follow:

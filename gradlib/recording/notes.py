@@ -65,6 +65,7 @@ TANGENTS = (
 
 # What else there is to know.
 BATCHED = "a backward pass with is_grads_batched is not recorded"
+CAPTURED_PASS = "a backward pass that a CUDA graph captured is not recorded"
 RECOMPUTED = "a checkpoint computed it again for the backward pass"
 UNFINISHED = "backward pass {} raised, or has not ended yet"
 
@@ -75,6 +76,8 @@ def note(call: CallTrace) -> str:
     remarks = [*_why_no_pass(call, passes), *_why_never(call), *closed(call)]
     if call.block.batched and call.flows:
         remarks.append(BATCHED)
+    if call.block.captured and call.flows:
+        remarks.append(CAPTURED_PASS)
     if call.recomputed_in is not None:
         remarks.append(RECOMPUTED)
     remarks += _missed(call, passes)

@@ -101,6 +101,7 @@ class Block:
     with_graph: set[int] = field(default_factory=set[int])
     # torch's numbers of the passes with is_grads_batched: they cannot be kept.
     batched: set[int] = field(default_factory=set[int])
+    captured: set[int] = field(default_factory=set[int])  # and those in a CUDA graph
     history: History | None = None  # without it no call can be replayed
     # The modules that were not recorded, and why.
     left_out: dict[str, str] = field(default_factory=dict[str, str])

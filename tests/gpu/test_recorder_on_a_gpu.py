@@ -305,6 +305,29 @@ def test_a_graph_that_is_captured_is_not_recorded_and_is_right() -> None:
     assert {call.note for call in recording} == {notes.CAPTURED}
 
 
+def test_nothing_of_ours_is_captured_with_a_training_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each replay would copy gradients too."""
+    model, x = net().eval(), batch()
+    step(model, x)
+    expected = [it.grad for it in model.parameters()]
+    static, side = torch.zeros_like(x), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(model, static)
+    torch.cuda.current_stream().wait_stream(side)
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with gradlib.record(model), torch.cuda.graph(graph), monkeypatch.context() as patch:
+        patch.setattr(Tensor, "clone", lambda _: pytest.fail("it was copied"))
+        step(model, static)
+    static.copy_(x)
+    graph.replay()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
 # torch's own function keeps its warm-up alive, and says so of itself.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 def test_a_replay_does_not_write_to_what_was_kept() -> None:

@@ -236,6 +236,15 @@ def captured(model: nn.Module, x: Tensor) -> None:
         model(x)
 
 
+def captured_backward(model: nn.Module, x: Tensor) -> None:
+    outputs = model(x)
+    loss = (outputs[-1] if isinstance(outputs, tuple) else outputs).sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        loss.backward()
+
+
 def autocast(model: nn.Module, x: Tensor) -> None:
     with torch.autocast(x.device.type, torch.bfloat16):
         y = model(x)
@@ -280,6 +289,8 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.RECOMPUTED, nn.Linear(2, 1), checkpointed),
     (notes.UNFINISHED, nn.Linear(2, 1), broken_backward),
     (notes.BATCHED, nn.Linear(2, 1), batched),
+    (notes.CAPTURED_PASS, nn.Linear(2, 1), captured_backward),
+    (notes.CAPTURED_PASS, Sine(), captured_backward),
 ]
 
 

@@ -92,6 +92,7 @@ def put_into(torch: ModuleType, extension: Any) -> None:
     c._cuda_sleep = lambda _: None
     put_memory(c, cuda, extension)
     put_streams(cuda, extension)
+    torch.backends.cudnn.is_acceptable = lambda _: False  # else it warns: no cuDNN
     # Kernels are the CPU's, so the numbers that they draw are too.
     cuda.default_generators = (torch.default_generator,) * extension.DEVICES
 
