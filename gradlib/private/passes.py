@@ -5,7 +5,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any, cast
@@ -89,6 +89,15 @@ def is_passed_elsewhere(node: Node) -> bool:
     The nodes made there get sequence numbers that this thread counts for itself.
     """
     return any(form.device.type not in ("cpu", "meta") for form in forms_at(node))
+
+
+def are_passed_in_order(nodes: Iterable[Node]) -> bool:
+    """Tell whether one thread runs all nodes in a pass, so by falling numbers.
+
+    Each GPU has a thread of its own; one thread runs what is on no GPU.
+    """
+    devices = {form.device for node in nodes for form in forms_at(node)}
+    return len({None if it.type in ("cpu", "meta") else it for it in devices}) < 2
 
 
 def has_accelerator() -> bool:

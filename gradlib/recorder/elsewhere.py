@@ -18,8 +18,10 @@ from torch.autograd.graph import Node
 from gradlib.edges import edge_of
 from gradlib.private.nodes import ToCopy, leaf_of, sequence_number
 from gradlib.private.passes import (
+    are_passed_in_order,
     backward_pass_id,
     current_node,
+    has_accelerator,
     pass_is_compiled,
     pass_outputs,
 )
@@ -79,14 +81,21 @@ class Elsewhere:
             if forwards := self._forwards.get(thread):
                 made, ran = _search(forwards, outputs, current)
                 for node, number, forward in made:
-                    has_run = number >= ran
-                    are_any |= self._take(node, number, forward, has_run=has_run)
+                    are_any |= self._take(node, number, forward, ran)
         return are_any
 
-    def _take(self, node: Any, number: int, forward: Forward, *, has_run: bool) -> bool:
-        """Add what a node computes to the shares of the calls that made it, if any."""
+    def _take(self, node: Any, number: int, forward: Forward, ran: int | None) -> bool:
+        """Add what a node computes to the shares of the calls that made it, if any.
+
+        Args:
+            node: The node.
+            number: Its sequence number.
+            forward: The forward that made it.
+            ran: The number from which on nodes have run; ``None`` if unknown.
+        """
         receivers: list[Receiver] = []
-        is_shared = False  # whether it leads to a leaf by a cast, which others may use
+        # Whether it leads to a leaf by a cast, which others may use, or may have run.
+        is_left = ran is None
         for since, until, ends, flow in forward.calls:
             if not since <= number < until:
                 continue
@@ -97,14 +106,14 @@ class Elsewhere:
                     grads = ends.get((sequence_number(target), index))
                 else:
                     grads = ends.get(id(leaf))
-                    is_shared |= target.__class__ is ToCopy and grads is not None
+                    is_left |= target.__class__ is ToCopy and grads is not None
                 if grads is not None:
                     receivers.append((entry, grads, None, flow))
         for *_, flow in receivers:
             flow.left_elsewhere = True
-            if has_run or is_shared:
+            if is_left or (ran is not None and number >= ran):
                 flow.missed |= {backward_pass_id()}
-        if receivers and not is_shared:
+        if receivers and not is_left:
             forward.hooked.add(number)  # for later passes too
             self._nodes.hook(node, receivers, None, forward.thread)
         return bool(receivers)
@@ -112,7 +121,7 @@ class Elsewhere:
 
 def _search(
     forwards: list[Forward], outputs: Iterable[Any], current: Node
-) -> tuple[list[tuple[Node, int, Forward]], int]:
+) -> tuple[list[tuple[Node, int, Forward]], int | None]:
     """Search the graph of the running pass for operations that no call led to.
 
     Args:
@@ -123,7 +132,8 @@ def _search(
     Returns:
         The nodes, each with its sequence number and its forward; and the number from
         which on the pass has gone through all of them. It goes by falling numbers, but
-        a leaf, which has none, comes right after the last node that leads to it.
+        a leaf, which has none, comes right after the last node that leads to it. With
+        nodes on several devices that number is ``None``: their threads work at once.
     """
     found: list[tuple[Node, int, Forward]] = []
     first, ran = forwards[0].since, sequence_number(current) + 1
@@ -146,6 +156,8 @@ def _search(
         if number < forward.until and number not in forward.hooked:
             found.append((node, number, forward))
         stack += targets
+    if found and has_accelerator() and not are_passed_in_order(seen):
+        return found, None
     return found, ran
 
 

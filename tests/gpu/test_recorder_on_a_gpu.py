@@ -1,5 +1,6 @@
 """The recorder with CUDA tensors: right, and without waiting for the device."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -117,6 +118,38 @@ def test_passes_inside_of_a_forward(name: str) -> None:
     )
     assert there._block.happened == here._block.happened
     assert there.verify().agreed == here.verify().agreed
+
+
+def test_what_another_device_may_have_gone_through_is_noted() -> None:
+    """The threads of two devices work at once, whatever the numbers of their nodes."""
+    put: list[Tensor] = []
+    has_run = threading.Event()
+
+    class Puts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            copied = x.clone()
+            assert copied.grad_fn is not None
+            copied.grad_fn.register_hook(lambda *_: has_run.set())
+            put.append(copied)
+            return self.inner(x)
+
+    def wait(_: Tensor) -> None:
+        assert has_run.wait(timeout=60)
+
+    model, x = Puts().to(GPU), batch().requires_grad_()
+    with gradlib.record(model) as recording:
+        output = model(x).sum().cpu()
+        output.register_hook(wait)
+        (output + put.pop().sum().cpu()).backward()
+    share = model.inner.weight.sum(0).expand(16, 4)
+    torch.testing.assert_close(x.grad, share + 1)
+    torch.testing.assert_close(recording[""].grad_input[0], share)
+    torch.testing.assert_close(recording[""].grad_input_total[0], x.grad)
+    assert recording[""].note == notes.LEFT_ELSEWHERE.format(0)
 
 
 def test_what_is_kept_on_the_cpu_is_pinned_and_right() -> None:
