@@ -67,9 +67,12 @@ def pass_outputs() -> list[tuple[int, Sequence[Any]]]:
         The number of the thread that began it, and the outputs. Where that is another
         thread, and several wait for a pass of theirs, those of each.
     """
-    here, this = running_frame(1), threading.get_ident()
-    threads = {this: here} if _began_pass(here) else sys._current_frames()
-    begun = [(thread, _began_pass(frame)) for thread, frame in threads.items()]
+    this = threading.get_ident()
+    begun = [(this, _began_pass(running_frame(1)))]
+    if begun[0][1] is None:
+        others = sys._current_frames()
+        del others[this]  # the frame of this call, which would hold itself in a cycle
+        begun = [(thread, _began_pass(frame)) for thread, frame in others.items()]
     return [(thread, it.f_locals["t_outputs"]) for thread, it in begun if it]
 
 

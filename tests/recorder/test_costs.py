@@ -3,6 +3,8 @@
 import copy
 import gc
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.testing import assert_close
 
 import gradlib
 
+from ..elsewhere import passes_elsewhere
 from ..opcodes import opcodes
 from .first_nets import Net, hooks_of
 
@@ -102,12 +105,15 @@ def test_a_pass_costs_the_same_however_many_went_through_the_graph() -> None:
     assert sum(costs[20:40]) <= 1.02 * sum(costs[1:21])
 
 
-def test_a_dropped_recording_is_gone_at_once() -> None:
+@pytest.mark.parametrize("around", [nullcontext, passes_elsewhere])
+def test_a_dropped_recording_is_gone_at_once(
+    around: Callable[[], AbstractContextManager[None]],
+) -> None:
     net = Net()
     gc.collect()
     gc.disable()  # large tensors must not wait for the collector
     try:
-        with gradlib.record(net) as recording:
+        with gradlib.record(net) as recording, around():
             for _ in range(2):
                 net(torch.randn(4, 3)).sum().backward()
         kept = weakref.ref(recording["fc2", 1].grad_output[0])

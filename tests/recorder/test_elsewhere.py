@@ -240,7 +240,7 @@ def test_a_cast_that_autocast_may_share_is_noted() -> None:
 
     layer, x = Casts("list"), inputs()
     with gradlib.record(layer) as recording:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16):
             y = layer(x)
         loss = y.float().sum() + PUT.pop()
         loss.backward(retain_graph=True)

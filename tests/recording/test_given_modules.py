@@ -46,8 +46,9 @@ def test_it_is_given_them_as_they_were(modules: list[str] | None) -> None:
     with gradlib.record(model, modules=modules) as recording:
         for _ in range(2):
             model.train()(torch.randn(5, 3)).square().sum().backward()
-            for parameter in model.parameters():
-                parameter.data.mul_(1.5)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.5)
     model.norm.register_forward_hook(lambda *_: torch.zeros(5, 3))
     norm = model.norm
     del model.norm  # it is of the model no longer
