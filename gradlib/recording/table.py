@@ -34,6 +34,8 @@ NO_PASS = (
     "no backward pass reached these calls inside the block: call backward() there too"
 )
 
+WHICH_PASS = "pass: which backward pass of the block"
+
 NOT_SEEN = "no call was seen of {}: recording[name] says why"
 
 
@@ -57,8 +59,8 @@ def table_of(
         return Table(title_of(calls), (), [], (NO_CALLS, *not_seen))
     pairs = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
     columns = [name for name in COLUMNS if name in fields]
-    if len(pairs) > len(calls):  # some have several passes
-        columns.insert(0, "backward")
+    if len({pass_.backward for _, pass_ in pairs if pass_}) > 1:
+        columns.insert(0, "pass")
     left_out = max(0, len(pairs) - ROWS)
     if left_out:
         del pairs[ROWS // 2 : -ROWS // 2]
@@ -68,7 +70,8 @@ def table_of(
     examples += [
         with_keywords(example, it) for it in columns if example and it in GRADIENTS
     ]
-    footer = [_legend(columns, examples, is_reduced=is_reduced), *not_seen]
+    legend = _legend(columns, examples, is_reduced=is_reduced)
+    footer = [*[WHICH_PASS] * ("pass" in columns), legend, *not_seen]
     if _lack_passes(calls):
         footer.append(NO_PASS)
     if left_out:
@@ -110,14 +113,14 @@ def _cell(call: Call, pass_: Pass | None, column: str) -> str:
         return shape_text(call.output, most=SHAPES)
     if pass_ is None:
         return "-"
-    if column == "backward":
+    if column == "pass":
         return str(pass_.backward)
     return norm_text(with_keywords(pass_, column))
 
 
 def _legend(columns: list[str], shown: list[Any], *, is_reduced: bool) -> str:
     """Say what the columns show; `shown` are examples of their values."""
-    parts = ["backward: which backward pass"] if "backward" in columns else []
+    parts: list[str] = []
     is_reduced = is_reduced and not are_statistics(shown)
     if "output" in columns:
         parts.append(f"output: shape{' of what reduce gave' * is_reduced}")

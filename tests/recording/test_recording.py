@@ -138,9 +138,10 @@ def test_the_printed_table(recording: gradlib.Recording) -> None:
     lines = str(recording).splitlines()
     assert lines[0] == "Recording: 8 calls, 2 forwards, 2 backward passes"
     assert lines[1].split() == [
-        *("module", "type", "output", "grad_output", "grad_input", "param_grads"),
+        *("module", "type", "pass"),
+        *("output", "grad_output", "grad_input", "param_grads"),
     ]
-    assert lines[3].split()[:4] == ["first", "Linear", "[4,", "3]"]
+    assert lines[3].split()[:5] == ["first", "Linear", "0", "[4,", "3]"]
     assert lines[4].startswith("first (1)")
     last = recording["last", 0]
     assert lines[5].split()[-1] == (
@@ -176,15 +177,39 @@ def test_the_passes_of_one_call_are_told_apart() -> None:
         model(x)
     lines = str(recording).splitlines()
     rows = [line.split() for line in lines if line.startswith("1 ")]
-    assert lines[1].split() == ["module", "type", "backward", "grad_output"]
+    assert lines[1].split() == ["module", "type", "pass", "grad_output"]
     assert [row[-2] for row in rows] == ["0", "1", "2", "-"]
-    assert "backward: which backward pass; gradients: norm" in str(recording)
-    assert "backward: which" not in str(recording.forwards[0])
+    assert "pass: which backward pass of the block" in lines
+    assert "pass: which" not in str(recording.forwards[0])
     footer = str(recording["1", 1]).splitlines()[-1]
     assert footer == "passes: backward passes 1, 2 of the block"
     fields = [line.split()[0] for line in str(recording["1", 1]).splitlines()[2:-1]]
     assert fields == ["passes[0].grad_output[0]", "passes[1].grad_output[0]"]
     assert str(recording["1", 0]).splitlines()[2].split()[0] == "grad_output[0]"
+
+
+@pytest.mark.parametrize("blocks", [1, 250])
+def test_rows_of_calls_with_one_of_several_passes_are_told_apart(blocks: int) -> None:
+    def layers() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(2, 2) for _ in range(blocks)))
+
+    model = nn.ModuleDict({"generator": layers(), "discriminator": layers()})
+    with gradlib.record(model) as recording:
+        fake = model["generator"](torch.ones(1, 2))
+        model["discriminator"](fake).sum().backward()
+        model["discriminator"](fake.detach()).sum().backward()
+        model["discriminator"](fake.detach())
+    table = recording._table()
+    which = {row[0]: row[2] for row in table.rows if not row[0].startswith("...")}
+    calls = [(it, str(it.passes[0].backward) if it.passes else "-") for it in recording]
+    named = {f"{it.name} ({it.index})".removesuffix(" (0)"): of for it, of in calls}
+    assert table.columns[2] == "pass"
+    assert which == {name: named[name] for name in which}
+    assert which["generator.0"] == "0"
+    assert len(which) == min(len(calls), 60)
+    assert set(which.values()) <= {"0", "1", "-"}
+    assert "<th>pass</th>" in recording._repr_html_()
+    assert "pass" not in recording.forwards[0]._table().columns
 
 
 def test_a_call_with_keywords_only_shows_its_gradients() -> None:
