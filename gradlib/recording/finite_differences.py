@@ -8,7 +8,9 @@ the slope, or its error, may be small by chance.
 """
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -40,12 +42,20 @@ LOOKS = (
     (0.0, 1e-5, 1e-7),
 )
 
+# Of several values at once. Where these see an error, others look at each value alone.
+# They allow less, as an error has to be seen by each.
+LOOKS_AT_SEVERAL = LOOKS[0], LOOKS[2]
+STRICTER = 4
+
 # With two, a gradient with random errors of a thousandth of its norm often passed; with
 # four, nearly none did in small modules.
 DIRECTIONS = 4
 
 HIDING = 0.1
 """Rounding of more than this part of the slopes may hide an error."""
+
+ALIKE = 4
+"""Slopes that are alike differ by this factor at most."""
 
 # Where an error is found, the slopes are taken again, with OTHER_STEP times the step.
 # By how much they change, times ROOM, is added to the noise: rounding inside of a call
@@ -84,47 +94,109 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
         )
     generator = torch.Generator("cpu").manual_seed(SEED)
     allowed = max(TOLERANCE, rtol)
+    places = defaultdict[int, list[Key]](list)  # of each tensor, by its id
+    for key, value in inputs.items():
+        places[id(value)].append(key)
+    values = {keys[0]: inputs[keys[0]] for keys in places.values()}
+    errors = dict[Key, float]()
     try:
         with Double():
-            errors = {
-                key: _Checked(trace, number, key, value, generator, allowed).error()
-                for key, value in inputs.items()
-            }
+            for some in _together(trace, number, values):
+                checked = _Checked(trace, number, some, generator, allowed)
+                errors |= _singled_out(checked)
     except CannotReplayError as error:
         raise CannotReplayError(f"{error}. {IN_FLOAT64}") from error
-    return {key: error for key, error in errors.items() if not error <= allowed}
+    found = {key: errors[places[id(value)][0]] for key, value in inputs.items()}
+    return {key: error for key, error in found.items() if not error <= allowed}
+
+
+def _together(
+    trace: CallTrace, number: int, values: dict[Key, Tensor]
+) -> Iterator[dict[Key, Tensor]]:
+    """Yield the values that are moved at once, at first.
+
+    Those without a gradient, or with one of zeros, are moved apart from the others: any
+    slope along them is an error. The others come in the order of their slopes, so that
+    a half of them has slopes of about one size.
+    """
+    again = None if len(values) < 2 else replay(trace, number, doubled)
+    if again is None or again.shares is None:
+        yield from ({key: value} for key, value in values.items())
+        return
+    slopes: dict[Key, float] = {}
+    for key, value in values.items():
+        if not has_values(value) or key in again.written:
+            yield {key: value}
+            continue
+        grad = again.shares.get(key)
+        norm = 0.0 if grad is None else root_mean_square(grad) * grad.numel() ** 0.5
+        slopes[key] = norm * _scale(_widened(value))
+    order = sorted(slopes, key=slopes.__getitem__)
+    still = [key for key in order if not slopes[key]]
+    for keys in (still, order[len(still) :]):
+        if keys:
+            yield {key: values[key] for key in keys}
+
+
+def _singled_out(checked: "_Checked") -> dict[Key, float]:
+    """Return the error of each value; 0 where those moved at once have none.
+
+    Where they may have one, each half of them is moved at once, and so on.
+    """
+    errors = dict[Key, float]()
+    waiting = [[*checked.values]]
+    while waiting:
+        keys = waiting.pop()
+        part = checked.of(keys)
+        error = part.error()
+        if len(keys) == 1:
+            errors[keys[0]] = error
+        elif error <= part.allowed:
+            errors |= dict.fromkeys(keys, 0.0)
+        else:
+            middle = len(keys) // 2
+            waiting += keys[middle:], keys[:middle]
+    return errors
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """An input or own parameter whose gradient is checked.
+    """Inputs and own parameters whose gradients are checked, all at once.
 
     Attributes:
         trace: The call.
         number: Our number of the backward pass.
-        key: Which input or parameter.
-        value: Its recorded value.
+        values: Their recorded values, each only once.
         generator: Draws the directions.
         allowed: The largest error that is allowed.
     """
 
     trace: CallTrace
     number: int
-    key: Key
-    value: Tensor
+    values: dict[Key, Tensor]
     generator: torch.Generator
     allowed: float
+
+    def of(self, keys: Iterable[Key]) -> "_Checked":
+        """Return the check of some of the values, a stricter one of several."""
+        values = {key: self.values[key] for key in keys}
+        allowed = self.allowed / (STRICTER if len(values) > 1 else 1)
+        return replace(self, values=values, allowed=allowed)
 
     def error(self) -> float:
         """Return the smallest error of all looks: one look without an error is enough.
 
-        It is NaN where slopes say nothing. A look in which rounding may hide an error
+        It is NaN where slopes say nothing, and of several values where each has to be
+        looked at alone. A look in which rounding may hide an error
         counts only if none is clear. Where the shape of the output depends on which
         entries are 0, as if padding is dropped, these stay 0.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
-        for away, step, least_step in LOOKS:
+        several = len(self.values) > 1
+        for away, step, least_step in LOOKS_AT_SEVERAL if several else LOOKS:
             look = self._look(away, step, least_step)
+            if look is None and several:
+                return math.nan
             if look is not None and math.isnan(look[0]):
                 return math.nan
             if look is not None:
@@ -142,8 +214,9 @@ class _Checked:
     ) -> tuple[float, bool] | None:
         """Return the error at one point, and whether rounding is too small to hide one.
 
-        It is ``None`` where there are no slopes. The error is NaN where these say
-        nothing, as the call uses another value than the one that is moved.
+        It is ``None`` where there are no slopes, and of several values where only some
+        have one, or rounding may hide more than it would alone. The error is NaN where
+        slopes say nothing, as the call uses another value than the one that is moved.
 
         Args:
             away: How far the point is from the recorded one, as a part of the value.
@@ -151,50 +224,95 @@ class _Checked:
             least_step: The least step h.
             holds_zeros: Whether entries that are 0 stay so.
         """
-        if not has_values(self.value):
+        if not all(map(has_values, self.values.values())):
             return math.nan, True
-        point = self.value.detach().to(_widest(self.value))
-        scale = root_mean_square(point) or 1.0
-        point = point + away * scale * drawn_like(point, self.generator)
-        again = replay(self.trace, self.number, self._moved(point))
-        shares = again.shares
-        if shares is None or self.key not in shares:
+        points = {key: _widened(value) for key, value in self.values.items()}
+        scales = {key: _scale(point) for key, point in points.items()}
+        for key, point in points.items():
+            far = away * scales[key]
+            points[key] = point + far * drawn_like(point, self.generator)
+        again = replay(self.trace, self.number, self._moved(points))
+        if again.shares is None or not points.keys() <= again.shares.keys():
             return None
-        if self.key in again.written:
-            return math.nan, True
-        grad, h = shares[self.key], max(step * scale, least_step)
-        if grad is not None and not grad.is_nested and grad.shape != point.shape:
-            return math.nan, True
-        directions = [self._direction(point) for _ in range(DIRECTIONS)]
-        if holds_zeros:
-            directions = [it * (point != 0) for it in directions]
-        slopes = [self._slope(point, it, h) for it in directions]
-        for slope, direction in zip(slopes, directions, strict=True):
-            if grad is not None:
-                slope.known = _dot(grad, direction.to(grad.device))
+        grads = {key: again.shares[key] for key in points}
+        for key, point in points.items():
+            if key in again.written or not _fits(grads[key], point):
+                return math.nan, True
+        steps = {key: max(step * it, least_step) for key, it in scales.items()}
+        moves = [self._move(points, steps, holds_zeros) for _ in range(DIRECTIONS)]
+        return self._compared(points, grads, moves)
+
+    def _move(
+        self,
+        points: Mapping[Key, Tensor],
+        steps: Mapping[Key, float],
+        holds_zeros: bool,
+    ) -> dict[Key, Tensor]:
+        """Return a step in a random direction, from each point."""
+        move: dict[Key, Tensor] = {}
+        for key, point in points.items():
+            direction = drawn_like(point, self.generator)
+            if (row := _row_without_gradient(self.trace, key)) is not None:
+                direction[row] = 0
+            if holds_zeros:
+                direction *= point != 0
+            move[key] = steps[key] * direction
+        return move
+
+    def _compared(
+        self,
+        points: Mapping[Key, Tensor],
+        grads: Mapping[Key, Tensor | None],
+        moves: list[dict[Key, Tensor]],
+    ) -> tuple[float, bool] | None:
+        """Return how far the slopes by the two ways are apart; see `_look`.
+
+        Of several values, the steps are made shorter until all slopes are as small as
+        the smallest. So an error counts as much as if each value were moved alone.
+        """
+        known = {key: [_along(grads[key], it[key]) for it in moves] for key in points}
+        sizes = {key: math.hypot(*it) for key, it in known.items()}
+        smallest = min(sizes.values()) if len(sizes) > 1 else 0.0
+        if any(sizes.values()) and len(sizes) > 1:
+            if not (smallest and math.isfinite(math.fsum(sizes.values()))):
+                return None
+            for key, size in sizes.items():
+                known[key] = [it * smallest / size for it in known[key]]
+                for move in moves:
+                    move[key] = move[key] * (smallest / size)
+        slopes = [self._slope(points, it) for it in moves]
+        for slope, of_each in zip(
+            slopes, zip(*known.values(), strict=True), strict=True
+        ):
+            slope.known = math.fsum(of_each)
+        if smallest:
+            are_alike = max(sizes.values()) <= ALIKE * smallest
+            hiding = HIDING if are_alike else self.allowed
+            found = _relative(slopes, smallest, hiding)
+            return found if found and found[1] else None
         found = _relative(slopes)
         if found is None or found[0] <= self.allowed:
             return found
-        for slope, direction in zip(slopes, directions, strict=True):
-            other = self._slope(point, direction, OTHER_STEP * h)
-            slope.noise += ROOM * abs(slope.seen - other.seen)
+        for slope, move in zip(slopes, moves, strict=True):
+            longer = {key: OTHER_STEP * it for key, it in move.items()}
+            other = self._slope(points, longer).seen / OTHER_STEP
+            slope.noise += ROOM * abs(slope.seen - other)
         return _relative(slopes)
 
-    def _direction(self, point: Tensor) -> Tensor:
-        direction = drawn_like(point, self.generator)
-        if (row := _row_without_gradient(self.trace, self.key)) is not None:
-            direction[row] = 0
-        return direction
-
-    def _slope(self, point: Tensor, direction: Tensor, h: float) -> "_Slope":
-        """Return the slope at a point, by finite differences.
+    def _slope(
+        self, points: Mapping[Key, Tensor], move: Mapping[Key, Tensor]
+    ) -> "_Slope":
+        """Return the slope along a step, by finite differences, times its length.
 
         It is NaN where the output has another shape there.
         """
         trace = self.trace
         ahead, behind = (
-            forward_again(trace, self._moved(point + shift * direction))
-            for shift in (h, -h)
+            forward_again(
+                trace,
+                self._moved({key: it + sign * move[key] for key, it in points.items()}),
+            )
+            for sign in (1, -1)
         )
         rise = rounding = 0.0
         counted: set[int] = set()
@@ -210,24 +328,36 @@ class _Checked:
             v = doubled(v).to(y.device)
             rise += _dot(v, y - before)
             rounding += _dot(v.abs(), y.abs())
-        noise = 100 * torch.finfo(torch.float64).eps * rounding / h
-        return _Slope(rise / (2 * h), noise)
+        return _Slope(rise / 2, 100 * torch.finfo(torch.float64).eps * rounding)
 
-    def _moved(self, moved: Tensor) -> Change:
-        return lambda kept: moved if kept is self.value else doubled(kept)
+    def _moved(self, moved: Mapping[Key, Tensor]) -> Change:
+        by_id = {id(self.values[key]): it for key, it in moved.items()}
+
+        def change(kept: Tensor) -> Tensor:
+            found = by_id.get(id(kept))
+            return doubled(kept) if found is None else found
+
+        return change
 
 
 @dataclass(slots=True)
 class _Slope:
-    """The slope of L along one direction."""
+    """The slope of L along one step, times the length of that."""
 
     seen: float  # by finite differences
     noise: float  # how far rounding may have moved that
     known: float = 0.0  # by the VJP
 
 
-def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
-    """Return how far the slopes by the two ways are apart, as a part of the larger.
+def _relative(
+    slopes: list[_Slope], size: float = 0.0, hiding: float = HIDING
+) -> tuple[float, bool] | None:
+    """Return how far the slopes by the two ways are apart, as a part of their size.
+
+    Args:
+        slopes: Some slopes.
+        size: Their size; by default the larger of the two norms.
+        hiding: Rounding of more than this part of the size may hide an error.
 
     Returns:
         That, and whether rounding is too small to hide more; ``None`` where a finite
@@ -239,9 +369,25 @@ def _relative(slopes: list[_Slope]) -> tuple[float, bool] | None:
     if not all(map(math.isfinite, known)):
         return math.inf, True
     apart = [max(abs(it.seen - it.known) - it.noise, 0.0) for it in slopes]
-    size = max(math.hypot(*seen), math.hypot(*known))
-    is_clear = math.hypot(*(it.noise for it in slopes)) <= HIDING * size
+    size = size or max(math.hypot(*seen), math.hypot(*known))
+    is_clear = math.hypot(*(it.noise for it in slopes)) <= hiding * size
     return (math.hypot(*apart) / size if any(apart) else 0.0), is_clear
+
+
+def _fits(grad: Tensor | None, point: Tensor) -> bool:
+    return grad is None or grad.is_nested or grad.shape == point.shape
+
+
+def _along(grad: Tensor | None, move: Tensor) -> float:
+    return 0.0 if grad is None else _dot(grad, move.to(grad.device))
+
+
+def _widened(value: Tensor) -> Tensor:
+    return value.detach().to(_widest(value))
+
+
+def _scale(point: Tensor) -> float:
+    return root_mean_square(point) or 1.0
 
 
 def _leaf_like(grad: Tensor, output: Tree, place: int) -> Tensor | None:

@@ -259,7 +259,8 @@ class Recording(Printable):
 
         **Finite differences.** `numerical` finds a backward that is wrong, even on
         purpose, as with a ``detach()``. It takes two forwards in float64 along each of
-        a few random directions, for each input and own parameter that requires grad.
+        a few random directions, for all inputs and own parameters that require grad at
+        once, and for parts of them where there may be an error, to name the wrong one.
         It looks beside the recorded point too, which may be at a kink: one point
         without an error is enough. Other parameters, as those that attention takes from
         its ``out_proj``, are named in the result's ``unchecked``.

@@ -527,3 +527,95 @@ def test_a_loss_over_other_random_numbers_in_float64_is_not_accused(seed: int) -
         model(x, torch.randint(0, 3, (32,))).backward()
     found = recording.verify(numerical=True)
     assert found.ok, str(found)
+
+
+class Sum(nn.Module):
+    """Sums functions of many tensors up, and counts how often it is called."""
+
+    times = 0
+
+    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, several: list[Tensor]) -> Tensor:
+        Sum.times += 1
+        pairs = zip(self.functions, several, strict=True)
+        return torch.stack([function(x).sum() for function, x in pairs]).sum()
+
+
+class Cube(torch.autograd.Function):
+    """Its gradient is off by a part of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, off: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.off = off
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        slope = 3 * x**2
+        return grads[0] * (slope + ctx.off * slope.norm() * torch.ones(3)), None
+
+
+def wrong_among(functions: list[Any], tensors: list[Tensor]) -> tuple[set[str], int]:
+    """Return the fields that disagree, and how often the forward was run for that."""
+    with gradlib.record(model := Sum(*functions)) as recording:
+        model(tensors).backward()
+    before = Sum.times
+    found = recording.verify(numerical=True)
+    assert not found.skipped
+    assert found.unchecked == ()
+    return {it.field for it in found.disagreements}, Sum.times - before
+
+
+def drawn(count: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(3, requires_grad=True) for _ in range(count)]
+
+
+def test_of_many_tensors_all_are_moved_at_once() -> None:
+    few, many = (wrong_among([torch.sin] * count, drawn(count))[1] for count in (4, 64))
+    assert few == many
+
+
+@pytest.mark.parametrize("wrong", [[17], [0, 31, 32]])
+def test_of_many_tensors_the_wrong_ones_are_named(wrong: list[int]) -> None:
+    functions: list[Any] = [torch.sin] * 64
+    for place in wrong:
+        functions[place] = lambda x: Cube.apply(x, 1e-3)
+    fields, times = wrong_among(functions, drawn(64))
+    assert fields == {f"grad_input[0][{it}]" for it in wrong}
+    # For each: all looks at it alone, and for each time that its part is halved, two
+    # looks at one half and one at the other.
+    assert times < 64 * 9 * (1 + len(wrong)) / 2
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+def test_a_wrong_gradient_next_to_a_far_larger_one_is_named(size: float) -> None:
+    functions = [lambda x: 1e3 * x.sin(), lambda x: size * Cube.apply(x, 0.5)]
+    assert wrong_among(functions, drawn(2))[0] == {"grad_input[0][1]"}
+
+
+def test_of_tensors_that_are_moved_at_once_none_is_accused() -> None:
+    twice, ones = drawn(2)
+    functions: list[Any] = [
+        *[torch.sin] * 2,  # of one tensor
+        lambda x: 1e-9 * x.cos(),
+        lambda x: 0 * x,
+        torch.relu,  # at a kink
+        lambda x: x.abs().sqrt(),  # with infinite slopes, and NaN for its gradient
+    ]
+    zeros = [torch.zeros(3, requires_grad=True) for _ in range(3)]
+    tensors = [twice, twice, ones, *zeros[:2], torch.ones(3, requires_grad=True)]
+    assert wrong_among(functions, tensors)[0] == set()
+
+
+def test_a_gradient_that_is_cut_off_is_named_among_others() -> None:
+    def cut(x: Tensor) -> Tensor:
+        return x.detach() + 0 * x
+
+    fields, _ = wrong_among([torch.sin, cut, lambda x: 0 * x, torch.cos], drawn(4))
+    assert fields == {"grad_input[0][1]"}
