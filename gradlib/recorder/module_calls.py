@@ -225,6 +225,8 @@ class ModuleCalls:
     def _drop_broken_off(self, now: Running, caller: FrameType | None) -> None:
         """Forget calls that ended without their hook, as on KeyboardInterrupt.
 
+        Their hook may also be gone, if their forward has cleared those of its module.
+
         They are looked for when their module is called again, or when the block ends: a
         call was broken off if its Python frame no longer runs.
         """
@@ -234,7 +236,7 @@ class ModuleCalls:
             running.add(caller)
             caller = caller.f_back
         while stack and stack[-1].python not in running:
-            stack.pop().call.no_pass_because = notes.BROKEN_OFF
+            _note_no_end(stack.pop())
         if not stack:
             now.end_forward()
 
@@ -388,7 +390,7 @@ class ModuleCalls:
             frame = stack.pop()
         elif any(frame.module is module for frame in stack):
             while (frame := stack.pop()).module is not module:
-                frame.call.no_pass_because = notes.BROKEN_OFF
+                _note_no_end(frame)
         else:
             return  # its beginning was not seen
         raised = sys.exception()
@@ -576,6 +578,12 @@ class ModuleCalls:
         self._values.hook(value, frame.within, now.views, is_output=True)
         places = [place for place, it in frame.inputs.items() if it.end == value.end]
         frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
+
+
+def _note_no_end(frame: Frame) -> None:
+    """Note on a call that does not run any more why its end was not seen."""
+    is_hooked = frame.hooked.after_id in forward_hooks(frame.module)
+    frame.call.no_pass_because = notes.BROKEN_OFF if is_hooked else notes.HOOK_TAKEN
 
 
 def _always() -> bool:

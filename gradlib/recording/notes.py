@@ -21,6 +21,10 @@ DISABLED = "gradients were disabled when it was called"
 NO_GRAD_OUT = "it returned no tensor that requires grad"
 RAISED = "its forward raised {}"
 BROKEN_OFF = "its forward was broken off"
+HOOK_TAKEN = (
+    "the recorder's hook was taken off its module before it returned, as where a "
+    "forward clears its module's hooks: what it returned was not seen"
+)
 NOT_RETURNED = "its forward has not returned"
 NOT_REACHED = "no backward pass reached it inside the block"
 

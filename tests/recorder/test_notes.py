@@ -263,6 +263,16 @@ def with_what_was_put(model: nn.Module, x: Tensor) -> None:
     (model(x.requires_grad_()) + PUT.pop()).sum().backward()
 
 
+class ClearsHooks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._forward_hooks.clear()
+        return self.layer(x)
+
+
 CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.STAND_INS, nn.Linear(2, 1), vectorized),
     (notes.CAPTURED, nn.Linear(2, 1), captured),
@@ -271,6 +281,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.RAISED, Fails(), failing),
     (notes.BROKEN_OFF, Interrupted(), interrupted),
     (notes.BROKEN_OFF, Interrupted(), interrupted_at_last),
+    (notes.HOOK_TAKEN, ClearsHooks(), forward_only),
     (notes.NOT_RETURNED, Interrupted(), elsewhere),
     (notes.NOT_REACHED, nn.Linear(2, 1), forward_only),
     (notes.NO_GRAD, nn.Linear(2, 1), backward),
@@ -313,6 +324,24 @@ def test_what_an_interrupt_has_broken_off_is_said_when_the_block_ends() -> None:
             *(notes.NOT_RETURNED, notes.NOT_REACHED, notes.NOT_RETURNED)
         ]
     assert [recording[name].note for name in ("", "1")] == [notes.BROKEN_OFF] * 2
+
+
+@pytest.mark.parametrize("outermost", [True, False])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_forward_that_clears_its_own_hooks_is_not_said_to_be_broken_off(
+    outermost: bool, times: int
+) -> None:
+    clears = ClearsHooks()
+    model = clears if outermost else nn.Sequential(clears, nn.Linear(2, 1))
+    with gradlib.record(model) as recording:
+        for _ in range(times):
+            model(torch.ones(3, 2)).sum().backward()
+    name = "" if outermost else "0"
+    found = [call.note.split("; ")[0] for call in recording.calls(name)]
+    assert found == [notes.HOOK_TAKEN] * times
+    assert not any(notes.BROKEN_OFF in call.note for call in recording)
+    inside = name + "." * (not outermost) + "layer"
+    assert all(len(call.passes) == 1 for call in recording.calls(inside))
 
 
 def test_what_goes_on_when_the_block_ends_is_not_broken_off() -> None:
