@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.private.hooks import BACKWARD_PRE_HOOKS
+from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
 
 
 def put_in_for_one_call() -> set[int]:
@@ -122,20 +122,20 @@ def is_of_torch(kind: type[nn.Module]) -> bool:
 
 def is_plain_module(module: nn.Module) -> bool:
     """Tell whether calling a module runs its class's ``forward`` and nothing else."""
-    own, kind = vars(module), type(module)
+    own = vars(module)
     return not (
-        kind.__call__ is not _CALL
-        or own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own[BACKWARD_PRE_HOOKS]
-        or "forward" in own
-        or "_call_impl" in own
-        or "_conv_forward" in own
-        or "weight" in own
-        or "bias" in own
+        type(module).__call__ is not _CALL
+        or any(_HOOKS(own))
+        or not own.keys().isdisjoint(_CALLED)
         or own.get("_compiled_call_impl")
     )
+
+
+_HOOKS: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    *FORWARD_HOOKS, *BACKWARD_HOOKS
+)
+_CALLED = frozenset(("forward", "_call_impl", "_conv_forward", "weight", "bias"))
+"""What a call looks for in the class, or among parameters, and would find here."""
 
 
 def is_looked_into_plainly(kind: type[nn.Module]) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any, cast, overload
 
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.arguments import Call, is_open
 from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_plain
 from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
@@ -26,5 +26,7 @@ def find_shorter(
     """
     if plan is None:
         call: Any = asked
+        if not is_open(call):
+            return None
         return find_plain(call) or find_replicas(call) or find_chain(call)
     return find_in_graph(cast(Graph, asked), plan)

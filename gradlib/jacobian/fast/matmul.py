@@ -81,8 +81,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: The matrix, ``(outs, ins)``.
         bias: The bias, ``(outs,)``.
     """
-    by_onednn = prefers_onednn(x, weight.mT)
-    return (_by_onednn if by_onednn else _linear)(x, weight, bias)
+    if _is_small(x, weight.size(0)) or not prefers_onednn(x, weight.mT):
+        return _linear(x, weight, bias)
+    return _by_onednn(x, weight, bias)
 
 
 def linear_then(
@@ -148,9 +149,7 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
         then: The activation applied to the product, one of `DONE_TO_ENTRIES`.
     """
     more = DONE_TO_ENTRIES.get(then, 0)
-    if v.numel() * matrix.size(-1) * (1 + more) < LARGE:
-        return False  # the product is small
-    if not _may_be_faster(v, then):
+    if _is_small(v, matrix.size(-1), more) or not _may_be_faster(v, then):
         return False
     if matrix.dim() != 2 or not (more or min(matrix.shape) > NARROW):
         return False
@@ -162,6 +161,11 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
         # Other layouts may overlap, which oneDNN refuses.
         and (matrix.is_contiguous() or matrix.mT.is_contiguous())
     )
+
+
+def _is_small(v: Tensor, outs: int, more: int = 0) -> bool:
+    """Tell whether a product surely takes less than `LARGE` multiply-adds."""
+    return v.numel() * outs * (1 + more) < LARGE
 
 
 def _may_be_faster(like: Tensor, then: str) -> bool:

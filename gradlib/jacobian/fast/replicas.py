@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian import planning
-from gradlib.jacobian.arguments import Call, asks_no_more, is_open
+from gradlib.jacobian.arguments import Call, asks_no_more
 from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
 from gradlib.jacobian.fast.structure.structured import find_structured
@@ -129,12 +129,12 @@ class Replicas(NamedTuple):
 
 
 def find_replicas(call: Call) -> Replicas | None:
-    """Return the small transformer that a call is of, or ``None``."""
+    """Return the small transformer that an open call is of, or ``None``."""
     net: Any = call.fn
     if len(call.inputs) != 1 or not has_transformer(net):
         return None
     x = call.inputs[0]
-    if not (is_open(call) and asks_no_more(call)) or type(x) is not Tensor:
+    if not asks_no_more(call) or type(x) is not Tensor:
         return None
     if x.dim() != 3 or x.is_nested or x.dtype not in DTYPES:
         return None

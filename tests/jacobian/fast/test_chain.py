@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.arguments import Call, is_open
 from gradlib.jacobian.fast.chains import convolutions, evaluate, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
@@ -44,7 +44,8 @@ def chain(fn: Any, *inputs: Any, **changed: Any) -> Any:
         "out": None,
         "create_graph": False,
     }
-    return find_chain(Call(fn, inputs, **(asked | changed)))
+    call = Call(fn, inputs, **(asked | changed))
+    return find_chain(call) if is_open(call) else None
 
 
 def require_same(model: nn.Module, x: Tensor, **changed: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import gradlib
 from benchmarks.memory import measure_memory
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.arguments import Call, is_open
 from gradlib.jacobian.fast import replicas
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
 
@@ -36,7 +36,8 @@ def tokens(batch: int = 3, count: int = 4, width: int = 8) -> Tensor:
 
 def find(model: Any, *inputs: Any, **asked: Any) -> Replicas | None:
     call = Call(model, inputs, 0, 0, "auto", "auto", None, None, False)
-    return find_replicas(call._replace(**asked))
+    call = call._replace(**asked)
+    return find_replicas(call) if is_open(call) else None
 
 
 def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-from gradlib.jacobian.arguments import Call, asks_no_more, is_open
+from gradlib.jacobian.arguments import Call, asks_no_more
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
 from gradlib.jacobian.fast.chains.plain import plain_net
@@ -66,9 +66,7 @@ class ChainOfCall(NamedTuple):
 
 
 def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
-    """Return the chain that a call of a plain net is, for which no code is read."""
-    if not is_open(call):
-        return None
+    """Return the chain that an open call of a plain net is; no code is read for it."""
     net = plain_net(call.fn, call.inputs)
     if net is None:
         return None
@@ -83,12 +81,10 @@ def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
 
 
 def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
-    """Return the chain that a call is, or ``None``.
+    """Return the chain that an open call is, or ``None``.
 
     It is ``None`` for a wrong call too, so that the general way says what is wrong.
     """
-    if not is_open(call):
-        return None
     chain = chain_of(call.fn, call.inputs)
     if chain is None:
         return None

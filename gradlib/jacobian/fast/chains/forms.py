@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from gradlib.jacobian.fast.chains import template
 from gradlib.jacobian.fast.chains.axes import VIEWED
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Linear, every
 from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
 from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
+from gradlib.jacobian.fast.chains.template import maker
 from gradlib.jacobian.fast.chains.witnesses import Reading, Witnesses, read_again
 from gradlib.jacobian.fast.replayed import Replays
 from gradlib.private.modules import own_buffers, own_parameters
@@ -57,28 +57,28 @@ class ChainForm(NamedTuple):
         own: What has to be torch's own, or Python's.
         readings: The readings that found the chain, with what each must give again.
         twice: The pairs of readings that gave the same object.
-        layers: The numbers of the readings that gave the layers.
+        modules: The numbers of the readings that gave the layers' modules.
         options_of: The functions that give the layers' options.
-        options: The options, then the ``inplace`` of each layer.
+        options: The options, then the ``inplace`` of each module.
         tensors_of: The functions that give the layers' tensors.
         classes: The classes of the tensors.
         kinds: The kinds of the tensors, without those that are ``None``.
         strides: The strides of x and the tensors, where they matter.
-        chain: The chain, with slots for modules.
+        make: Makes the chain of the values that are read, and x.
     """
 
     of_x: Kind
     own: Found
     readings: list[Reading]
     twice: list[tuple[int, int]]
-    layers: list[int]
+    modules: list[int]
     options_of: Of
     options: list[Any]
     tensors_of: Of
     classes: list[type[Any]]
     kinds: list[Kind]
     strides: list[tuple[int, ...]] | None
-    chain: Chain
+    make: Callable[[Sequence[Any], Tensor], Chain]
 
 
 def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm | None:
@@ -98,7 +98,8 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
         return None
     options_of: Of = [(it, of) for it in known if (of := _OPTIONS_OF[type(known[it])])]
     tensors_of: Of = [(it, of) for it in known if (of := _TENSORS_OF[type(known[it])])]
-    options = [*_of(options_of, known), *_inplace(known, known)]
+    modules = [number for number, it in known.items() if isinstance(it, nn.Module)]
+    options = [*_of(options_of, known), *_inplace(modules, known)]
     if not all(map(_is_for_good, options)):
         return None
     tensors = _of(tensors_of, known)
@@ -108,16 +109,14 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
         own=seen.own,
         readings=seen.readings,
         twice=seen.twice,
-        layers=[*known],
+        modules=modules,
         options_of=options_of,
         options=options,
         tensors_of=tensors_of,
         classes=[*map(type, tensors)],
         kinds=_kinds(tensors),
         strides=_strides(chain.x, tensors) if is_viewed else None,
-        chain=template.emptied(chain, layers, seen.number_of)._replace(
-            replays=Replays()
-        ),
+        make=maker(chain._replace(replays=Replays()), layers, seen.number_of),
     )
 
 
@@ -137,7 +136,7 @@ def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
     values = read_again(fn, form.readings, form.twice)
     if values is None:
         return None
-    options = [*_of(form.options_of, values), *_inplace(form.layers, values)]
+    options = [*_of(form.options_of, values), *_inplace(form.modules, values)]
     if not _are_alike(options, form.options):
         return None
     tensors = _of(form.tensors_of, values)
@@ -145,7 +144,7 @@ def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
         return None
     if form.strides is not None and _strides(x, tensors) != form.strides:
         return None
-    return template.filled(form.chain, values, x)
+    return form.make(values, x)
 
 
 def _parts(layers: Sequence[Any]) -> Iterator[Any]:

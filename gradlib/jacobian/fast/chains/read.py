@@ -1,6 +1,6 @@
 """Reads the real attributes and parts of modules, containers and namespaces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from types import FunctionType
 from typing import Any, cast
 
@@ -36,6 +36,28 @@ def value_of(module: nn.Module, name: str) -> Any:
 
 _ELSE = object()
 """Returned for an attribute of the other kind."""
+
+
+def attributes_of(module: nn.Module, names: Set[str]) -> dict[str, Any]:
+    """Return the attributes that a module itself holds, by name.
+
+    Args:
+        module: The module.
+        names: Names that its class must not have: there Python looks first.
+    """
+    kind = type(module)
+    if not is_looked_into_plainly(kind) or any(
+        not it.__dict__.keys().isdisjoint(names) for it in kind.__mro__
+    ):
+        raise UnknownError("its attributes are not what they seem")
+    # A later one hides those before, as where a module looks for them.
+    tensors = own_buffers(module) | own_parameters(module)
+    return {**own_children(module), **tensors, **vars(module)}
+
+
+def is_of_class(module: nn.Module, name: str) -> bool:
+    """Tell whether an attribute is that of the module's class."""
+    return any(name in it.__dict__ for it in type(module).__mro__)
 
 
 def looked_up(module: nn.Module, name: str) -> tuple[Any, bool]:
@@ -74,12 +96,13 @@ def turned(weight: Tensor, _: None = None) -> Tensor:
         raise UnknownError("it is of another kind")
     if weight.dim() != 2 or not vars(weight).keys().isdisjoint(TURNING):
         raise UnknownError("it is no matrix, or has a name of its own for that")
-    before = grad_is_enabled()
+    if grad_is_enabled():
+        return _transposed(weight)
     enable_grad(True)
     try:
         return _transposed(weight)
     finally:
-        enable_grad(before)
+        enable_grad(False)
 
 
 def _gives(kind: Any) -> tuple[Any, ...]:

@@ -1,100 +1,113 @@
-"""Takes the modules and tensors out of a chain, and fills them in again."""
+"""Takes the modules and tensors out of a chain, and makes it again with others."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear, Woven
+from gradlib.jacobian.fast.chains.layers import Joined, Layer, Linear, Stage, Woven
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.private.modules import own_parameters
 
+Make: TypeAlias = Callable[[Sequence[Any]], Any]
+"""Makes a part of a chain of the user's modules and weights, by their numbers.
 
-class Slot(NamedTuple):
-    """The place of a module, or of a weight, in a chain without them.
+``None`` in its place says that the part has none of them, and is kept as it is.
+"""
 
-    Attributes:
-        number: The number of the module, or of the weight.
-    """
-
-    number: int
+NumberOf: TypeAlias = Callable[[Any], int | None]
+"""Gives the number of a module or weight; ``None`` if it was made for the chain."""
 
 
-def emptied(
-    chain: Chain, layers: Sequence[Any], number_of: Callable[[Any], int | None]
-) -> Chain:
-    """Return a chain with slots for the user's modules and weights.
+def maker(
+    chain: Chain, layers: Sequence[Any], number_of: NumberOf
+) -> Callable[[Sequence[Any], Tensor], Chain]:
+    """Return a function that makes a chain again; it keeps nothing of the user's.
 
     Args:
         chain: The chain.
         layers: The layers that it is made of.
-        number_of: A function from a module, or weight, to its number; ``None`` if it
-            was made for the chain.
+        number_of: Gives the numbers of modules and weights.
+
+    Returns:
+        A function of modules and weights, by their numbers, and the input.
     """
-
-    def place(module: Any) -> Any:
-        if type(module) is Linear:
-            return Linear(*map(place, module))
-        number = number_of(module)
-        return module if number is None else Slot(number)
-
-    linears: list[Any] = chain.linears
+    _, maps, linears, bends, softmax, *rest = chain
     given = [it for it in layers if type(it) in (nn.Linear, Linear)]
     # The last may have been made for the chain: for the rows of maps, or for a sum.
     is_made = not given or _parameters(given[-1]).weight is not linears[-1].weight
     count = len(linears) - is_made
-    linears = [*map(place, given[len(given) - count :]), *linears[count:]]
-    nothing: Any = None
-    return _changed(chain, place, linears, nothing)
+    given = [*given[len(given) - count :], *linears[count:]]
+    in_linears = _all(linears, (_linear(it, number_of) for it in given))
+    of_maps = _or_kept(_layers(maps.layers, number_of), maps.layers)
+    rest_of_maps = maps[1:]
+    of_linears = _or_kept(in_linears, linears)
+    of_bends = _or_kept(_all(bends, (_layers(it, number_of) for it in bends)), bends)
+    of_softmax = _or_kept(_module(softmax, number_of), softmax)
 
-
-def filled(chain: Chain, modules: Sequence[Any], x: Tensor) -> Chain:
-    """Return a chain with modules and weights in its slots.
-
-    Args:
-        chain: The result of `emptied`.
-        modules: The modules and weights, by their numbers.
-        x: The input, ``(batch, *in)``.
-    """
-
-    def module(place: Any) -> Any:
-        kind = cast(Any, type(place))
-        if kind is Slot:
-            return modules[place.number]
-        if kind is not Linear:
-            return place
-        weight, bias = place
-        return Linear(
-            modules[weight.number] if type(weight) is Slot else weight,
-            modules[bias.number] if type(bias) is Slot else bias,
+    def make(values: Sequence[Any], x: Tensor) -> Chain:
+        return Chain(
+            x,
+            Maps(of_maps(values), *rest_of_maps),
+            of_linears(values),
+            of_bends(values),
+            of_softmax(values),
+            *cast(Any, rest),
         )
 
-    linears: list[Any] = [*map(_parameters, map(module, chain.linears))]
-    return _changed(chain, module, linears, x)
+    return make
 
 
-def _changed(
-    chain: Chain, change: Callable[[Any], Any], linears: list[Linear], x: Tensor
-) -> Chain:
-    """Return a chain with each module and tensor changed by `change`."""
+def _or_kept(make: Make | None, part: Any) -> Make:
+    return (lambda _: part) if make is None else make
 
-    def changed(layers: Sequence[Any]) -> list[Any]:
-        return [*map(one, layers)]
 
-    def one(it: Any) -> Any:
-        if type(it) is Joined:
-            return it._replace(ways=tuple(map(changed, it.ways)))
-        if type(it) is Woven:
-            return Woven([at._replace(layers=changed(at.layers)) for at in it.stages])
-        return Layer(change(it.module), it.pointwise)
+def _all(parts: Iterable[Any], makes: Iterable[Make | None]) -> Make | None:
+    """Return what makes a list, of which some parts may be kept."""
+    pairs = [
+        (make, None if make else it) for it, make in zip(parts, makes, strict=True)
+    ]
+    if not any(make for make, _ in pairs):
+        return None
+    return lambda values: [make(values) if make else it for make, it in pairs]
 
-    _, maps, _, bends, softmax, *others = chain
-    rest: list[Any] = others
-    if maps.layers:
-        maps = Maps(changed(maps.layers), *maps[1:])
-    bends = [changed(it) if it else [] for it in bends]
-    return Chain(x, maps, linears, bends, change(softmax), *rest)
+
+def _layers(layers: Sequence[Any], number_of: NumberOf) -> Make | None:
+    return _all(layers, (_layer(it, number_of) for it in layers))
+
+
+def _layer(layer: Any, number_of: NumberOf) -> Make | None:
+    if type(layer) is Joined:
+        _, by, inplace = layer
+        ways = _all(layer.ways, (_layers(it, number_of) for it in layer.ways))
+        return ways and (lambda values: Joined(tuple(ways(values)), by, inplace))
+    if type(layer) is Woven:
+        stages = _all(layer.stages, (_stage(it, number_of) for it in layer.stages))
+        return stages and (lambda values: Woven(stages(values)))
+    module, pointwise = _module(layer.module, number_of), layer.pointwise
+    return module and (lambda values: Layer(module(values), pointwise))
+
+
+def _stage(stage: Stage, number_of: NumberOf) -> Make | None:
+    layers, (_, *rest) = _layers(stage.layers, number_of), stage
+    return layers and (lambda values: Stage(layers(values), *cast(Any, rest)))
+
+
+def _module(module: Any, number_of: NumberOf) -> Make | None:
+    if type(module) is Linear:
+        tensors = _all(module, (_module(it, number_of) for it in module))
+        return tensors and (lambda values: Linear(*tensors(values)))
+    number = number_of(module)
+    return None if number is None else itemgetter(number)
+
+
+def _linear(layer: nn.Linear | Linear, number_of: NumberOf) -> Make | None:
+    module = _module(layer, number_of)
+    if module is None or type(layer) is Linear:
+        return module
+    return lambda values: _parameters(module(values))
 
 
 def _parameters(layer: nn.Module | Linear) -> Linear:

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from gradlib.jacobian.fast.chains.functions import CONSTANTS, is_torchs_function
 from gradlib.jacobian.fast.chains.noted import Found, Read, length
 from gradlib.jacobian.fast.chains.own import KNOWN
+from gradlib.jacobian.fast.chains.read import attributes_of, is_of_class, value_of
 
 Key = Callable[[Any], Any]
 """A function from a value to what must be the same when it is read again."""
@@ -60,6 +61,8 @@ class Witnesses:
             fn
         ]  # kept alive, so that no other object gets an `id` of theirs
         self._numbers = {id(fn): 0}
+        # Of each module, by its id, the attributes and the names that were read.
+        self._attributes: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._add_parts(fn)
 
     def number_of(self, value: Any) -> int | None:
@@ -68,6 +71,8 @@ class Witnesses:
 
     def add(self, read: Read, owner: Any, name: Any, value: Any) -> None:
         """Note a reading."""
+        if read is value_of and not is_of_class(owner, name):
+            read, owner = getitem, self._attributes_of(owner, name)
         of, number = self.number_of(owner), len(self._values)
         known = _known(value)
         if of is None or known is None:
@@ -86,6 +91,17 @@ class Witnesses:
     def add_own(self, found: Found) -> None:
         """Note attributes that must stay torch's own, or Python's."""
         self.own += tuple(it for it in found if it not in self.own)
+
+    def _attributes_of(self, module: nn.Module, name: str) -> dict[str, Any]:
+        """Return a module's attributes, which are read at once for all its names."""
+        if id(module) not in self._attributes:
+            names: set[str] = set()
+            attributes = attributes_of(module, names)
+            self._attributes[id(module)] = attributes, names
+            self.add(attributes_of, module, names, attributes)
+        attributes, names = self._attributes[id(module)]
+        names.add(name)
+        return attributes
 
     def _add_parts(self, value: Any) -> None:
         """Note the parts of a value that are always read with it."""
