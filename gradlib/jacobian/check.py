@@ -157,40 +157,55 @@ def require_truth(
     """
     slopes = seen.slopes
 
-    def require(measured: Slopes) -> None:
-        unclear = _unclear_entries(measured, graph, blocks)
-        if not unclear:
-            return
-        repeats = 1
-        if measured.caller.how.double:
-            closer = measured.closer()
-            unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
-            if measured.leaps(closer):
-                repeats = REPEATS
-            elif not unclear:
-                return
-        again = measured.repeated(repeats)
-        if again is not measured:
-            require(again)
-            return
-        require_as_first(measured.caller, graph)
-        for root, entries in unclear.items():
-            look_again(measured.caller, graph, root, entries)
-            # Now autograd is right. Does the Jacobian agree with autograd?
-            if seen.mode != "loop":  # a loop has asked autograd for each row
-                entries = entries.expand(-1, graph.rows(root))
-                look = Look.at_entries(graph, root, entries)
-                _require_rows(seen, look, graph, points, blocks)
-
     def ask(caller: Caller) -> None:
         assert slopes is not None, "it was there"
-        require(slopes if caller is slopes.caller else first_slopes(caller))
+        # A loop, as a function inside that calls itself would keep the graph alive.
+        doubted = slopes if caller is slopes.caller else first_slopes(caller)
+        while doubted is not None:
+            doubted = _still_doubted(seen, doubted, graph, points, blocks)
 
     if seen.look is not None:
         _require_rows(seen, seen.look, graph, points, blocks)
     if slopes is not None and _unclear_entries(slopes, graph, blocks):
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, ask)
+
+
+def _still_doubted(
+    seen: Seen,
+    measured: Slopes,
+    graph: Graph,
+    points: Sequence[Tensor | None],
+    blocks: Mapping[Block, Tensor],
+) -> Slopes | None:
+    """Raise where slopes show that the Jacobian is wrong.
+
+    Returns:
+        Other slopes to look at in their place; ``None`` where the Jacobian is right.
+    """
+    unclear = _unclear_entries(measured, graph, blocks)
+    if not unclear:
+        return None
+    repeats = 1
+    if measured.caller.how.double:
+        closer = measured.closer()
+        unclear = _in_both(unclear, _unclear_entries(closer, graph, blocks))
+        if measured.leaps(closer):
+            repeats = REPEATS
+        elif not unclear:
+            return None
+    again = measured.repeated(repeats)
+    if again is not measured:
+        return again
+    require_as_first(measured.caller, graph)
+    for root, entries in unclear.items():
+        look_again(measured.caller, graph, root, entries)
+        # Now autograd is right. Does the Jacobian agree with autograd?
+        if seen.mode != "loop":  # a loop has asked autograd for each row
+            entries = entries.expand(-1, graph.rows(root))
+            look = Look.at_entries(graph, root, entries)
+            _require_rows(seen, look, graph, points, blocks)
+    return None
 
 
 def require_loss(seen: Seen, graph: Graph) -> None:

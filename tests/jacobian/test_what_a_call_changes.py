@@ -1,6 +1,8 @@
 """A call changes what one forward changes, once, and a plan changes nothing."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -46,6 +48,28 @@ def test_forwards(mode: str, argnums: int | str) -> None:
     calls.clear()
     gradlib.plan_jacobian(model, x, mode=mode, argnums=argnums)
     assert calls == [4]
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_of_a_call_stays(mode: str, check: bool) -> None:
+    narrow = nn.Linear(4, 1).double()
+    made: list[weakref.ref[Tensor]] = []
+
+    def fn(x: Tensor) -> Tensor:
+        y = narrow(x).cumsum(1).expand(-1, 3).tanh()
+        made.append(weakref.ref(y))
+        return y
+
+    gc.collect()
+    gc.disable()  # which finds what refers to itself, sooner or later
+    try:
+        x = torch.randn(5, 4, dtype=torch.float64)
+        gradlib.per_sample_jacobian(fn, x, mode=mode, check=check)
+        assert made
+        assert not any(it() is not None for it in made)
+    finally:
+        gc.enable()
 
 
 class Everything(nn.Module):
