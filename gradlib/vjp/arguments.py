@@ -41,6 +41,11 @@ class Argument:
     alone: str = ""
 
     @property
+    def is_given(self) -> bool:
+        """Whether any entry is not ``None``."""
+        return any(it is not None for it in self.values)
+
+    @property
     def places(self) -> tuple[str, ...]:
         """What a message calls the entries: ``"inputs[1]"``, ``'inputs["w"]'``."""
         return self._each(self.name) if self.several else (self.alone,)

@@ -1,5 +1,6 @@
 """An explained error, and its parts."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from textwrap import fill, indent
@@ -32,7 +33,7 @@ class Diagnosis:
     code: str
     what: str
     intent: str
-    fix: str
+    fix: str = ""
     others: dict[str, str] = field(default_factory=dict[str, str])
     mends: dict[int, str] = field(default_factory=dict[int, str])
     is_refused: bool = False
@@ -46,10 +47,11 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """The explanation without its code, in lines that fit a terminal."""
-        head = fill(f"[{self.code}] {self.what}", WIDTH).removeprefix(f"[{self.code}] ")
-        prose = (head, fill(self.why, WIDTH), fill(self.intent, WIDTH))
+        code, what = f"[{self.code}] ", re.sub("^the ", "The ", self.what)
         parts = [
-            *prose,
+            fill(code + what, WIDTH).removeprefix(code),
+            fill(self.why, WIDTH),
+            fill(self.intent, WIDTH),
             indent(self.fix, "    "),
             more_about(self.code),
         ]
@@ -62,23 +64,6 @@ class Diagnosis:
     def error(self) -> GradlibError:
         """Return the exception that says the same."""
         return CASES[self.code].error(self.text)
-
-
-def diagnosis(
-    code: str,
-    what: str,
-    *,
-    intent: str,
-    fix: str = "",
-    mends: dict[int, str] | None = None,
-    others: dict[str, str] | None = None,
-    rule: str = "",
-) -> Diagnosis:
-    """Return the diagnosis of a case; its `what` begins with a capital letter."""
-    what = what[0].upper() + what[1:] if what.startswith("the ") else what
-    return Diagnosis(
-        code, what, intent, fix, mends=mends or {}, others=others or {}, rule=rule
-    )
 
 
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:

@@ -49,8 +49,7 @@ def call(
         changed: The options that shall differ; ``None`` leaves one out.
     """
     if vectors is None:
-        given = any(it is not None for it in arguments.grad_outputs.values)
-        vectors = "v" if given else ""
+        vectors = "v" if arguments.grad_outputs.is_given else ""
     options = {
         k: it
         for k, it in (arguments.options | changed).items()
@@ -107,8 +106,7 @@ def _needs_weights(output: Any) -> bool:
 def mended(arguments: Arguments, mends: Mapping[int, str]) -> str:
     """Return the code that mends entries of grad_outputs, and calls again."""
     vectors = arguments.grad_outputs
-    is_given = any(it is not None for it in vectors.values)
-    start = "v = list(v)" if is_given else f"v = [None] * {len(vectors.values)}"
+    start = "v = list(v)" if vectors.is_given else f"v = [None] * {len(vectors.values)}"
     opened = [start] if vectors.several else []
     lines = for_entries(mends, arguments.outputs, vectors)
     return "\n".join([*opened, *lines, call(arguments, "v")])

@@ -27,7 +27,7 @@ from gradlib.vjp.connection import (
     unconnected,
 )
 from gradlib.vjp.cuts import cut_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.fixes import (
     FEW,
     ORIGINAL,
@@ -73,16 +73,10 @@ def _needs_no_grad(value: Any) -> bool:
 
 
 def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
-    outputs, inputs = arguments.outputs, arguments.inputs
-    output: Tensor = outputs.values[i]
-    place = called(outputs, i, arguments.frames)
-    lines, instead = ["y = f(x)"], ""
-    tensors = [it for it in inputs.values if isinstance(it, Tensor)]
-    original = _original(output, arguments.frames)
+    output: Tensor = arguments.outputs.values[i]
+    place, lines = called(arguments.outputs, i, arguments.frames), ["y = f(x)"]
     if not is_inexact(output.dtype):
-        what = (
-            f"{place} has dtype {short(output.dtype)}, and only floats have gradients."
-        )
+        what = _is_no_float(place, output)
         intent = (
             "argmax, comparisons and casts to integers cut the graph. Compute the "
             "output with operations on floats."
@@ -90,7 +84,7 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
     elif output.is_inference():
         what = f"{place} was computed under torch.inference_mode()."
         intent = "Compute it outside, from an input made outside, or from a clone."
-        lines = [f"x = {_each(inputs, 'clone().requires_grad_()')}", *lines]
+        lines = [f"x = {_clones(arguments.inputs)}", *lines]
         if arguments.into_leaves:  # the inputs were not named
             lines = ["with torch.inference_mode(False):", "    y = f(x)"]
     elif not torch.is_grad_enabled():
@@ -99,32 +93,44 @@ def _output_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
         lines = ["with torch.enable_grad():", "    y = f(x)"]
     elif graphs_are_hidden() or graphs_were_hidden(arguments.frames):
         return _of_a_transform(arguments, place)
-    elif original:
-        what = f"{place} does not require grad: it is `{original}`, detached."
+    else:
+        return _cut_before(arguments, output, place)
+    return Diagnosis("GL108", what, intent, recomputed(arguments, *lines))
+
+
+def _cut_before(arguments: Arguments, output: Tensor, place: str) -> Diagnosis:
+    """Say what cut the graph of an output, as far as that can be found out."""
+    inputs = arguments.inputs
+    tensors = [it for it in inputs.values if isinstance(it, Tensor)]
+    what, intent, lines = f"{place} does not require grad", _SOMETHING_CUT, ["y = f(x)"]
+    original = _original(output, arguments.frames)
+    if original:
+        what += f": it is `{original}`, detached"
         intent = f"Pass `{original}` itself."
-        instead = original
     elif tensors and not any(it.requires_grad for it in tensors):
-        what = f"{place} does not require grad, and neither does {inputs.places[0]}."
+        what += f", and neither does {inputs.places[0]}"
         intent = "Let the input require grad, then compute the output from it."
         lines = _lines_for_grad(inputs)
     elif (cut := cut_of(arguments)) is not None:
-        what = f"{place} does not require grad: {cut.what}."
+        what += f": {cut.what}"
         intent = cut.intent
-    else:
-        what = f"{place} does not require grad."
-        intent = (
-            "Something cut the graph before the output: torch.no_grad(), detach(), "
-            ".data, .item(), .numpy(), torch.tensor(...) around a result, or what has "
-            "no derivative, as argmax, a comparison, a cast to integers. Or nothing "
-            "required grad: the weights are frozen, or a checkpoint with "
-            "use_reentrant=True was given only data. Or it is a gradient: computed "
-            "without create_graph=True, or by a backward that is once_differentiable, "
-            "or that of a linear function, which is constant. Or requires_grad was set "
-            "too late."
-        )
-    fix = recomputed(arguments, *lines)
-    found = diagnosis("GL108", what, intent=intent, fix=fix)
-    return _passing(instead, found, arguments, outputs)
+    found = Diagnosis("GL108", f"{what}.", intent, recomputed(arguments, *lines))
+    return _passing(original, found, arguments, arguments.outputs)
+
+
+_SOMETHING_CUT = (
+    "Something cut the graph before the output: torch.no_grad(), detach(), .data, "
+    ".item(), .numpy(), torch.tensor(...) around a result, or what has no derivative, "
+    "as argmax, a comparison, a cast to integers. Or nothing required grad: the "
+    "weights are frozen, or a checkpoint with use_reentrant=True was given only data. "
+    "Or it is a gradient: computed without create_graph=True, or by a backward that is "
+    "once_differentiable, or that of a linear function, which is constant. Or "
+    "requires_grad was set too late."
+)
+
+
+def _is_no_float(place: str, tensor: Tensor) -> str:
+    return f"{place} has dtype {short(tensor.dtype)}, and only floats have gradients."
 
 
 def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
@@ -134,7 +140,7 @@ def _of_a_transform(arguments: Arguments, place: str) -> Diagnosis:
     vectors = [all_ones(arguments)] if any(it is None for it in given) else []
     v = "type(y)(v)" if outputs.several else "v"
     pulled = f"torch.vmap(vjp)({v})" if arguments.is_grads_batched else f"vjp({v})"
-    return diagnosis(
+    return Diagnosis(
         "GL108",
         f"{place} does not require grad: in a function that torch.vmap or "
         "torch.func.jvp calls, no tensor does.",
@@ -153,9 +159,7 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
     intent = "Let it require grad, then compute the output from it."
     back, others = _put_back(arguments, original) if original else ([], {})
     if not is_inexact(given.dtype):
-        what = (
-            f"{place} has dtype {short(given.dtype)}, and only floats have gradients."
-        )
+        what = _is_no_float(place, given)
         intent = "Leave indices and labels out. Make a float of what is a quantity."
         back = _left_out(inputs)
     elif given.is_inference():
@@ -167,7 +171,7 @@ def _input_needs_no_grad(arguments: Arguments, i: int) -> Diagnosis:
             intent = f"Pass `{original}` itself, from which the output was computed."
         instead = original
     fix = recomputed(arguments, *(back or _lines_for_grad(inputs)))
-    found = diagnosis("GL110", what, intent=intent, fix=fix, others=others)
+    found = Diagnosis("GL110", what, intent=intent, fix=fix, others=others)
     return _passing(instead, found, arguments, inputs)
 
 
@@ -245,11 +249,12 @@ def _line_for_grad(given: Tensor) -> str:
     return "{x}.requires_grad_()"
 
 
-def _each(argument: Argument, change: str) -> str:
-    """Return the code that changes each tensor of an argument."""
-    if argument.keys is not None:
-        return f"{{key: it.{change} for key, it in x.items()}}"
-    return f"[it.{change} for it in x]" if argument.several else f"x.{change}"
+def _clones(inputs: Argument) -> str:
+    """Return the code of copies of the inputs that require grad."""
+    if inputs.keys is not None:
+        return "{key: it.clone().requires_grad_() for key, it in x.items()}"
+    one = "clone().requires_grad_()"
+    return f"[it.{one} for it in x]" if inputs.several else f"x.{one}"
 
 
 def _passing(
@@ -272,6 +277,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
     place = called(inputs, i, arguments.frames)
     what = f"{place} is not part of the graph of {outputs.name}."
     source, instead = source_in(graph, given), ""
+    fix = recomputed(arguments, "y = f(x)")
     if outputs.values and not unconnected([given], outputs.values):
         intent = (
             f"The two stand in the wrong order: {place} was computed from "
@@ -287,33 +293,32 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
             f"gradient, or make {inputs.places[i]} first and compute the output from "
             "it."
         )
-        fix = recomputed(arguments, "y = f(x)")
     elif (twin := _twin(graph, given)) is not None:
         instead = _name_at(edge_of(twin), arguments.frames)
         origin = _described(edge_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
         intent = f"Pass {origin} itself."
-        fix = recomputed(arguments, "y = f(x)")
     elif outputs.values and all(
         is_made_anew(it, inputs.values) for it in outputs.values
     ):
         what += f" {LEAF.format(called(outputs, 0, arguments.frames))}"
         intent = LEADS_NOWHERE
-        fix = recomputed(arguments, "y = f(x)")
     elif arguments.materialize_grads:
         intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
         fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
     else:
         what += f" {_leaves(graph, arguments.frames)}"
-        intent = (
-            "Was its layer called, while it required grad, and the result used? If the "
-            "output is a gradient: that of a function linear in it does not depend on "
-            "it. If it is meant to be unused, allow_unused gives None for it, and "
-            "materialize_grads zeros."
-        )
+        intent = _WAS_IT_USED
         fix = recomputed(arguments, allow_unused=True)
-    found = diagnosis("GL109", what, intent=intent, fix=fix)
+    found = Diagnosis("GL109", what, intent, fix)
     return _passing(instead, found, arguments, inputs)
+
+
+_WAS_IT_USED = (
+    "Was its layer called, while it required grad, and the result used? If the output "
+    "is a gradient: that of a function linear in it does not depend on it. If it is "
+    "meant to be unused, allow_unused gives None for it, and materialize_grads zeros."
+)
 
 
 def _name_at(edge: Edge, frames: Sequence[FrameType]) -> str:

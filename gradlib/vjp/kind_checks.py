@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlib.vjp.arguments import Argument, Arguments, is_differentiable, written_key
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.fixes import recomputed
 
 
@@ -23,7 +23,7 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
                 by_name = argument is arguments.outputs and isinstance(value, Mapping)
                 if by_name and not argument.several and _are_by_name(vectors):
                     line = f"v = [v.get(key) for key in y]\n{line}"
-                return diagnosis(
+                return Diagnosis(
                     "GL114",
                     f"{argument.places[i]} is {kind_of(value)}.",
                     intent=intent,
@@ -42,7 +42,7 @@ def check_empty(arguments: Arguments) -> Diagnosis | None:
         return None
     empty = outputs if inputs.values else inputs
     line = "y = [f(x)]" if empty is outputs else "x = list(f.parameters())"
-    return diagnosis(
+    return Diagnosis(
         "GL114",
         f"{empty.name} is empty.",
         intent="Nothing was passed, or an iterator, such as model.parameters(), that "

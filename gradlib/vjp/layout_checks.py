@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlib.vjp.arguments import Arguments, form_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import ONES_MEAN, weights
 
 
@@ -73,7 +73,7 @@ def _without_weight(arguments: Arguments, i: int) -> Diagnosis:
     what = f"{outputs.places[i]} is {layout_of(output)}, and has no weight."
     intent = "torch fills in the weight one only where the output is strided."
     mends = {i: f"{{v}} = {weights(output)}"}
-    return diagnosis("GL115", what, intent=intent, mends=mends)
+    return Diagnosis("GL115", what, intent=intent, mends=mends)
 
 
 def _takes(output: Tensor, vector: Tensor) -> bool:
@@ -100,7 +100,7 @@ def _mismatch(arguments: Arguments, i: int, raised: str = "") -> Diagnosis:
     )
     expression, intent = _like(output, vector)
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL115", what, intent=intent, mends=mends)
+    return Diagnosis("GL115", what, intent=intent, mends=mends)
 
 
 def _like(output: Any, vector: Any) -> tuple[str, str]:

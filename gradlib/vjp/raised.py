@@ -10,7 +10,7 @@ from gradlib.private.nodes import changed_since_saved
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.carried import carried
 from gradlib.vjp.cases import CASES
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.earlier_pass import earlier_pass
 from gradlib.vjp.fixes import CALL, ORIGINAL, call, recomputed
 from gradlib.vjp.layout_checks import sparse_refused
@@ -46,7 +46,7 @@ def explain_raised(
     if arguments is not None and code in _OF_A_CALL:
         return in_own_names(_OF_A_CALL[code](error, arguments), arguments)
     case = CASES[code]
-    return diagnosis(
+    return Diagnosis(
         code,
         f"{case.title}.",
         intent="A program that does it right:",
@@ -94,7 +94,7 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         ]
         named = (letter for letter, it in others.items() if it.isidentifier())
         lines.append(f"y = f({', '.join(['x', *named])})")
-    return diagnosis(
+    return Diagnosis(
         "GL111",
         f"An earlier pass freed the graph of {place}, or a part of it.",
         intent="Two losses that share a part: add them, and make one pass; or detach() "
@@ -116,7 +116,7 @@ def _names_of_outputs(arguments: Arguments) -> tuple[str, ...]:
 def _changed(error: BaseException, arguments: Arguments) -> Diagnosis:
     found = _CHANGED.search(str(error))
     names, is_sure = _candidates(found, arguments) if found else ([], True)
-    return diagnosis(
+    return Diagnosis(
         "GL112",
         _what_changed([f"`{name}`" for name in names[:4]], is_sure),
         intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
@@ -181,7 +181,7 @@ def _unreached(error: BaseException, arguments: Arguments) -> Diagnosis:
     i = int(found[1]) if found else 0
     is_known = found is not None or len(inputs.values) == 1
     place = called(inputs, i, arguments.frames) if is_known else "One of the inputs"
-    return diagnosis(
+    return Diagnosis(
         "GL109",
         f"{place} is in the graph, and no gradient reached it.",
         intent="A function on the way gave None as its gradient.",

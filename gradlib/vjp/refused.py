@@ -8,7 +8,7 @@ from types import FrameType, ModuleType
 from torch import Tensor
 
 from gradlib.vjp.calls import steps_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.names import module_of, name_of
 from gradlib.vjp.spelling import LONGEST
 from gradlib.vjp.written import tree_of, value_of
@@ -21,7 +21,7 @@ def leaf_changed(error: BaseException) -> Diagnosis:
     line = ast.unparse(statement) if statement is not None and name else "w -= step"
     place = f"`{name}`" if name else "A tensor"
     which = "a view of a leaf" if str(error).startswith("a view") else "a leaf"
-    return diagnosis(
+    return Diagnosis(
         "GL112",
         f"{place} is changed in place, and is {which} that requires grad.",
         intent="A step of an optimizer, or first values: under torch.no_grad(). In the "
@@ -36,7 +36,7 @@ def numpy_refused(error: BaseException) -> Diagnosis:
     """Say what to do instead of giving NumPy a tensor that requires grad."""
     name = _converted(error)
     place = f"`{name}`" if name else "A tensor"
-    return diagnosis(
+    return Diagnosis(
         "GL108",
         f"{place} requires grad, and an array of NumPy has no graph.",
         intent="To look at the numbers or to plot them, detach() first; of a list of "

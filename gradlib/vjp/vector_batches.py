@@ -5,7 +5,7 @@ from math import prod
 from torch import Tensor
 
 from gradlib.vjp.arguments import Argument, Arguments, Form, Shape, shape_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis
+from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.fixes import ONES_MEAN, all_ones, call, spelled_form, weights
 
 
@@ -39,7 +39,7 @@ def _axis_unasked(
         summed = "[each.sum(0) for each in v]" if vectors.several else "v.sum(0)"
         fix = f"v = {summed}\n{call(arguments, 'v')}"
     what = _compared(arguments, i, form)
-    return diagnosis("GL107", what, intent=intent, fix=fix)
+    return Diagnosis("GL107", what, intent=intent, fix=fix)
 
 
 def _no_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis:
@@ -65,7 +65,7 @@ def _no_axis(arguments: Arguments, i: int, form: Form) -> Diagnosis:
         line = _unit_vectors(arguments, form) if is_alone else all_ones(arguments)
         intent = "Unit vectors, one for each entry of an output, give its Jacobian."
         fix = f"{line}\n{call(arguments, 'v')}"
-    return diagnosis("GL107", what, intent=intent, fix=fix, mends=mends)
+    return Diagnosis("GL107", what, intent=intent, fix=fix, mends=mends)
 
 
 def _compared(arguments: Arguments, i: int, form: Form) -> str:
@@ -89,7 +89,7 @@ def _unit_vectors(arguments: Arguments, form: Form) -> str:
 def nested_in_batch(arguments: Arguments, i: int) -> Diagnosis:
     """Refuse is_grads_batched for nested tensors, which can have no axis in front."""
     one = all_ones(arguments, batched=False)
-    return diagnosis(
+    return Diagnosis(
         "GL107",
         f"{arguments.outputs.places[i]} is nested, which is_grads_batched cannot take.",
         intent="Make a call for each vector, here for one.",
@@ -119,7 +119,7 @@ def check_batch_sizes(arguments: Arguments) -> Diagnosis | None:
     for i, size in enumerate(sizes):
         if size != sizes[0]:
             first, place = vectors.places[0], vectors.places[i]
-            return diagnosis(
+            return Diagnosis(
                 "GL107",
                 f"{place} holds {size} vectors, and {first} holds {sizes[0]}.",
                 intent="The first vectors of all outputs are taken together, then the "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradlib.stats import is_inexact
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
 from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import all_ones, call, recomputed, spelled_form, weights
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.names import called
@@ -54,29 +54,19 @@ def _check_vector(arguments: Arguments, i: int) -> Diagnosis | None:
 def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     """Find an output that needs weights and has none."""
     outputs, vectors = arguments.outputs, arguments.grad_outputs
-    is_single = prod(form.shape) == 1
-    if is_single and form.dtype.is_floating_point:
-        return None
-    output = called(outputs, i, arguments.frames)
-    none_at_all = all(it is None for it in vectors.values)
-    what = f"{output} has shape {list(form.shape)}, and "
+    output, place = outputs.values[i], called(outputs, i, arguments.frames)
+    if prod(form.shape) == 1:
+        is_real = form.dtype.is_floating_point
+        return None if is_real else _complex_number(arguments, i, place)
+    what = f"{place} has shape {list(form.shape)}, and "
     none_given = f"no {vectors.name} was given."
-    what += none_given if none_at_all else f"{vectors.places[i]} is None."
-    mends, fix, code = {i: f"{{v}} = {weights(outputs.values[i])}"}, "", "GL101"
-    if none_at_all and outputs.several:
-        mends, fix = {}, f"{all_ones(arguments)}\n{call(arguments, 'v')}"
-    if is_single:
-        what = (
-            f"{output} is complex, and only a real number has the weight one unasked."
-        )
-        intent = "A loss is real: take .real or .abs() of it. Or pass the weight."
-        if _is_one_dense(outputs):
-            mends, fix = {}, call(arguments, "", outputs="y.real")
-    elif is_made_anew(outputs.values[i], arguments.inputs.values):
+    what += f"{vectors.places[i]} is None." if vectors.is_given else none_given
+    code, fix = "GL101", ""
+    if is_made_anew(output, arguments.inputs.values):
         what += f" {LEAF.format('It')}"
         intent = LEADS_NOWHERE
-        mends, fix = {}, recomputed(arguments, "y = f(x)")
-    elif _is_gathered(outputs.values[i]):
+        fix = recomputed(arguments, "y = f(x)")
+    elif _is_gathered(output):
         code = "GL113"
         what += " It was put together from single numbers, or from several GPUs."
         intent = (
@@ -84,20 +74,38 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
             "weight for each entry, v."
         )
         if _has_a_mean(outputs):
-            mends, fix = {}, call(arguments, "", outputs="y.mean()")
+            fix = call(arguments, "", outputs="y.mean()")
     elif arguments.accumulates and _has_a_mean(outputs):
         intent = (
             "A loss is one number: take the mean() of its entries, or the sum(). For "
             "anything else, pass a weight for each entry: backward(v)."
         )
-        mends, fix = {}, call(arguments, "", outputs="y.mean()")
+        fix = call(arguments, "", outputs="y.mean()")
     else:
         intent = (
             "Weights of one give the gradient of the output's sum, which is not dy/dx. "
             "A one among zeros gives one row of the Jacobian. Of a loss, take the "
             "mean() or the sum() first: then no weights are needed."
         )
-    return diagnosis(code, what, intent=intent, fix=fix, mends=mends)
+    found = Diagnosis(code, what, intent, fix)
+    return found if fix else _with_ones(found, arguments, i)
+
+
+def _complex_number(arguments: Arguments, i: int, place: str) -> Diagnosis:
+    what = f"{place} is complex, and only a real number has the weight one unasked."
+    intent = "A loss is real: take .real or .abs() of it. Or pass the weight."
+    found = Diagnosis("GL101", what, intent)
+    if _is_one_dense(arguments.outputs):
+        return replace(found, fix=call(arguments, "", outputs="y.real"))
+    return _with_ones(found, arguments, i)
+
+
+def _with_ones(found: Diagnosis, arguments: Arguments, i: int) -> Diagnosis:
+    """Add the code that gives an output weights of one, or all if none has any."""
+    if arguments.outputs.several and not arguments.grad_outputs.is_given:
+        return replace(found, fix=f"{all_ones(arguments)}\n{call(arguments, 'v')}")
+    line = f"{{v}} = {weights(arguments.outputs.values[i])}"
+    return replace(found, mends={i: line})
 
 
 def _has_a_mean(outputs: Argument) -> bool:
@@ -129,7 +137,7 @@ def _check_shape(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     output = called(arguments.outputs, i, arguments.frames)
     what = f"{place} has shape {list(shape)}, and {output} has {list(form.shape)}."
     intent, line = guess(arguments, i, shape, form.shape)
-    return diagnosis("GL102", what, intent=intent, mends={i: line})
+    return Diagnosis("GL102", what, intent=intent, mends={i: line})
 
 
 def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -152,9 +160,9 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     else:
         intent = "torch casts it silently. Likely meant: these weights, as floats."
     mends = {i: f"{{v}} = {expression}"}
-    found = diagnosis("GL105", what, intent=intent, mends=mends)
     # To word its error torch compares tensors by ==, which may raise another error.
-    return replace(found, is_refused=given.is_complex != wanted.is_complex)
+    is_refused = given.is_complex != wanted.is_complex
+    return Diagnosis("GL105", what, intent, mends=mends, is_refused=is_refused)
 
 
 def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
@@ -172,4 +180,4 @@ def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
         intent = "A meta tensor has a shape and no values: make one that has some."
         expression = f"torch.ones_like({{v}}, device={device})"
     mends = {i: f"{{v}} = {expression}"}
-    return diagnosis("GL106", what, intent=intent, mends=mends)
+    return Diagnosis("GL106", what, intent=intent, mends=mends)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradlib.errors import counted
 from gradlib.vjp.arguments import NO_FLAG, Argument, Arguments, Shape, form_of, shape_of
-from gradlib.vjp.diagnosis import Diagnosis, diagnosis, together
+from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import (
     ONES_MEAN,
     ORIGINAL,
@@ -41,13 +41,14 @@ def check_options(arguments: Arguments) -> Diagnosis | None:
     if not name:
         return None
     written = expressions(arguments.site).get(name) if arguments.site else None
-    is_given = any(it is not None for it in vectors.values)
-    return diagnosis(
+    return Diagnosis(
         "GL104",
         f"{name} is a tensor.",
         rule=f"{name} is True or False. What weights an output is its {vectors.name}.",
-        intent=f"Likely meant: {vectors.name}." if not is_given else "Leave it out.",
-        fix=call(arguments, None if is_given else ORIGINAL),
+        intent="Leave it out."
+        if vectors.is_given
+        else f"Likely meant: {vectors.name}.",
+        fix=call(arguments, None if vectors.is_given else ORIGINAL),
         others={ORIGINAL: written.text if written else "v"},
     )
 
@@ -77,22 +78,19 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
     else:
         intent = "torch drops what is too much, silently."
         fix = f"v = list(v)[:{wanted}]\n{call(arguments, 'v')}"
-    return diagnosis("GL103", what, intent=intent, fix=fix)
+    return Diagnosis("GL103", what, intent=intent, fix=fix)
 
 
 def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
     outputs, vectors = arguments.outputs, arguments.grad_outputs
-    value, place = vectors.values[i], vectors.places[i]
-    output, kind, fix = outputs.values[i], kind_of(value), ""
-    intent = "Likely meant: these weights, as a tensor like the output."
-    _, dtype, device = spelled_form(output)
-    made = f"torch.as_tensor({{v}}, dtype={dtype}, device={device})"
-    shape = _shape_of_numbers(value)
+    value = vectors.values[i]
+    what = f"{vectors.places[i]} is {kind_of(value)}"
     if _is_one_list(arguments):
-        place, kind = vectors.name, "a list of numbers, not a tensor"
+        what = f"{vectors.name} is a list of numbers, not a tensor"
         shape = _shape_of_numbers(vectors.values)
-        made = made.format(v="v", y="y") + _missing_axis(arguments, shape)
-        fix = f"v = {made}\n{call(arguments, 'v')}"
+        made = _as_tensor(outputs.values[i]).format(v="v", y="y")
+        intent = _THESE_WEIGHTS
+        fix = f"v = {made}{_missing_axis(arguments, shape)}\n{call(arguments, 'v')}"
     elif isinstance(value, bool) and not vectors.several:
         intent = "Likely meant: retain_graph or create_graph, by its name."
         without = replace(vectors, values=(None,) * len(outputs.values))
@@ -101,7 +99,16 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
     elif _are_unpaired(arguments):
         intent = "Each output needs weights of its own, of its shape."
         fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
-    elif isinstance(value, Number) or shape == () != shape_of(output):
+    else:
+        return _of_one_output(arguments, i, what)
+    return Diagnosis("GL104", f"{what}.", intent, fix)
+
+
+def _of_one_output(arguments: Arguments, i: int, what: str) -> Diagnosis:
+    """Explain what is no tensor, and stands for the weights of one output."""
+    output, value = arguments.outputs.values[i], arguments.grad_outputs.values[i]
+    intent, made, shape = _THESE_WEIGHTS, _as_tensor(output), _shape_of_numbers(value)
+    if isinstance(value, Number) or shape == () != shape_of(output):
         intent = "Likely meant: this weight for every entry of the output."
         number = "{v}" if isinstance(value, Number) else "{v}.item()"
         if isinstance(value, complex) and not _is_complex(output):
@@ -114,11 +121,19 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         intent = ONES_MEAN
         if shape is not None:
             wanted = list(shape_of(output) or ())
-            kind += f", and has shape {list(shape)}, where the output has {wanted}"
+            what += f", and has shape {list(shape)}, where the output has {wanted}"
         made, shape = weights(output), shape_of(output)
-    mends = {} if fix else {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
-    what = f"{place} is {kind}."
-    return diagnosis("GL104", what, intent=intent, fix=fix, mends=mends)
+    mends = {i: f"{{v}} = {made}{_missing_axis(arguments, shape, i)}"}
+    return Diagnosis("GL104", f"{what}.", intent, mends=mends)
+
+
+_THESE_WEIGHTS = "Likely meant: these weights, as a tensor like the output."
+
+
+def _as_tensor(output: Any) -> str:
+    """Return the code that makes a tensor like an output of ``{v}``."""
+    _, dtype, device = spelled_form(output)
+    return f"torch.as_tensor({{v}}, dtype={dtype}, device={device})"
 
 
 def _are_unpaired(arguments: Arguments) -> bool:
