@@ -18,7 +18,7 @@ from gradlib.vjp.arguments import (
     read_arguments,
     read_grad_outputs,
 )
-from gradlib.vjp.names import module_of
+from gradlib.vjp.names import is_of, module_of
 from gradlib.vjp.wordings import code_of
 from gradlib.vjp.written import Site
 
@@ -37,13 +37,12 @@ def raised_by_hook(error: BaseException) -> bool:
     An error from reading what a Function has saved is autograd's.
     """
     inside = [*takewhile(lambda it: not _is_call(it.tb_frame), steps_of(error))]
-    in_function = any(_is_of(step, "torch.autograd.function") for step in inside)
+    in_function = any(is_of(it.tb_frame, "torch.autograd.function") for it in inside)
     if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
         return False
     # Code that torch.compile has generated belongs to no module.
-    return any(
-        module_of(step.tb_frame) and not _is_of(step, "torch") for step in inside
-    )
+    frames = (step.tb_frame for step in inside)
+    return any(module_of(frame) and not is_of(frame, "torch") for frame in frames)
 
 
 _OF_WHAT_WAS_SAVED = ("GL111", "GL112")
@@ -59,27 +58,24 @@ def innermost_call(error: BaseException) -> Arguments | None:
     """Return the arguments of the innermost autograd call; ``None`` without a call."""
     steps = steps_of(error)
     frames = [step.tb_frame for step in steps]
-    for i, frame in enumerate(frames):
-        callers = steps[i + 1 :]
-        if module_of(frame) == "torch.autograd":
-            if frame.f_code.co_name == "grad":
-                arguments, site = _grad(frame.f_locals), _site(frame, callers)
-                return replace(arguments, site=site, frames=frames)
-            if frame.f_code.co_name == "backward":
-                variables = frame.f_locals
-                is_method = bool(callers) and _is_of(callers[0], "torch._tensor")
-                if is_method:
-                    frame, callers = callers[0].tb_frame, callers[1:]
-                arguments = _backward(variables, is_method=is_method)
-                site = _site(frame, callers)
-                return replace(arguments, site=site, frames=frames)
-    return None
+    place = next((i for i, it in enumerate(frames) if _is_call(it)), None)
+    if place is None:
+        return None
+    frame, callers = frames[place], steps[place + 1 :]
+    if frame.f_code.co_name == "grad":
+        arguments = _arguments_of_grad(frame.f_locals)
+    else:
+        is_method = bool(callers) and is_of(callers[0].tb_frame, "torch._tensor")
+        arguments = _arguments_of_backward(frame.f_locals, is_method=is_method)
+        if is_method:
+            frame, callers = callers[0].tb_frame, callers[1:]
+    return replace(arguments, site=_site(frame, callers), frames=frames)
 
 
 def _site(frame: FrameType, callers: list[TracebackType]) -> Site | None:
     """Return where a function was called; ``None`` where torch itself called it."""
     frame, callers = _before_modes(frame, callers)
-    if not callers or _is_of(callers[0], "torch"):
+    if not callers or is_of(callers[0].tb_frame, "torch"):
         return None
     return Site(callers[0].tb_frame, callers[0].tb_lasti, frame.f_code)
 
@@ -110,11 +106,7 @@ def steps_of(error: BaseException) -> list[TracebackType]:
     return found
 
 
-def _is_of(step: TracebackType, package: str) -> bool:
-    return f"{module_of(step.tb_frame)}.".startswith(f"{package}.")
-
-
-def _grad(variables: dict[str, Any]) -> Arguments:
+def _arguments_of_grad(variables: dict[str, Any]) -> Arguments:
     """Read the local variables of torch.autograd.grad; iterators may be used up."""
     options = _options(variables, _OPTIONS)
     arguments = read_arguments(
@@ -126,7 +118,7 @@ def _grad(variables: dict[str, Any]) -> Arguments:
     return replace(arguments, function="torch.autograd.grad")
 
 
-def _backward(variables: dict[str, Any], *, is_method: bool) -> Arguments:
+def _arguments_of_backward(variables: dict[str, Any], *, is_method: bool) -> Arguments:
     """Read the local variables of torch.autograd.backward."""
     outputs = read_argument("tensors", "y", _alone(variables["tensors"]))
     vectors = read_grad_outputs("grad_tensors", variables["grad_tensors"], outputs)
@@ -186,7 +178,7 @@ def is_of_another(error: RuntimeError, arguments: Arguments) -> bool:
 
 def _is_made_by_us(error: BaseException) -> bool:
     """Tell whether the innermost call of autograd was made by this package."""
-    steps = iter(steps_of(error))
-    made = any(_is_call(step.tb_frame) for step in steps)
-    outside = next((step for step in steps if not _is_of(step, "torch")), None)
-    return made and outside is not None and _is_of(outside, "gradlib")
+    frames = (step.tb_frame for step in steps_of(error))
+    made = any(map(_is_call, frames))
+    outside = next((it for it in frames if not is_of(it, "torch")), None)
+    return made and outside is not None and is_of(outside, "gradlib")

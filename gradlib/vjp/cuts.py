@@ -16,7 +16,7 @@ from gradlib.stats import is_inexact
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE
-from gradlib.vjp.spelling import LONGEST, expression_of
+from gradlib.vjp.spelling import LONGEST, expressions_by_letter
 from gradlib.vjp.written import Site, position_of, tree_of, value_of
 
 _DETACHED = "Leave it out on the way from the input to the output."
@@ -87,11 +87,11 @@ def cut_of(arguments: Arguments) -> Cut | None:
     Returns:
         ``None`` where nothing is found, or the source cannot be read.
     """
-    site, written = arguments.site, expression_of(arguments, "y")
-    if site is None or written is None:
+    output = expressions_by_letter(arguments).get("y")
+    if arguments.site is None or output is None:
         return None
     with suppress(Exception):  # there may be no source
-        return _nearest(written.node, site)
+        return _nearest(output.node, arguments.site)
     return None
 
 

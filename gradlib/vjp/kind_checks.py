@@ -15,7 +15,10 @@ from gradlib.vjp.fixes import recomputed
 
 def check_kinds(arguments: Arguments) -> Diagnosis | None:
     """Find outputs and inputs that are not tensors."""
-    for argument, meant in ((arguments.outputs, _output), (arguments.inputs, _input)):
+    for argument, meant in (
+        (arguments.outputs, _meant_output),
+        (arguments.inputs, _meant_input),
+    ):
         for i, value in enumerate(argument.values):
             if not is_differentiable(value):
                 intent, line = meant(argument, i)
@@ -60,7 +63,7 @@ def kind_of(value: Any) -> str:
     return f"of type {type(value).__name__}, not a tensor"
 
 
-def _output(outputs: Argument, i: int) -> tuple[str, str]:
+def _meant_output(outputs: Argument, i: int) -> tuple[str, str]:
     """Return what an output that is not a tensor was meant as, and the line for it."""
     value, spelled = outputs.values[i], outputs.spelled[i]
     if _is_of_numbers(value):
@@ -93,7 +96,7 @@ _NO_GRAPH = (
 )
 
 
-def _input(inputs: Argument, i: int) -> tuple[str, str]:
+def _meant_input(inputs: Argument, i: int) -> tuple[str, str]:
     """Return what an input that is not a tensor was meant as, and the line for it."""
     value, spelled = inputs.values[i], inputs.spelled[i]
     if isinstance(value, nn.Module):

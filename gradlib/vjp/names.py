@@ -59,6 +59,11 @@ def module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+def is_of(frame: FrameType, package: str) -> bool:
+    """Tell whether a frame runs code of a package, or of a module."""
+    return f"{module_of(frame)}.".startswith(f"{package}.")
+
+
 def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
     """Return what to call an entry: ``"inputs[0] (`w`)"`` where `frames` name it."""
     value = argument.values[i]
@@ -69,7 +74,7 @@ def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
 def _users(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     """Yield the frames, then those of their callers, that run no code of torch."""
     for frame in _with_callers(list(frames)):
-        if not f"{module_of(frame)}.".startswith("torch."):
+        if not is_of(frame, "torch"):
             yield frame
 
 

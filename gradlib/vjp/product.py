@@ -308,8 +308,8 @@ def _rounding(
     A sum's rounding error grows with the size of its terms, even where these cancel.
     """
     eps = max(torch.finfo(it.dtype).eps for it in (*weights, *results))
-    largest = [_largest(list(map(_finite, it))) for it in (sizes, weights)]
-    return math.sqrt(eps) * largest[0] + eps * largest[1]
+    size, weight = (_largest(list(map(_finite, it))) for it in (sizes, weights))
+    return math.sqrt(eps) * size + eps * weight
 
 
 def _finite(values: Tensor) -> Tensor:

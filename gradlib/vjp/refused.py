@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradlib.vjp.calls import steps_of
 from gradlib.vjp.diagnosis import Diagnosis
-from gradlib.vjp.names import module_of, name_of
+from gradlib.vjp.names import is_of, name_of
 from gradlib.vjp.spelling import LONGEST
 from gradlib.vjp.written import tree_of, value_of
 
@@ -55,8 +55,7 @@ def _frames(error: BaseException) -> Sequence[tuple[FrameType, int]]:
 
 
 def _is_of_a_package(frame: FrameType) -> bool:
-    is_torchs = f"{module_of(frame)}.".startswith("torch.")
-    return is_torchs or "site-packages" in frame.f_code.co_filename
+    return is_of(frame, "torch") or "site-packages" in frame.f_code.co_filename
 
 
 def _statement(error: BaseException) -> ast.stmt | None:

@@ -72,7 +72,8 @@ def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
         letter: ``"y"`` for outputs, ``"x"`` for inputs, ``"v"`` for grad_outputs.
     """
     with suppress(Exception):
-        argument, written = _by_letter(arguments)[letter], _written(arguments)[letter]
+        argument = _by_letter(arguments)[letter]
+        written = expressions_by_letter(arguments)[letter]
         if _is_path(written.node):
             return replace(argument, letter=written.text).spelled
         if all(_is_path(it.node) for it in written.entries):
@@ -80,18 +81,13 @@ def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
     return ()
 
 
-def expression_of(arguments: Arguments, letter: str) -> Expression | None:
-    """Return what the caller wrote for an argument, by the letter of `own_names`."""
-    return _written(arguments).get(letter)
-
-
 def _by_letter(arguments: Arguments) -> dict[str, Argument]:
     every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
     return {it.letter: it for it in every}
 
 
-def _written(arguments: Arguments) -> dict[str, Expression]:
-    """Return the caller's expressions by letter."""
+def expressions_by_letter(arguments: Arguments) -> dict[str, Expression]:
+    """Return what the caller wrote for each argument, by the letters of `own_names`."""
     found = expressions(arguments.site) if arguments.site else {}
     return {
         letter: found[name]
@@ -108,7 +104,7 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
         arguments: The call.
         others: Other expressions that the code contains.
     """
-    by_letter, written = _by_letter(arguments), _written(arguments)
+    by_letter, written = _by_letter(arguments), expressions_by_letter(arguments)
     own = {k: _own(it, written.get(k), arguments) for k, it in by_letter.items()}
     taken = {
         node.id

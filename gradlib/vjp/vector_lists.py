@@ -183,10 +183,8 @@ def _is_one_list(arguments: Arguments) -> bool:
     """Tell whether grad_outputs is a list of numbers that fits the one output."""
     if arguments.outputs.several or not arguments.grad_outputs.several:
         return False
-    wanted = shape_of(arguments.outputs.values[0])
     shape = _shape_of_numbers(arguments.grad_outputs.values)
-    is_batch = arguments.is_grads_batched and bool(shape) and shape[1:] == wanted
-    return is_batch or (bool(wanted) and shape == wanted)
+    return bool(shape) and _fits(arguments, 0, shape)
 
 
 def _shape_of_numbers(value: Any) -> Shape | None:

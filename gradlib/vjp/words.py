@@ -38,16 +38,21 @@ def headline(product: Product) -> str:
             f"The gradient of L = {total}. Each input gets the sum over all outputs: "
             "no output is paired with an input."
         )
-    y, term, times = product.outputs[0], terms[0], _times(weights[0])
-    match weights[0].kind:
+    return _of_one_output(product, terms[0], weights[0])
+
+
+def _of_one_output(product: Product, term: str, weights: Weights) -> str:
+    """Say what a call with a single output computed."""
+    y, times = product.outputs[0], _times(weights)
+    match weights.kind:
         case Kind.SINGLE:
             return f"This is {times}dy/dx: {y} has one entry, so J is one row."
         case Kind.ONE_HOT:
-            index = weights[0].index
+            index = weights.index
             row = index[0] if len(index) == 1 else list(index)
             return _capital(f"{times}row {row} of J: the gradient of {term}.")
         case Kind.CONSTANT | Kind.MEAN:
-            return _of_equal_weights(product, term, weights[0])
+            return _of_equal_weights(product, term, weights)
         case Kind.COMPLEX:
             return f"The gradient of {term}. If v is dL/dy, this is dL/dx."
         case _:

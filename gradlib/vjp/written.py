@@ -158,12 +158,14 @@ def value_of(node: ast.expr, frame: FrameType) -> Any:
 
 def names_in(frame: FrameType) -> set[str]:
     """Return the names of the variables that the code of a frame can read."""
+    return {*_local_names(frame), *frame.f_globals}
+
+
+def _local_names(frame: FrameType) -> tuple[str, ...]:
     code = frame.f_code
     if code.co_flags & CO_OPTIMIZED:
-        own = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
-    else:
-        own = (*frame.f_locals,)
-    return {*own, *frame.f_globals}
+        return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    return (*frame.f_locals,)
 
 
 def _scope_of(name: str, frame: FrameType) -> dict[str, Any]:
@@ -172,12 +174,7 @@ def _scope_of(name: str, frame: FrameType) -> dict[str, Any]:
     Before Python 3.13, reading ``f_locals`` of a function's frame makes the frame keep
     all their values alive. So it is read only where the name is local.
     """
-    code = frame.f_code
-    if code.co_flags & CO_OPTIMIZED:
-        is_local = name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
-    else:
-        is_local = name in frame.f_locals
-    return frame.f_locals if is_local else frame.f_globals
+    return frame.f_locals if name in _local_names(frame) else frame.f_globals
 
 
 def _arguments(call: ast.Call, site: Site) -> dict[str, ast.expr]:
