@@ -16,6 +16,7 @@ from matplotlib.transforms import Bbox
 from gradlib.errors import RecordingArgumentError
 
 LETTER = 0.075  # inches per letter of a sentence
+NAME = 0.15  # inches that the name of a row is high
 
 
 class _ShownOnce(Figure):

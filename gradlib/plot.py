@@ -22,7 +22,7 @@ from matplotlib.ticker import (
     NullFormatter,
 )
 
-from gradlib.figure import figure_of, inches_of, new_axes
+from gradlib.figure import NAME, figure_of, inches_of, new_axes
 
 # Grey, and blue, orange and green of the Okabe-Ito palette: colour-blind readers can
 # tell them apart too, also by their markers.
@@ -33,6 +33,8 @@ STYLES = {
     "param_grads": ("#009E73", "^"),
 }
 WARNING = "#CC0000"
+NONFINITE: Any = {"label": "nan or inf", "color": WARNING, "marker": "x"}
+ZERO: Any = {"label": "zero", "color": "0.5", "marker": "o"}
 RING: Any = {
     "marker": "o",
     "markersize": 14,
@@ -49,7 +51,6 @@ NO_PASS = "no backward pass was recorded"
 LINE = 0.34  # inches per module
 ROW = 0.2  # inches per module in a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
-NAME = 0.15  # height of a module's name, in inches
 LETTER = 0.085  # width of a letter of it, about, in inches
 SHORT = 24  # letters of a name that fit a figure of the usual width
 NUMBER = 0.6  # width of a number below an axis, in inches
@@ -90,9 +91,11 @@ def gradient_flow(
         _scale(ax)
     else:
         ax.set_xticks([])
-    columns = [(i, column) for it in every for i, column in enumerate(it) if column]
-    _mark_zero({i for i, column in columns if 0 in column}, ax)
-    _mark_nonfinite({i for i, column in columns if any(map(_is_nonfinite, column))}, ax)
+    columns = [(i, column) for it in every for i, column in enumerate(it)]
+    zero = {i for i, column in columns if 0 in column}
+    nonfinite = {i for i, column in columns if any(map(_is_nonfinite, column))}
+    _mark_beside(zero, 1.05, ax, **ZERO)
+    _mark_beside(nonfinite, 1.02, ax, **NONFINITE)
     _name_rows(labels, ax)
     ax.set_ylabel(_upright("the gradient", "flows upwards", ax))
     ax.set_xlabel(f"norm of {of}")
@@ -124,8 +127,8 @@ def heat_map(
     colours = [math.log10(v) for v in found if 0 < v < math.inf]
     if colours:
         _draw_colours(norms, colours, of, ax)
-    _mark_cells(norms, lambda v: v == 0, ax, label="zero", color="0.5", marker="o")
-    _mark_cells(norms, _is_nonfinite, ax, label="nan or inf", color=WARNING, marker="x")
+    _mark_cells(norms, lambda v: v == 0, ax, **ZERO)
+    _mark_cells(norms, _is_nonfinite, ax, **NONFINITE)
     _name_rows(labels, ax)
     ax.set_xlim(-0.5, max(len(steps), 1) - 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -173,7 +176,7 @@ def errors(
     else:
         ax.set_xticks([])
     infinite = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
-    _mark_beside(infinite, 1.02, ax, label="incomparable", color=WARNING, marker="x")
+    _mark_beside(infinite, 1.02, ax, **NONFINITE | {"label": "incomparable"})
     if first and first[1] == math.inf:
         _mark_beside({first[0]}, 1.02, ax, label=first[2], **RING)
     _name_rows(labels, ax)
@@ -239,7 +242,8 @@ def ridges(
     if not any(any(ridge.counts) for ridge in distributions):
         ax.set_xticks([])
     _tell_zeros(distributions, named, ax)
-    _mark_nonfinite({i for i, it in enumerate(distributions) if it.nonfinite}, ax)
+    nonfinite = {i for i, it in enumerate(distributions) if it.nonfinite}
+    _mark_beside(nonfinite, 1.02, ax, **NONFINITE)
     ax.set_xlabel(f"magnitude of the entries of {kind}")
     ax.grid(axis="x", alpha=0.3)
     ax.set_axisbelow(True)
@@ -349,28 +353,11 @@ def _tell_zeros(distributions: Sequence[Ridge], named: Sequence[int], ax: Axes) 
             ax.text(1.05, row, text, transform=beside, va="center")
 
 
-def _mark_nonfinite(rows: set[int], ax: Axes) -> None:
-    """Put a cross beside every module whose gradients hold NaN or infinity."""
-    _mark_beside(rows, 1.02, ax, label="nan or inf", color=WARNING, marker="x")
-
-
-def _mark_zero(rows: set[int], ax: Axes) -> None:
-    """Put a dot beside every module with a gradient that is nothing but zeros."""
-    _mark_beside(rows, 1.05, ax, label="zero", color="0.5", marker="o")
-
-
 def _mark_beside(rows: set[int], x: float, ax: Axes, **style: Any) -> None:
+    """Put a marker beside some rows, at `x`; 1 is the right edge."""
     if rows:
-        beside = ax.get_yaxis_transform()  # 1 is the right edge
-        across = [x] * len(rows)
-        ax.plot(
-            across,
-            sorted(rows),
-            linestyle="none",
-            clip_on=False,
-            transform=beside,
-            **style,
-        )
+        style |= {"transform": ax.get_yaxis_transform(), "clip_on": False}
+        ax.plot([x] * len(rows), sorted(rows), linestyle="none", **style)
 
 
 def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:

@@ -14,8 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from gradlib.figure import figure_of, inches_of, new_axes
-from gradlib.plot import NAME
+from gradlib.figure import LETTER, NAME, figure_of, inches_of, new_axes
 
 # Orange and blue of the Okabe-Ito palette, so pale that black numbers are readable.
 SIGNED = LinearSegmentedColormap.from_list(
@@ -23,7 +22,6 @@ SIGNED = LinearSegmentedColormap.from_list(
 ).with_extremes(bad="0.8")
 
 CELL = (0.5, 0.27)  # inches per number in a new figure, across and down
-LETTER = 0.075  # inches per letter of a column's name
 LARGEST = 7  # the most inches of a new figure, across and down
 SMALLEST = 6  # the smallest size of a number that can be read, in points
 FEW = 400  # the most numbers that are written
